@@ -1,0 +1,63 @@
+# Everything a checkout needs, from any folder: `make -C path/to/clone test`.
+#
+#   PYTHON=python3.12   the interpreter that .venv is made with (3.11 or newer)
+#   ARGS='--peers 5'    passed on to pytest or to `holdfast demo`
+
+PYTHON ?= python3
+ARGS ?=
+WORKERS ?= 2# test processes; 0 runs the tests in one, as a debugger wants it
+
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help install test lint types imports pytest format demo constraints clean distclean
+
+help:  ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(INSTALLED)  ## Make .venv with pinned versions (instant when nothing changed)
+
+# The build tool is installed first and used without isolation: what makes the wheel is pinned too.
+$(INSTALLED): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install -q -c constraints.txt setuptools
+	$(BIN)/pip install -q -c constraints.txt --no-build-isolation -e ".[train,dev]"
+	touch $@
+
+test: lint types imports pytest  ## All that CI runs
+
+lint: install  ## Formatting and lint rules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: install  ## Strict static types
+	$(BIN)/mypy
+
+imports: install  ## Which room may import which
+	$(BIN)/lint-imports --no-logo
+
+# Tests start processes of their own, so each computes with one thread.
+pytest: install  ## All tests, also the wheel's; narrow down with ARGS='tests/protocol -k lane'
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile $(ARGS)
+
+format: install  ## Format and fix in place
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+demo: install  ## A small run on this machine: master, peers, trainers
+	$(BIN)/holdfast demo $(ARGS)
+
+# A scratch environment, so that only what pyproject.toml asks for gets into the list.
+constraints:  ## Take the newest versions into constraints.txt
+	tools/update-constraints $(PYTHON)
+
+clean:  ## Remove build output and caches, keep .venv
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+		.import_linter_cache .grimp_cache
+	find . -path ./.venv -prune -o -name __pycache__ -type d -exec rm -rf {} +
+
+distclean: clean  ## Remove .venv too
+	rm -rf .venv

@@ -1,0 +1,37 @@
+"""holdfast: one model, trained together by machines that nobody owns as a fleet.
+
+A training script needs ``attach`` and the ``Run`` that it returns. They import torch, which the
+daemon must never do; so they are fetched when they are first asked for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .client.errors import AttachRefused, DaemonGone, ModelError, NoDaemonError
+    from .client.hook import Run, attach
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AttachRefused",
+    "DaemonGone",
+    "ModelError",
+    "NoDaemonError",
+    "Run",
+    "__version__",
+    "attach",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name in ("Run", "attach"):
+        from .client import hook
+
+        return getattr(hook, name)
+    if name in __all__:
+        from .client import errors
+
+        return getattr(errors, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,462 @@
+"""The shared state: what must be bit-identical at every peer, and nothing else.
+
+``SharedState`` owns every fragment's arrays. Values and counters lie in the arena that the trainer
+reads too, outer momentum is private. It knows each fragment's version and digests, changes them
+only by whole rounds or whole transfers, and keeps old versions readable for those who fetch them:
+
+    pin(v) ---- the live arrays serve v ---- apply() to v + 1: copied first ---- release(v): freed
+                                              (only because v is pinned)
+
+    begin() -> Incoming    fetched blocks wait beside a valid fragment, or go straight into one that
+                           is not valid; the fragment has no head until finish()
+
+Everything here is synchronous. ``load_initial``, ``apply``, ``begin``, ``finish`` and ``block`` are
+heavy: call them through ``network.run_sync``. One task at a time may change a fragment; reading,
+pinning and releasing are safe beside that, from any thread.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+
+import numpy as np
+from attrs import Factory, define
+from blake3 import blake3
+
+from ..protocol.arena import Arena, Counters, Values
+from ..protocol.errors import HoldfastError, LocalProtocolError, StateMismatchError
+from ..protocol.messages import FragmentHead, FragmentSize
+from .blocks import (
+    DIGEST_BYTES,
+    BlockPlace,
+    Parts,
+    block_places,
+    differing_blocks,
+    digest_blocks,
+    fragment_root,
+    lineage,
+)
+
+Step = Callable[[Values, Values, Values], None]  # (values, momentum, mean), in place
+
+
+class NotHeldError(HoldfastError):
+    """That version of the fragment is not here, or not any more. Ask somebody else."""
+
+
+@define
+class Pin:
+    """A version that others read.
+
+    Attributes:
+      receivers: peer ids of who still needs it.
+      parts: its arrays, once they had to be copied; None while the live arrays hold it.
+      digests: its block digests; set together with ``parts``.
+    """
+
+    receivers: set[str] = Factory(set)
+    parts: Parts | None = None
+    digests: bytes = b""
+
+
+class FragmentState:
+    """One fragment: its arrays, digests and pins. Belongs to ``SharedState``.
+
+    Attributes:
+      number: of the fragment.
+      parts: the live arrays.
+      places: where its blocks are.
+      head: version and root of the live arrays; None: they hold nothing whole.
+      digests: of the live arrays' blocks, as of ``head``.
+      incoming: the transfer that will replace it, if one is open.
+    """
+
+    def __init__(self, number: int, size: FragmentSize, arena: Arena) -> None:
+        self.number = number
+        self.size = size
+        self.parts = Parts(
+            arena.values(number), np.zeros(size.momentum_count, np.float32), arena.counters(number)
+        )
+        self.places = block_places(size)
+        self.head: FragmentHead | None = None
+        self.digests = b""
+        self.incoming: Incoming | None = None
+        self._writing = False  # True: the live arrays serve no version
+        self._pins: dict[int, Pin] = {}
+        # Held for moments only: while a block is copied out, while a pin is changed.
+        self._lock = threading.Lock()
+
+    # ------------------------------------------------------------ old versions
+
+    def pin(self, version: int, receiver: str) -> bool:
+        with self._lock:
+            pin = self._pins.get(version)
+            if pin is None:
+                if self.head is None or version < self.head.version + self._writing:
+                    return False
+                pin = self._pins[version] = Pin()
+            pin.receivers.add(receiver)
+            return True
+
+    def release(self, receiver: str, version: int | None = None) -> None:
+        with self._lock:
+            for pinned in [version] if version is not None else list(self._pins):
+                pin = self._pins.get(pinned)
+                if pin is not None:
+                    pin.receivers.discard(receiver)
+                    if not pin.receivers:
+                        del self._pins[pinned]
+
+    def pinned_versions(self) -> tuple[int, ...]:
+        with self._lock:
+            return tuple(sorted(self._pins))
+
+    def copied_versions(self) -> tuple[int, ...]:
+        with self._lock:
+            return tuple(sorted(v for v, pin in self._pins.items() if pin.parts is not None))
+
+    def index(self, version: int) -> bytes:
+        with self._lock:
+            return self._held(version)[1]
+
+    def block(self, version: int, index: int) -> memoryview:
+        with self._lock:
+            parts = self._held(version)[0]
+            data = self.places[index].of(parts)
+            if parts is self.parts:
+                data = data.copy()  # the live arrays may change as soon as the lock is gone
+        return data.data.toreadonly()
+
+    def _held(self, version: int) -> tuple[Parts, bytes]:
+        pin = self._pins.get(version)
+        if pin is not None and pin.parts is not None:
+            return pin.parts, pin.digests
+        if self.head is not None and self.head.version == version and not self._writing:
+            return self.parts, self.digests
+        raise NotHeldError(f"version {version} of fragment {self.number} is not held here")
+
+    # ------------------------------------------------------------ changes
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """While it is open the live arrays may be overwritten: pinned bytes were copied before.
+
+        The block must end with ``became``; if it raises, the fragment holds nothing whole.
+        """
+        self._stop_serving()
+        try:
+            yield
+        except BaseException:
+            with self._lock:
+                self.head = None
+                self._writing = False
+            raise
+
+    def _stop_serving(self) -> None:
+        copied: Parts | None = None
+        while True:
+            with self._lock:
+                pin = self._pins.get(self.head.version) if self.head is not None else None
+                if pin is None or pin.parts is not None or copied is not None:
+                    if pin is not None and pin.parts is None:
+                        pin.parts, pin.digests = copied, self.digests
+                    self._writing = True
+                    return
+            # The slow part is outside of the lock: readers still read the live arrays meanwhile.
+            copied = self.parts.copy()
+
+    def became(self, head: FragmentHead, digests: bytes) -> None:
+        with self._lock:
+            self.head, self.digests = head, digests
+            self._writing = False
+
+
+class Incoming:
+    """A fragment on its way here, block by verified block.
+
+    Attributes:
+      head: what it will be.
+      missing: indices of the blocks that have not come yet; those whose bytes we held before the
+        transfer are not among them.
+    """
+
+    def __init__(
+        self, state: SharedState, fragment: FragmentState, head: FragmentHead, digests: bytes
+    ) -> None:
+        self.head = head
+        self.missing: set[int] = set()
+        self._state = state
+        self._fragment = fragment
+        self._digests = digests
+        self._staged: dict[int, np.ndarray[tuple[int], np.dtype[np.uint8]]] = {}
+        self._in_place = fragment.head is None
+        self._marked: AbstractContextManager[None] | None = None
+
+    @property
+    def open(self) -> bool:
+        return self._fragment.incoming is self
+
+    def place(self, index: int) -> BlockPlace:
+        """Which bytes a block is."""
+        return self._fragment.places[index]
+
+    def accept(self, index: int, data: bytes | bytearray | memoryview) -> None:
+        """Take one block; ``data`` must not change any more.
+
+        Raises:
+          StateMismatchError: these are not the bytes that the index promises; nothing was changed.
+        """
+        self._check_open()
+        wanted = self._digests[DIGEST_BYTES * index : DIGEST_BYTES * (index + 1)]
+        if blake3(data).digest() != wanted:
+            raise StateMismatchError(
+                f"block {index} of fragment {self.head.fragment} does not match its digest",
+                (index,),
+            )
+        block = np.frombuffer(data, np.uint8)
+        if self._in_place:
+            self.place(index).of(self._fragment.parts)[:] = block
+        else:
+            self._staged[index] = block
+        self.missing.discard(index)
+
+    def finish(self) -> FragmentHead:
+        """Install the fragment, after digesting all of it once more.
+
+        Raises:
+          LocalProtocolError: blocks are missing, or the transfer was given up.
+          StateMismatchError: the whole does not have the promised root; the fragment is not valid.
+        """
+        self._check_open()
+        if self.missing:
+            raise LocalProtocolError(f"{len(self.missing)} blocks are still missing")
+        fragment = self._fragment
+        try:
+            with fragment.changing():
+                self._mark()
+                for index, block in self._staged.items():
+                    self.place(index).of(fragment.parts)[:] = block
+                digests = digest_blocks(fragment.parts, fragment.places)
+                if digests != self._digests:
+                    raise StateMismatchError(
+                        f"fragment {fragment.number} changed while it was received",
+                        differing_blocks(digests, self._digests),
+                    )
+                self._unmark()
+                fragment.became(self.head, digests)
+        finally:
+            self.abandon()
+        return self.head
+
+    def abandon(self) -> None:
+        """Give the transfer up: a valid fragment stays what it was. Harmless when finished."""
+        self._staged.clear()
+        if self.open:
+            self._fragment.incoming = None
+
+    def start(self) -> None:
+        """Find out which blocks we hold already; ``SharedState.begin`` calls it."""
+        if self._in_place:
+            self._mark()
+        fragment = self._fragment
+        ours = digest_blocks(fragment.parts, fragment.places)
+        self.missing = set(differing_blocks(ours, self._digests))
+
+    def _check_open(self) -> None:
+        if not self.open:
+            raise LocalProtocolError(f"the transfer of {self.head} was given up or is finished")
+
+    def _mark(self) -> None:
+        """Tell the trainer that the arena's fragment is being written, from now to the end."""
+        if self._marked is None:
+            self._marked = self._state.arena.writing(self._fragment.number, self.head.version)
+            self._marked.__enter__()
+
+    def _unmark(self) -> None:
+        if self._marked is not None:
+            self._marked.__exit__(None, None, None)
+            self._marked = None
+
+
+class SharedState:
+    """All fragments of a run's shared state.
+
+    Args:
+      sizes: the fragments' sizes.
+      arena: the shared arena, of the same sizes.
+      run_id: goes into every root, so state of another run never passes for this one's.
+    """
+
+    def __init__(self, sizes: Sequence[FragmentSize], arena: Arena, run_id: str) -> None:
+        if sys.byteorder != "little":
+            raise LocalProtocolError("state is digested and sent as little-endian bytes")
+        if tuple(sizes) != arena.sizes:
+            raise LocalProtocolError("the arena is of other sizes than the state")
+        self.sizes = tuple(sizes)
+        self.arena = arena
+        self.run_id = run_id
+        self._fragments = tuple(
+            FragmentState(number, size, arena) for number, size in enumerate(sizes)
+        )
+
+    def values(self, fragment: int) -> Values:
+        """Float32 values, parameters first; a view, to be read only."""
+        return self._fragments[fragment].parts.values
+
+    def momentum(self, fragment: int) -> Values:
+        """Outer momentum of the parameters; a view, to be read only."""
+        return self._fragments[fragment].parts.momentum
+
+    def counters(self, fragment: int) -> Counters:
+        """Int64 counters; a view, to be read only."""
+        return self._fragments[fragment].parts.counters
+
+    def places(self, fragment: int) -> tuple[BlockPlace, ...]:
+        """Where the fragment's blocks are."""
+        return self._fragments[fragment].places
+
+    def head(self, fragment: int) -> FragmentHead | None:
+        """Version and root; None while the fragment is not whole or is being received."""
+        state = self._fragments[fragment]
+        return state.head if state.incoming is None else None
+
+    def heads(self) -> tuple[FragmentHead, ...]:
+        """Heads of all fragments that are whole, in order."""
+        found = (self.head(number) for number in range(len(self._fragments)))
+        return tuple(head for head in found if head is not None)
+
+    def lineage(self) -> bytes:
+        """The lineage of a run that is founded on the present state, all of it at version 0."""
+        heads = self.heads()
+        if len(heads) != len(self.sizes) or any(head.version for head in heads):
+            raise LocalProtocolError("a lineage is made of version 0 of every fragment")
+        return lineage(self.run_id, [head.root for head in heads])
+
+    # ------------------------------------------------------------ changes
+
+    def load_initial(self, fragment: int, values: Values, counters: Counters) -> FragmentHead:
+        """Make these the fragment's version 0, with zero momentum."""
+        state = self._changeable(fragment)
+        _check_shapes(state, values, counters)
+        with state.changing(), self.arena.writing(fragment, 0):
+            state.parts.values[:] = values
+            state.parts.momentum[:] = 0
+            state.parts.counters[:] = counters
+            return self._digest(state, 0)
+
+    def apply(
+        self,
+        fragment: int,
+        version_after: int,
+        mean_values: Values,
+        mean_counters: Counters,
+        step: Step,
+    ) -> FragmentHead:
+        """Apply a committed round.
+
+        Args:
+          version_after: the present version plus 1.
+          mean_values: ``(value_count,)``, mean pseudo-gradient.
+          mean_counters: ``(counter_count,)``, what the counters become.
+          step: the outer step, called with values, momentum and ``mean_values``.
+
+        Raises:
+          LocalProtocolError: the fragment is not at the version before; nothing was changed.
+        """
+        state = self._changeable(fragment)
+        if state.head is None or state.head.version + 1 != version_after:
+            raise LocalProtocolError(
+                f"version {version_after} of fragment {fragment} cannot follow {state.head}"
+            )
+        _check_shapes(state, mean_values, mean_counters)
+        with state.changing(), self.arena.writing(fragment, version_after):
+            step(state.parts.values, state.parts.momentum, mean_values)
+            state.parts.counters[:] = mean_counters
+            return self._digest(state, version_after)
+
+    def check_index(self, head: FragmentHead, digests: bytes) -> bool:
+        """Whether these are the block digests of that head."""
+        places = self._fragments[head.fragment].places
+        return len(digests) == DIGEST_BYTES * len(places) and head.root == fragment_root(
+            self.run_id, head.fragment, head.version, self.sizes[head.fragment], digests
+        )
+
+    def begin(self, head: FragmentHead, digests: bytes) -> Incoming:
+        """Start to replace a fragment by ``head``; an earlier transfer of it is given up.
+
+        Our own bytes are digested afresh, so a copy that was damaged in memory heals too.
+
+        Raises:
+          StateMismatchError: the digests are not that head's.
+        """
+        if not self.check_index(head, digests):
+            raise StateMismatchError(f"the index of fragment {head.fragment} does not fit its root")
+        state = self._fragments[head.fragment]
+        if state.incoming is not None:
+            state.incoming.abandon()
+        incoming = state.incoming = Incoming(self, state, head, digests)
+        incoming.start()
+        return incoming
+
+    def _changeable(self, fragment: int) -> FragmentState:
+        state = self._fragments[fragment]
+        if state.incoming is not None:
+            raise LocalProtocolError(f"fragment {fragment} is being received")
+        return state
+
+    def _digest(self, state: FragmentState, version: int) -> FragmentHead:
+        digests = digest_blocks(state.parts, state.places)
+        root = fragment_root(self.run_id, state.number, version, state.size, digests)
+        head = FragmentHead(state.number, version, root)
+        state.became(head, digests)
+        return head
+
+    # ------------------------------------------------------------ old versions
+
+    def pin(self, fragment: int, version: int, receiver: str) -> bool:
+        """Keep a version readable until ``receiver`` is released; one still to come counts too.
+
+        Returns:
+          False: that version is past and gone, or the fragment is not whole.
+        """
+        return self._fragments[fragment].pin(version, receiver)
+
+    def release(self, fragment: int, version: int, receiver: str) -> None:
+        """``receiver`` needs that version no more; unknown ones are ignored."""
+        self._fragments[fragment].release(receiver, version)
+
+    def release_receiver(self, receiver: str) -> None:
+        """``receiver`` needs nothing any more: it left."""
+        for state in self._fragments:
+            state.release(receiver)
+
+    def pinned(self, fragment: int) -> tuple[int, ...]:
+        """Versions that somebody still needs."""
+        return self._fragments[fragment].pinned_versions()
+
+    def copied(self, fragment: int) -> tuple[int, ...]:
+        """Pinned versions that had to be copied: each costs a fragment's memory."""
+        return self._fragments[fragment].copied_versions()
+
+    def index(self, fragment: int, version: int) -> bytes:
+        """Block digests of a version, joined. Raises NotHeldError."""
+        return self._fragments[fragment].index(version)
+
+    def block(self, fragment: int, version: int, index: int) -> memoryview:
+        """Bytes of a block that will not change any more. Raises NotHeldError."""
+        return self._fragments[fragment].block(version, index)
+
+
+def _check_shapes(state: FragmentState, values: Values, counters: Counters) -> None:
+    if values.shape != state.parts.values.shape or counters.shape != state.parts.counters.shape:
+        raise LocalProtocolError(
+            f"fragment {state.number} has {state.parts.values.shape} values and "
+            f"{state.parts.counters.shape} counters, got {values.shape} and {counters.shape}"
+        )
+    if values.dtype != np.float32 or counters.dtype != np.int64:
+        raise LocalProtocolError(
+            f"float32 and int64 expected, got {values.dtype}, {counters.dtype}"
+        )

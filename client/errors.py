@@ -1,0 +1,21 @@
+"""What ``attach`` and ``run.step`` raise when the daemon is the matter; torch is not needed here."""
+
+from __future__ import annotations
+
+from ..protocol.errors import HoldfastError, UserError
+
+
+class NoDaemonError(UserError):
+    """The script runs without a daemon. Start it under ``holdfast join``."""
+
+
+class AttachRefused(UserError):
+    """The run does not take this script; the text says why. Mend the script or the spec."""
+
+
+class ModelError(UserError):
+    """The model holds a tensor that cannot be shared; the text names it."""
+
+
+class DaemonGone(HoldfastError):
+    """The daemon closed the socket or died. Stop: without it nothing here reaches the run."""

@@ -1,0 +1,439 @@
+"""``attach`` and ``Run``: what a training script sees of holdfast.
+
+A step boundary is a call of ``Run.step``. Nearly always nothing is due there, and it costs about a
+microsecond: three numbers written and one read in memory shared with the daemon. When something is
+due, messages are handled in the order in which they came:
+
+    RoundOpened   at its step: post the fragment's pseudo-gradient, ``Posted``
+    RoundEnded    committed: merge the fragment.  aborted: nothing, the delta stays where it is
+    Load          take over the shared state, drop local deltas (a resync, or a promotion)
+    Finished      take over the shared state, ``finished`` becomes true
+
+The trainer waits in ``step`` (and only there) while a round that it posted is not over and no
+overlap is left, while it is a spare, and at ``hold_step``, beyond which the run lets nobody train.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+import zlib
+from types import TracebackType
+from typing import Self, cast
+
+import numpy as np
+import torch
+from attrs import define, frozen
+from torch import nn
+
+from ..diloco.merge import Merge, parse_merge
+from ..protocol.arena import (
+    MAIL_SLOT,
+    STEP_SLOT,
+    TOKENS_SLOT,
+    Arena,
+    map_arena,
+)
+from ..protocol.errors import RemoteProtocolError
+from ..protocol.messages import (
+    COUNT_MAX,
+    METRICS_MAX,
+    VERSION_MAX,
+    ArenaOpened,
+    Finished,
+    InitialPosted,
+    Load,
+    Message,
+    Metrics,
+    Posted,
+    PostInitial,
+    Rejected,
+    RoundEnded,
+    RoundOpened,
+    SetContributing,
+    TrainerHello,
+)
+from .connection import Connection
+from .errors import AttachRefused, DaemonGone, ModelError, NoDaemonError
+from .mirror import Mirror
+from .tensors import SharedTensor, find_shared, layout_of
+
+SOCKET_VARIABLE = "HOLDFAST_SOCKET"  # set by the daemon: the path of its Unix socket
+MEMBER_VARIABLE = "HOLDFAST_MEMBER"  # set by the daemon: the peer's number in the run
+
+# How often a quiet step looks at the socket itself, where the death of the daemon shows.
+POLL_INTERVAL_S = 1.0
+
+
+@define
+class _Round:
+    """An opened round of a fragment; a fragment has one at a time."""
+
+    number: int
+    at_step: int
+    posted_tokens: int | None = None  # tokens trained when it was posted; None: not posted yet
+
+
+@frozen
+class _Arenas:
+    mirrors: tuple[Mirror, ...]
+    shared: Arena
+    posted: Arena
+    overlap_steps: int
+    merge: Merge
+
+
+class Run:
+    """A trainer's part in a run; made by ``attach``. Not for use from several threads.
+
+    Attributes:
+      finished: the run is over and the model holds its final weights; leave the loop.
+      contributing: False while this peer is a spare, whose steps end in waiting.
+      round_count: committed rounds merged into the model since ``attach``.
+      waited_s: seconds spent waiting inside ``step``.
+      seed: differs from peer to peer; stays the same when a peer's trainer is restarted.
+    """
+
+    def __init__(self, connection: Connection, tensors: tuple[SharedTensor, ...]) -> None:
+        self.finished = False
+        self.contributing = True
+        self.round_count = 0
+        self.waited_s = 0.0
+        self.seed = _seed()
+        self._connection = connection
+        self._tensors = tensors
+        self._arenas: _Arenas | None = None
+        self._loaded = False
+        self._rounds: dict[int, _Round] = {}  # by fragment
+        self._tokens_from: list[int] = []  # by fragment: tokens when it last contributed
+        self._hold_step = COUNT_MAX
+        # What the quick path of ``step`` needs. Memory views: they give and take plain numbers
+        # several times faster than numpy does. They are replaced once the arenas are there.
+        self._step = 0
+        self._tokens = 0
+        self._due_step = 0
+        self._poll_at_s = 0.0
+        self._mail: memoryview[int] = np.zeros(1, np.uint64).data
+        self._slots: memoryview[int] = np.zeros(8, np.uint64).data
+        self._loss = cast("memoryview[float]", np.zeros(1, np.float64).data)
+
+    @property
+    def global_step(self) -> int:
+        """Inner steps of the run, not of this process; learning rate schedules follow it."""
+        return self._step
+
+    def step(self, *, loss: float | None = None, tokens: int = 1) -> None:
+        """Tell the run that one inner step is done; call it after ``optimizer.step()``.
+
+        Usually returns at once. It waits, and may change the model's weights, when a round of the
+        run asks for it. Ctrl+C works while it waits.
+
+        Args:
+          loss: of this step, for people.
+          tokens: trained on in this step; the weight of this peer's contribution.
+
+        Raises:
+          DaemonGone: the daemon closed the connection before the run was over.
+          AttachRefused: the run does not go on with this trainer; the text says why.
+        """
+        if self.finished:
+            return
+        self._step = step = self._step + 1
+        self._tokens = trained = self._tokens + tokens
+        slots = self._slots
+        slots[STEP_SLOT] = step
+        slots[TOKENS_SLOT] = trained
+        if loss is not None:
+            self._loss[0] = loss
+        if (
+            step < self._due_step
+            and self._mail[MAIL_SLOT] == self._connection.received_count
+            and time.monotonic() < self._poll_at_s
+        ):
+            return
+        self._boundary()
+
+    def log(self, **values: float) -> None:
+        """Report named figures to the dashboard. Those that are not finite are left out.
+
+        Raises:
+          ValueError: more than 32 at once.
+          DaemonGone: the daemon closed the connection before the run was over.
+        """
+        if len(values) > METRICS_MAX:
+            raise ValueError(f"{len(values)} figures at once, at most {METRICS_MAX} are taken")
+        numbers = {name: float(value) for name, value in values.items()}
+        finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
+        self._send(Metrics(self._step, finite))
+
+    def close(self) -> None:
+        """Leave the daemon; the model keeps the weights that it has. Harmless twice."""
+        self._connection.close()
+        self._arenas = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # ------------------------------------------------------------ attaching
+
+    def _attach(self) -> None:
+        self._send(TrainerHello(VERSION_MAX, os.getpid(), layout_of(self._tensors)))
+        with torch.no_grad():
+            while not self._loaded:
+                self._handle(self._connection.receive())
+            self._due_step = self._next_due_step()
+
+    def _open_arenas(self, message: ArenaOpened) -> None:
+        descriptors = self._connection.take_descriptors()
+        try:
+            if len(descriptors) != 2 or self._arenas is not None:
+                raise RemoteProtocolError("the daemon must open its arenas once, with two files")
+            shared, posted = (map_arena(each, message.sizes) for each in descriptors)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        indices = sorted(index for fragment in message.fragments for index in fragment)
+        if indices != list(range(len(self._tensors))):
+            raise RemoteProtocolError("the daemon's fragments are not the tensors of this model")
+        overlap = message.overlap_steps > 0
+        mirrors = tuple(
+            Mirror(number, [self._tensors[index] for index in fragment], shared, posted, overlap)
+            for number, fragment in enumerate(message.fragments)
+        )
+        if tuple(mirror.size for mirror in mirrors) != tuple(message.sizes):
+            raise RemoteProtocolError("the daemon's sizes of the fragments are not this model's")
+        try:
+            merge = parse_merge(message.merge)
+        except ValueError as error:
+            raise RemoteProtocolError(str(error)) from error
+        self._arenas = _Arenas(mirrors, shared, posted, message.overlap_steps, merge)
+        self._tokens_from = [0] * len(mirrors)
+        posted.loss[0] = math.nan  # none so far
+        self._mail = shared.slots.data
+        self._slots = posted.slots.data
+        self._loss = cast("memoryview[float]", posted.loss.data)
+
+    # ------------------------------------------------------------ a step boundary
+
+    @torch.no_grad()
+    def _boundary(self) -> None:
+        """Do all that is due at this step, waiting where the run wants it."""
+        self._poll_at_s = time.monotonic() + POLL_INTERVAL_S
+        while not self.finished:
+            message = self._connection.receive_nowait()
+            if message is not None:
+                self._handle(message)
+                continue
+            if self._post_due():
+                continue  # much may have come in the meantime
+            if not self._must_wait():
+                break
+            started_s = time.monotonic()
+            message = self._connection.receive()
+            self.waited_s += time.monotonic() - started_s
+            self._handle(message)
+        self._due_step = self._next_due_step()
+
+    def _post_due(self) -> bool:
+        """Post the fragment of one round whose step has come; False if there is none."""
+        for fragment, opened in self._rounds.items():
+            if opened.posted_tokens is None and opened.at_step <= self._step and self.contributing:
+                mirror = self._require_arenas().mirrors[fragment]
+                mirror.post()
+                opened.posted_tokens = self._tokens
+                tokens = self._tokens - self._tokens_from[fragment]
+                self._send(Posted(opened.number, fragment, mirror.version, tokens, self._step))
+                return True
+        return False
+
+    def _must_wait(self) -> bool:
+        if not self.contributing:
+            return True
+        overlap_steps = self._require_arenas().overlap_steps
+        unposted = False
+        for opened in self._rounds.values():
+            if opened.posted_tokens is None:
+                unposted = True
+            elif overlap_steps == 0 or self._step >= opened.at_step + overlap_steps:
+                return True
+        return self._step >= self._hold_step and not unposted
+
+    def _next_due_step(self) -> int:
+        """The first step at which something is to be done even if no message comes."""
+        if self.finished:
+            return COUNT_MAX
+        if not self.contributing:
+            return 0
+        steps = [self._hold_step] if self._hold_step > self._step else []
+        for opened in self._rounds.values():
+            wait = self._require_arenas().overlap_steps if opened.posted_tokens is not None else 0
+            steps.append(opened.at_step + wait)
+        return min(steps, default=COUNT_MAX)
+
+    # ------------------------------------------------------------ messages
+
+    def _handle(self, message: Message) -> None:
+        match message:
+            case RoundOpened():
+                self._hold_step = message.hold_step
+                self._rounds[message.fragment] = _Round(message.round, message.at_step)
+            case RoundEnded():
+                self._end_round(message)
+            case SetContributing():
+                self.contributing = message.contributing
+            case Load():
+                self._set_step(message.step)
+                self._hold_step = message.hold_step
+                self._load()
+                self.finished = message.finished
+            case Finished():
+                self._finish()
+            case ArenaOpened():
+                self._open_arenas(message)
+            case PostInitial():
+                for mirror in self._require_arenas().mirrors:
+                    mirror.post_present()
+                self._send(InitialPosted())
+            case Rejected():
+                raise AttachRefused(f"the run does not take this trainer: {message.reason}")
+            case _:
+                raise RemoteProtocolError(f"the daemon sent a {type(message).__name__}")
+
+    def _end_round(self, message: RoundEnded) -> None:
+        arenas = self._require_arenas()
+        fragment = message.fragment
+        self._hold_step = message.hold_step
+        opened = self._rounds.get(fragment)
+        posted_tokens = None
+        if opened is not None and opened.number == message.round:
+            posted_tokens = opened.posted_tokens
+            del self._rounds[fragment]
+        if not message.committed:
+            return
+        self._set_step(max(self._step, message.step))
+        mirror = arenas.mirrors[fragment]
+        # Rounds that were posted before a ``Load`` are forgotten: their delta is in no tensor.
+        contributed = message.contributed and posted_tokens is not None
+        if not self.contributing and not contributed:
+            mirror.load()
+        elif contributed or mirror.version < message.version:
+            mirror.merge(arenas.merge, contributed=contributed)
+        if mirror.version < message.version:
+            raise RemoteProtocolError(
+                f"fragment {fragment} should be at version {message.version} "
+                f"and is at {mirror.version}"
+            )
+        if contributed and posted_tokens is not None:
+            self._tokens_from[fragment] = posted_tokens
+        self.round_count += 1
+
+    def _load(self) -> None:
+        for mirror in self._require_arenas().mirrors:
+            mirror.load()
+        self._tokens_from = [self._tokens] * len(self._tokens_from)
+        posted = [
+            fragment
+            for fragment, opened in self._rounds.items()
+            if opened.posted_tokens is not None
+        ]
+        for fragment in posted:
+            del self._rounds[fragment]
+        self._loaded = True
+
+    def _finish(self) -> None:
+        if self._arenas is not None:
+            self._load()
+        self.finished = True
+
+    def _set_step(self, step: int) -> None:
+        self._step = step
+        self._slots[STEP_SLOT] = step
+
+    def _require_arenas(self) -> _Arenas:
+        if self._arenas is None:
+            raise RemoteProtocolError("the daemon sent orders before it opened its arenas")
+        return self._arenas
+
+    def _send(self, message: Message) -> None:
+        """Send, unless the run is over: a daemon that goes home then is no error."""
+        try:
+            self._connection.send(message)
+        except DaemonGone:
+            if not self.finished:
+                self._hear_last_words()
+
+    @torch.no_grad()
+    def _hear_last_words(self) -> None:
+        """After a failed send: what the daemon said before it went, or DaemonGone."""
+        while not self.finished:
+            self._handle(self._connection.receive())
+
+
+def attach(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    socket_path: str | None = None,
+) -> Run:
+    """Join the run that this process was started for; returns with the run's weights in the model.
+
+    Every parameter and persistent buffer becomes part of the run's shared state. Gradients and the
+    optimizer's state stay local and are never touched.
+
+    Args:
+      model: on any device, in float32, float64, bfloat16 or float16; may be wrapped by
+        DistributedDataParallel or torch.compile.
+      optimizer: the inner optimizer; looked at only to see that it trains this model.
+      socket_path: of the daemon; normally the environment variable ``HOLDFAST_SOCKET`` says it.
+
+    Raises:
+      NoDaemonError: the script was not started by ``holdfast join``.
+      AttachRefused: the run does not take this model; the text says why.
+      ModelError: a tensor cannot be shared, or the optimizer trains something else.
+      DaemonGone: the daemon went away meanwhile.
+    """
+    path = socket_path or os.environ.get(SOCKET_VARIABLE)
+    if not path:
+        raise NoDaemonError(
+            "this process has no holdfast daemon: "
+            "start the script with `holdfast join INVITE -- python train.py`"
+        )
+    tensors = find_shared(model)
+    if optimizer is not None:
+        _check_optimizer(model, optimizer)
+    run = Run(Connection.open(path), tensors)
+    try:
+        run._attach()
+    except BaseException:
+        run.close()
+        raise
+    return run
+
+
+def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Merged weights go into the model; an optimizer with copies of its own would undo them."""
+    own = {id(parameter) for parameter in model.parameters()}
+    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if trained and not any(id(parameter) in own for parameter in trained):
+        raise ModelError(
+            "the optimizer trains none of this model's parameters: it was made for another model, "
+            "or it keeps copies of the parameters, which would overwrite what the run merges",
+            hint="make the optimizer from model.parameters() of the model that is attached",
+        )
+
+
+def _seed() -> int:
+    """The peer's number if the daemon told it, else this process's."""
+    text = os.environ.get(MEMBER_VARIABLE)
+    if text is None:
+        return os.getpid()
+    return int(text) if text.isdecimal() else zlib.crc32(text.encode())

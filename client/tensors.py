@@ -1,0 +1,184 @@
+"""The model's tensors that the run shares: which they are, and how to read and write one.
+
+Shared are all parameters and all persistent buffers, each once, in the order and under the names of
+``model.state_dict()``. Tensors are looked up in their module at every access, because ``model.to``
+and buffers that are assigned anew replace the tensor object. Wrappers that only wrap
+(DistributedDataParallel, DataParallel, torch.compile) leave no trace in the names, so a peer with
+two GPUs and a peer with one declare the same layout.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from attrs import frozen
+from numpy.typing import NDArray
+from torch import nn
+
+from ..diloco.fragments import BUFFER, COUNTER, PARAMETER
+from ..protocol.messages import Layout, TensorSpec
+from .errors import ModelError
+
+Floats = NDArray[np.float32] | NDArray[np.float64]
+
+_FLOATS = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})
+_LOW_PRECISION = frozenset({torch.float16, torch.bfloat16})
+_INTEGERS = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+
+_COMPILED = "_orig_mod"  # the one child of a torch.compile wrapper
+_PARALLEL = "module"  # the one child of a (Distributed)DataParallel wrapper
+
+
+@frozen
+class SharedTensor:
+    """One tensor of the model.
+
+    Attributes:
+      spec: as declared to the run.
+      holder: its module's own table of parameters or buffers.
+      key: its name in that table.
+    """
+
+    spec: TensorSpec
+    holder: dict[str, torch.Tensor | None]
+    key: str
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        tensor = self.holder.get(self.key)
+        if tensor is None or tuple(tensor.shape) != self.spec.shape:
+            found = "gone" if tensor is None else f"of shape {tuple(tensor.shape)}"
+            raise ModelError(
+                f"tensor {self.spec.name!r} was of shape {self.spec.shape} when the run was "
+                f"attached and is now {found}; its shape must not change during a run"
+            )
+        return tensor.detach()
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.spec.shape)
+
+    @property
+    def low_precision(self) -> bool:
+        """Whether writing float32 values into it rounds them."""
+        return self.tensor.dtype in _LOW_PRECISION
+
+    def read(self) -> NDArray[np.float32]:
+        """Its values, ``(count,)`` float32; a view where it is that already, so do not write."""
+        values: NDArray[np.float32] = self._flat(torch.float32).numpy()
+        return values
+
+    def read_precisely(self) -> Floats:
+        """As ``read``, but float64 for a float64 tensor."""
+        precise = torch.float64 if self.tensor.dtype == torch.float64 else torch.float32
+        values: Floats = self._flat(precise).numpy()
+        return values
+
+    def read_counters(self) -> NDArray[np.int64]:
+        counters: NDArray[np.int64] = self._flat(torch.int64).numpy()
+        return counters
+
+    def write(self, values: Floats | NDArray[np.int64]) -> None:
+        """Overwrite it by ``(count,)`` values, rounded to its dtype (to nearest, ties to even)."""
+        tensor = self.tensor
+        tensor.copy_(torch.from_numpy(values).view(tensor.shape))
+
+    def _flat(self, dtype: torch.dtype) -> torch.Tensor:
+        return self.tensor.to(device="cpu", dtype=dtype).reshape(-1)
+
+
+def find_shared(model: nn.Module) -> tuple[SharedTensor, ...]:
+    """Everything of the model that the run shares; tied tensors under their first name only.
+
+    Raises:
+      ModelError: a tensor cannot be shared (it is named), or there is none.
+    """
+    found: list[SharedTensor] = []
+    seen: set[object] = set()
+    for prefix, module in _modules(model):
+        for holder, key in _entries(module):
+            tensor = holder[key]
+            if tensor is None:
+                continue
+            name = f"{prefix}.{key}" if prefix else key
+            _require_plain(name, tensor)
+            if not seen.isdisjoint(_identities(tensor)):
+                continue
+            seen.update(_identities(tensor))
+            found.append(SharedTensor(_spec(name, tensor), holder, key))
+    if not found:
+        raise ModelError(f"the model ({type(model).__name__}) has no parameters to share")
+    return tuple(found)
+
+
+def layout_of(tensors: tuple[SharedTensor, ...]) -> Layout:
+    """What the trainer declares to the run."""
+    try:
+        return Layout(tuple(tensor.spec for tensor in tensors))
+    except ValueError as error:
+        raise ModelError(f"the model has {len(tensors)} tensors, more than a run takes") from error
+
+
+def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Modules in the order of ``state_dict``, each once, with names that know no wrappers."""
+    hidden = {
+        f"{path}.{_PARALLEL}" if path else _PARALLEL
+        for path, module in model.named_modules()
+        if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel)
+    }
+    for path, module in model.named_modules():
+        parts = path.split(".") if path else []
+        kept = [
+            part
+            for depth, part in enumerate(parts, 1)
+            if part != _COMPILED and ".".join(parts[:depth]) not in hidden
+        ]
+        yield ".".join(kept), module
+
+
+def _entries(module: nn.Module) -> Iterator[tuple[dict[str, torch.Tensor | None], str]]:
+    parameters: dict[str, torch.Tensor | None] = module._parameters  # type: ignore[assignment]
+    for key in parameters:
+        yield parameters, key
+    for key in module._buffers:
+        if key not in module._non_persistent_buffers_set:
+            yield module._buffers, key
+
+
+def _require_plain(name: str, tensor: torch.Tensor) -> None:
+    """Refuse what has no dense memory of its own."""
+    if nn.parameter.is_lazy(tensor):
+        raise ModelError(f"tensor {name!r} has no shape yet: run one batch before attaching")
+    if tensor.is_meta:
+        raise ModelError(f"tensor {name!r} is on the meta device and has no values to share")
+    if hasattr(tensor, "to_local"):
+        raise ModelError(f"tensor {name!r} is sharded over processes; only whole ones are shared")
+    if tensor.layout != torch.strided:
+        raise ModelError(f"tensor {name!r} is sparse; only dense ones can be shared")
+
+
+def _identities(tensor: torch.Tensor) -> Iterator[object]:
+    """What two names of one tensor have in common: the object, or the same view of one memory."""
+    yield id(tensor)
+    if tensor.numel():
+        yield (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+
+
+def _spec(name: str, tensor: torch.Tensor) -> TensorSpec:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if tensor.dtype in _FLOATS:
+        kind = PARAMETER if isinstance(tensor, nn.Parameter) else BUFFER
+    elif tensor.dtype in _INTEGERS:
+        kind = COUNTER
+    else:
+        raise ModelError(
+            f"tensor {name!r} is {dtype}, which cannot be averaged over peers",
+            hint="register it as a non-persistent buffer, or keep it as floats",
+        )
+    try:
+        return TensorSpec(name, tuple(tensor.shape), dtype, kind)
+    except ValueError as error:
+        raise ModelError(f"tensor {name[:100]!r} cannot be declared: {error}") from error

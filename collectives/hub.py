@@ -1,0 +1,500 @@
+"""A node's links: one to every other member of the view, kept up as long as both are in it.
+
+In a pair the later joiner (the higher number) dials, again and again; the other one accepts, but only
+whom its own view names: the view may be a moment late, so a stranger waits a little before it is
+refused. A link that both ends see replaced (the old one broke and one end did not notice) is
+replaced. Who leaves the view is cut off at once.
+
+    run                     one nursery; the node's
+     ├── keep_dialled       one per member that joined before us: dial, carry, back off, again
+     └── background tasks   of reductions: results for receivers that nobody waits for
+
+    handle_channel          one per accepted control stream, in the tasks of ``Network.serve``
+    handle_lane             one per accepted lane, likewise; holds the stream for its link
+
+A link's handshake (``>`` dialer, ``<`` acceptor), on the control stream unless it says lane:
+
+    > LinkHello(link_id, secret)   < LinkHello(link_id, secret)   < LinkReady
+    > each lane: preamble, OPEN    < each lane: OPEN
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import TypeVar
+
+import trio
+from attrs import frozen
+
+from ..protocol.addresses import Address
+from ..protocol.errors import (
+    LocalProtocolError,
+    PeerLostError,
+    RemoteProtocolError,
+    UserError,
+)
+from ..protocol.lane import (
+    LINK_ID_BYTES,
+    SECRET_BYTES,
+    derive_lane_keys,
+    receive_preamble,
+    send_preamble,
+)
+from ..protocol.messages import (
+    VERSION_MAX,
+    VERSION_MIN,
+    LinkHello,
+    LinkReady,
+    MemberInfo,
+    Message,
+    RefusalCode,
+    Refused,
+)
+from ..protocol.network import Channel, Network, Party
+from ..protocol.stream import MessageStream
+from .limiter import UploadLimiter
+from .link import LANE_COUNT, STALL_S, Link, OnMessage
+from .routing import EARLY_WAIT_S, FrameRouter, Key, Sink
+
+DIAL_S = 5.0  # per address of a member: longer than any round trip, short enough to try the next
+HANDSHAKE_S = 15.0  # from the control stream to open lanes; the other side gave up or is stuck
+STRANGER_WAIT_S = 5.0  # our view may come this much later than the other side's
+LINK_WAIT_S = 15.0  # who needs a link waits this long for it unless they say otherwise
+# Rounds that a member outside the contributors may lag behind in what it is sent. Each holds one
+# encoded result in memory; a member that lags further has to be resynced anyway.
+TRAILING_MAX = 4
+BACK_OFF_FIRST_S = 0.1
+BACK_OFF_LAST_S = 5.0  # a member that cannot be dialled costs a dozen packets a minute
+
+
+@frozen
+class _Offer:
+    """An accepted link whose lanes may be dialled now."""
+
+    link: Link
+    secret_dialer: bytes
+    secret_acceptor: bytes
+
+
+class LinkHub:
+    """See the top of this file.
+
+    Attributes:
+      me: this node's peer id.
+      router: the table of who wants which frames.
+      on_message: called with each message that arrives on a link's control stream, one at a time
+        per link; it should not wait for long. What it raises as RemoteProtocolError ends the link.
+
+    Args:
+      limiter: a cap on what all lanes together upload; None: no cap.
+      stall_s: a link that takes no byte for this long is lost.
+      early_wait_s: how long a frame waits for somebody to want it; less than ``stall_s``, or
+        waiting would look like a stall to the sender.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        me: str,
+        *,
+        on_message: OnMessage | None = None,
+        limiter: UploadLimiter | None = None,
+        stall_s: float = STALL_S,
+        early_wait_s: float = EARLY_WAIT_S,
+    ) -> None:
+        if early_wait_s >= stall_s:
+            raise LocalProtocolError(f"early wait {early_wait_s} s, stall only {stall_s} s")
+        self.me = me
+        self.router = FrameRouter(early_wait_s)
+        self.on_message: OnMessage = on_message if on_message is not None else _refuse
+        self._network = network
+        self._limiter = limiter
+        self._stall_s = stall_s
+        self._members: dict[str, MemberInfo] = {}
+        self._links: dict[str, Link] = {}
+        self._running: set[Link] = set()  # those, and replaced ones that still close
+        self._offers: dict[bytes, _Offer] = {}
+        self._dialers: dict[str, trio.CancelScope] = {}
+        self._handshakes: dict[str, trio.CancelScope] = {}  # accepted, not yet a link
+        self._dial_errors: dict[str, str] = {}
+        self._changed = trio.Event()
+        self._nursery: trio.Nursery | None = None
+        self._trailing: dict[str, list[tuple[int, trio.CancelScope]]] = {}
+        self._closed_sent_bytes = 0
+        self._closed_received_bytes = 0
+
+    # ------------------------------------------------------------ for everyone
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Keep the links up until cancelled; then close them all."""
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                for member in self._members.values():
+                    self._start_dialler(member)
+                task_status.started()
+                await trio.sleep_forever()
+        finally:
+            self._nursery = None
+            for link in list(self._links.values()):
+                link.close("this node stopped")
+            for scope in list(self._handshakes.values()):
+                scope.cancel()
+
+    def set_members(self, members: Sequence[MemberInfo]) -> None:
+        """Take over a view: cut off who left, start dialling who came."""
+        before, self._members = self._members, {member.peer: member for member in members}
+        if self.me not in self._members:
+            self._members = {}  # we are out: so is everybody else, as seen from here
+        for peer, member in before.items():
+            now = self._members.get(peer)
+            if now is None or now.number != member.number:
+                self._cut_off(peer, "it left the view")
+        for member in self._members.values():
+            self._start_dialler(member)
+        self._wake()
+
+    async def link(self, peer: str, deadline_s: float = LINK_WAIT_S) -> Link:
+        """The link to a member, waiting for it to come up.
+
+        Args:
+          deadline_s: how long to wait, from now.
+
+        Raises:
+          PeerLostError: the peer is not in the view or leaves it, or the wait was in vain.
+        """
+        with trio.move_on_after(deadline_s):
+            while peer in self._members:
+                link = self._links.get(peer)
+                if link is not None and not link.lost.is_set():
+                    return link
+                await self._changed.wait()
+        if peer not in self._members:
+            raise PeerLostError(peer, "not in the view")
+        why = self._dial_errors.get(peer, "it did not dial us")
+        raise PeerLostError(peer, f"no link within {deadline_s:g} s ({why})")
+
+    async def send(self, peer: str, message: Message, deadline_s: float = LINK_WAIT_S) -> None:
+        """Send a message to a member; raises PeerLostError as ``link`` and ``Link.send`` do."""
+        link = await self.link(peer, deadline_s)
+        await link.send(message)
+
+    def register(self, key: Key, sink: Sink) -> AbstractContextManager[None]:
+        """See ``FrameRouter.register``."""
+        return self.router.register(key, sink)
+
+    def forget_through(self, round_: int, attempt: int) -> None:
+        """See ``FrameRouter.forget_through``."""
+        self.router.forget_through(round_, attempt)
+
+    def start_trailing(
+        self, peer: str, round_: int, task: Callable[[], Awaitable[None]]
+    ) -> trio.CancelScope:
+        """Run a task that sends a round to a member nobody waits for.
+
+        It may outlive the reduction that starts it, but not the hub, and no more than
+        ``TRAILING_MAX`` of them run per member: the oldest is given up for a new one.
+
+        Returns:
+          What cancels it.
+        """
+        if self._nursery is None:
+            raise LocalProtocolError("the hub is not running")
+        scope = trio.CancelScope()
+        tasks = self._trailing.setdefault(peer, [])
+        tasks.append((round_, scope))
+        for _round, oldest in tasks[:-TRAILING_MAX]:
+            oldest.cancel()
+        self._nursery.start_soon(self._trail, peer, (round_, scope), task)
+        return scope
+
+    async def _trail(
+        self,
+        peer: str,
+        entry: tuple[int, trio.CancelScope],
+        task: Callable[[], Awaitable[None]],
+    ) -> None:
+        try:
+            with entry[1]:
+                await task()
+        finally:
+            self._trailing[peer].remove(entry)
+            if not self._trailing[peer]:
+                del self._trailing[peer]
+
+    def stop_trailing(self, round_: int) -> None:
+        """Stop sending what is left of a round that is void or repeated."""
+        for tasks in self._trailing.values():
+            for trailing_round, scope in tasks:
+                if trailing_round == round_:
+                    scope.cancel()
+
+    @property
+    def links(self) -> dict[str, Link]:
+        """The links that are up, by peer."""
+        return {peer: link for peer, link in self._links.items() if not link.lost.is_set()}
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of frames sent over all links, past ones too."""
+        return self._closed_sent_bytes + sum(link.sent_bytes for link in self._running)
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes of frames received over all links, past ones too."""
+        return self._closed_received_bytes + sum(link.received_bytes for link in self._running)
+
+    # ------------------------------------------------------------ accepting
+
+    async def handle_channel(self, channel: Channel) -> None:
+        """Make a link of an accepted control stream and carry it to its end.
+
+        Raises:
+          RemoteProtocolError: the other side has no business here, or did not go on.
+        """
+        peer = channel.peer
+        link = self._new_link(peer, channel)
+        try:
+            if channel.party is not Party.PEER:
+                raise RemoteProtocolError(f"{channel.remote_address} is no peer")
+            # A peer that dials again has given up what it tried before.
+            if (previous := self._handshakes.pop(peer, None)) is not None:
+                previous.cancel()
+            with trio.move_on_after(HANDSHAKE_S) as scope:
+                self._handshakes[peer] = scope
+                try:
+                    await self._accept(link)
+                finally:
+                    if self._handshakes.get(peer) is scope:
+                        del self._handshakes[peer]
+            if scope.cancelled_caught:
+                raise RemoteProtocolError(f"peer {peer[:8]} did not finish its link")
+            await self._carry(link)
+        finally:
+            await link.aclose()
+
+    async def _accept(self, link: Link) -> None:
+        try:
+            hello = await link.messages.receive_expected(LinkHello)
+            refusal = _version_refusal(hello) or await self._stranger_refusal(link.peer)
+            if refusal is not None:
+                await link.messages.send(refusal)
+                raise RemoteProtocolError(f"refused peer {link.peer[:8]}: {refusal.reason}")
+            offer = _Offer(link, hello.secret, secrets.token_bytes(SECRET_BYTES))
+            with self._offering(hello.link_id, offer):
+                await link.messages.send(_hello(hello.link_id, offer.secret_acceptor))
+                await link.messages.send(LinkReady())
+                await link.wait_lanes()
+        except trio.EndOfChannel:
+            raise RemoteProtocolError(f"peer {link.peer[:8]} hung up on its link") from None
+
+    @contextmanager
+    def _offering(self, link_id: bytes, offer: _Offer) -> Iterator[None]:
+        if link_id in self._offers:
+            raise RemoteProtocolError("that link id is in use")
+        self._offers[link_id] = offer
+        try:
+            yield
+        finally:
+            del self._offers[link_id]
+
+    async def _stranger_refusal(self, peer: str) -> Refused | None:
+        """Wait for the view that names the peer; say why not if it does not come."""
+        with trio.move_on_after(STRANGER_WAIT_S):
+            while True:
+                member, me = self._members.get(peer), self._members.get(self.me)
+                if member is not None and me is not None:
+                    if member.number > me.number:
+                        return None
+                    return Refused(RefusalCode.PROTOCOL, "the later joiner dials, and that is I")
+                await self._changed.wait()
+        return Refused(RefusalCode.PROTOCOL, "you are not in my view")
+
+    async def handle_lane(self, stream: trio.abc.Stream) -> None:
+        """Give an accepted lane to its link and hold it until the link's end.
+
+        Raises:
+          RemoteProtocolError: it belongs to no link, or its dialer does not have the keys.
+        """
+        link = None
+        with trio.move_on_after(HANDSHAKE_S):
+            link = await self._accept_lane(stream)
+        if link is None:
+            raise RemoteProtocolError("a lane that was never opened")
+        await link.finished.wait()
+
+    async def _accept_lane(self, stream: trio.abc.Stream) -> Link:
+        preamble = await receive_preamble(stream)
+        offer = self._offers.get(preamble.link_id)
+        if offer is None:
+            raise RemoteProtocolError("a lane of no link that is being made")
+        from_dialer, from_acceptor = derive_lane_keys(
+            offer.secret_dialer, offer.secret_acceptor, preamble.link_id, preamble.lane
+        )
+        lane = offer.link.make_lane(stream, send_key=from_acceptor, receive_key=from_dialer)
+        try:
+            await lane.receiver.wait_open()
+        except trio.EndOfChannel:
+            raise RemoteProtocolError("a lane ended before it was opened") from None
+        # Only who holds the keys comes this far. Nothing may wait between the claim and our first
+        # record: a lane's keys encrypt one stream only.
+        offer.link.claim_lane(preamble.lane, lane)
+        await lane.sender.open()
+        offer.link.lane_opened()
+        return offer.link
+
+    # ------------------------------------------------------------ dialling
+
+    def _start_dialler(self, member: MemberInfo) -> None:
+        me = self._members.get(self.me)
+        if (
+            self._nursery is None
+            or me is None
+            or member.number >= me.number
+            or member.peer in self._dialers
+        ):
+            return
+        scope = self._dialers[member.peer] = trio.CancelScope()
+        self._nursery.start_soon(self._keep_dialled, member.peer, scope)
+
+    async def _keep_dialled(self, peer: str, scope: trio.CancelScope) -> None:
+        back_off_s = BACK_OFF_FIRST_S
+        with scope:
+            while True:
+                started_s = trio.current_time()
+                try:
+                    await self._dial_and_carry(peer)
+                except (OSError, UserError, RemoteProtocolError) as error:
+                    self._dial_errors[peer] = str(error)
+                except (trio.BrokenResourceError, trio.EndOfChannel):
+                    self._dial_errors[peer] = "it hung up while the link was being made"
+                if trio.current_time() - started_s > BACK_OFF_LAST_S:
+                    back_off_s = BACK_OFF_FIRST_S  # there was a link, or a long wait already
+                await trio.sleep(back_off_s)
+                back_off_s = min(2 * back_off_s, BACK_OFF_LAST_S)
+
+    async def _dial_and_carry(self, peer: str) -> None:
+        channel, address = await self._dial(self._members[peer])
+        link = self._new_link(peer, channel)
+        try:
+            with trio.move_on_after(HANDSHAKE_S) as scope:
+                await self._open(link, address)
+            if scope.cancelled_caught:
+                raise TimeoutError(f"{address} did not finish the link in {HANDSHAKE_S:g} s")
+            await self._carry(link)
+        finally:
+            await link.aclose()
+
+    async def _dial(self, member: MemberInfo) -> tuple[Channel, Address]:
+        """Try the member's addresses in order; raises the last one's error."""
+        error: Exception = OSError("it has no address")
+        for text in member.addresses:
+            try:
+                address = Address.parse(text)
+                with trio.move_on_after(DIAL_S):
+                    return (
+                        await self._network.dial(address, party=Party.PEER, peer=member.peer),
+                        address,
+                    )
+                error = TimeoutError(f"{text} did not answer within {DIAL_S:g} s")
+            except (OSError, UserError, RemoteProtocolError) as failure:
+                error = failure
+        raise error
+
+    async def _open(self, link: Link, address: Address) -> None:
+        """The dialer's half of the handshake."""
+        link_id = secrets.token_bytes(LINK_ID_BYTES)
+        secret_dialer = secrets.token_bytes(SECRET_BYTES)
+        await link.messages.send(_hello(link_id, secret_dialer))
+        hello = await _answer(link.messages, LinkHello)
+        if _version_refusal(hello) is not None:
+            raise RemoteProtocolError(f"peer {link.peer[:8]} speaks no version that we speak")
+        await _answer(link.messages, LinkReady)
+        for number in range(LANE_COUNT):
+            stream = await self._network.dial_lane(address)
+            from_dialer, from_acceptor = derive_lane_keys(
+                secret_dialer, hello.secret, link_id, number
+            )
+            lane = link.make_lane(stream, send_key=from_dialer, receive_key=from_acceptor)
+            link.claim_lane(number, lane)  # the link closes it from here on
+            await send_preamble(stream, link_id, number)
+            await lane.sender.open()
+        for lane in link.lanes:
+            await lane.receiver.wait_open()
+
+    # ------------------------------------------------------------ both
+
+    def _new_link(self, peer: str, channel: Channel) -> Link:
+        return Link(peer, channel.stream, self.router, self._dispatch, self._stall_s, self._limiter)
+
+    async def _dispatch(self, peer: str, message: Message) -> None:
+        if isinstance(message, Refused):
+            raise RemoteProtocolError(f"peer {peer[:8]} ended the link: {message.reason}")
+        await self.on_message(peer, message)
+
+    async def _carry(self, link: Link) -> None:
+        """Publish a link whose lanes are open, and run it to its end."""
+        peer = link.peer
+        if peer not in self._members:
+            raise RemoteProtocolError(f"peer {peer[:8]} left the view while it made its link")
+        if (old := self._links.get(peer)) is not None:
+            old.close("replaced by a newer link")
+        self._links[peer] = link
+        self._running.add(link)
+        self._dial_errors.pop(peer, None)
+        self._wake()
+        try:
+            await link.run()
+        finally:
+            self._running.discard(link)
+            self._closed_sent_bytes += link.sent_bytes
+            self._closed_received_bytes += link.received_bytes
+            if self._links.get(peer) is link:
+                del self._links[peer]
+                self._dial_errors[peer] = f"the last link was lost: {link.reason}"
+            self._wake()
+
+    def _cut_off(self, peer: str, reason: str) -> None:
+        if (link := self._links.get(peer)) is not None:
+            link.close(reason)
+        if (dialer := self._dialers.pop(peer, None)) is not None:
+            dialer.cancel()
+        if (handshake := self._handshakes.get(peer)) is not None:
+            handshake.cancel()
+        self._dial_errors.pop(peer, None)
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+
+M = TypeVar("M", bound=Message)
+
+
+async def _answer(stream: MessageStream, expected: type[M]) -> M:
+    message = await stream.receive()
+    if isinstance(message, Refused):
+        raise RemoteProtocolError(f"it refused the link: {message.reason}")
+    if not isinstance(message, expected):
+        raise RemoteProtocolError(f"{type(message).__name__} instead of {expected.__name__}")
+    return message
+
+
+def _hello(link_id: bytes, secret: bytes) -> LinkHello:
+    return LinkHello(VERSION_MIN, VERSION_MAX, link_id, secret)
+
+
+def _version_refusal(hello: LinkHello) -> Refused | None:
+    if hello.version_min <= VERSION_MAX and hello.version_max >= VERSION_MIN:
+        return None
+    return Refused(
+        RefusalCode.VERSION,
+        f"you speak versions {hello.version_min} to {hello.version_max}, "
+        f"I speak {VERSION_MIN} to {VERSION_MAX}",
+    )
+
+
+async def _refuse(_peer: str, message: Message) -> None:
+    raise RemoteProtocolError(f"nobody here handles a {type(message).__name__}")

@@ -1,0 +1,336 @@
+"""A link: everything between this node and one other member.
+
+One control stream (messages, inside TLS) and a few lanes (frames of bulk bytes). The lanes have no
+static split: a frame goes to the lane that is idle first. A link lives and dies as one: when any of
+its streams breaks, or accepts no byte for ``stall_s``, all of it is closed, ``lost`` is set, and
+whoever waits is told. Silence of the other side is not looked at here: that is the master's business.
+
+    run                    until the link is lost; closes all its streams
+     ├── read_messages     control stream -> on_message
+     ├── write_messages    outbox of messages -> control stream
+     ├── read_frames       one per lane: lane -> router -> sink
+     └── write_frames      one per lane: outbox of frames -> lane
+
+Nothing is ever sent from the caller's task: a caller that is cancelled in the middle of a frame
+would tear the lane. It may leave a frame that is still queued; one that is on its way is finished.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Generic, TypeVar
+
+import trio
+from attrs import define, field
+
+from ..protocol.errors import LocalProtocolError, PeerLostError, RemoteProtocolError
+from ..protocol.lane import Buffer, FrameHeader, Lane
+from ..protocol.messages import Message
+from ..protocol.stream import MessageStream
+from .limiter import UploadLimiter
+from .routing import FrameRouter, Sink
+
+LANE_COUNT = 2  # lanes of a link, numbered from 0
+STALL_S = 20.0  # a slice that no one takes for this long means that the other side is gone
+# Bytes given to a stream at once: what has to move within ``stall_s``, per lane (about 100 kbit/s).
+SLICE_BYTES = 2**18
+
+T = TypeVar("T")
+
+OnMessage = Callable[[str, Message], Awaitable[None]]
+
+
+class PacedStream(trio.abc.Stream):
+    """A stream that sends in slices: capped by the node's limiter, broken when one gets stuck.
+
+    Args:
+      limiter: None: no cap.
+      stall_s: how long the transport may take over one slice; waiting for the cap does not count.
+    """
+
+    def __init__(
+        self, stream: trio.abc.Stream, stall_s: float, limiter: UploadLimiter | None
+    ) -> None:
+        self._stream = stream
+        self._stall_s = stall_s
+        self._limiter = limiter
+
+    async def send_all(self, data: Buffer) -> None:
+        view = memoryview(data)
+        done = 0
+        while done < len(view):
+            slice_bytes = SLICE_BYTES
+            if self._limiter is not None:
+                slice_bytes = min(slice_bytes, self._limiter.slice_bytes)
+            piece = view[done : done + slice_bytes]
+            if self._limiter is not None:
+                await self._limiter.take(len(piece))
+            with trio.move_on_after(self._stall_s) as scope:
+                await self._stream.send_all(piece)
+            if scope.cancelled_caught:
+                raise trio.BrokenResourceError(f"nothing could be sent for {self._stall_s:g} s")
+            done += len(piece)
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await self._stream.wait_send_all_might_not_block()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        return await self._stream.receive_some(max_bytes)
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+@define(eq=False)
+class _Job(Generic[T]):
+    """Something to be sent, and whether it was."""
+
+    what: T
+    sent: bool = False
+    ended: trio.Event = field(factory=trio.Event)
+
+
+class _Outbox(Generic[T]):
+    """What waits to be sent, first come, first served, by whichever writer is idle.
+
+    Its length is bounded by those who wait in it: everyone waits for what they put in.
+    """
+
+    def __init__(self) -> None:
+        self._queue: deque[_Job[T]] = deque()
+        self._taken: set[_Job[T]] = set()
+        self._idle = trio.lowlevel.ParkingLot()
+        self._closed = False
+
+    async def put(self, what: T) -> bool:
+        """Wait until ``what`` was sent (True) or never will be (False)."""
+        if self._closed:
+            await trio.lowlevel.checkpoint()
+            return False
+        job = _Job(what)
+        self._queue.append(job)
+        self._idle.unpark()
+        try:
+            await job.ended.wait()
+        except trio.Cancelled:
+            if job not in self._taken and not job.sent and not self._closed:
+                self._queue.remove(job)
+            raise
+        return job.sent
+
+    async def take(self) -> _Job[T]:
+        while not self._queue:
+            await self._idle.park()
+        job = self._queue.popleft()
+        self._taken.add(job)
+        return job
+
+    def finish(self, job: _Job[T]) -> None:
+        self._taken.discard(job)
+        job.sent = True
+        job.ended.set()
+
+    def close(self) -> None:
+        self._closed = True
+        for job in (*self._queue, *self._taken):
+            job.ended.set()
+        self._queue.clear()
+        self._taken.clear()
+
+
+@define(eq=False)
+class LaneEnds:
+    """Both directions of a lane: sending is paced, receiving reads the bare stream."""
+
+    stream: trio.abc.Stream
+    sender: Lane
+    receiver: Lane
+
+
+class Link:
+    """See the top of this file. Made by ``LinkHub``.
+
+    Attributes:
+      peer: who is at the other end.
+      lost: set once the link is lost; ``reason`` then says why.
+      finished: set once all its streams are closed.
+    """
+
+    def __init__(
+        self,
+        peer: str,
+        stream: trio.abc.Stream,
+        router: FrameRouter,
+        on_message: OnMessage,
+        stall_s: float = STALL_S,
+        limiter: UploadLimiter | None = None,
+    ) -> None:
+        self.peer = peer
+        self.lost = trio.Event()
+        self.finished = trio.Event()
+        self.reason = ""
+        self.messages = MessageStream(PacedStream(stream, stall_s, None))
+        self._streams = [stream]
+        self._lanes: dict[int, LaneEnds] = {}
+        self._lanes_up = trio.Event()
+        self._open_lane_count = 0
+        self._router = router
+        self._on_message = on_message
+        self._stall_s = stall_s
+        self._limiter = limiter
+        self._scope = trio.CancelScope()
+        self._message_outbox: _Outbox[Message] = _Outbox()
+        self._frame_outbox: _Outbox[tuple[FrameHeader, Buffer]] = _Outbox()
+
+    # ------------------------------------------------------------ for everyone
+
+    async def send(self, message: Message) -> None:
+        """Send on the control stream; returns when the network took it.
+
+        Raises:
+          PeerLostError: the link is lost; the message may or may not have arrived.
+
+        Cancellation: safe; the message is sent or not.
+        """
+        if not await self._message_outbox.put(message):
+            raise PeerLostError(self.peer, self.reason)
+
+    async def send_frame(self, header: FrameHeader, payload: Buffer) -> None:
+        """Send over the lane that is idle first; returns when the network took it.
+
+        Frames that one task sends after another leave in order, but arrive in order only per lane.
+
+        Args:
+          payload: must not change until this call ends, however it ends.
+
+        Raises:
+          PeerLostError: the link is lost; the frame may or may not have arrived.
+
+        Cancellation: safe; the frame is sent whole or not at all.
+        """
+        if len(payload) != header.payload_bytes:
+            raise LocalProtocolError(f"{len(payload)} bytes for {header}")
+        if not await self._frame_outbox.put((header, payload)):
+            raise PeerLostError(self.peer, self.reason)
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of all frames sent, overhead included."""
+        return sum(lane.sender.sent_bytes for lane in self._lanes.values())
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes of all frames received, overhead included."""
+        return sum(lane.receiver.received_bytes for lane in self._lanes.values())
+
+    def close(self, reason: str) -> None:
+        """Give the link up; only the first reason is kept."""
+        if self.lost.is_set():
+            return
+        self.reason = reason
+        self.lost.set()
+        self._message_outbox.close()
+        self._frame_outbox.close()
+        self._scope.cancel()
+
+    # ------------------------------------------------------------ for the hub
+
+    def make_lane(self, stream: trio.abc.Stream, send_key: bytes, receive_key: bytes) -> LaneEnds:
+        paced = PacedStream(stream, self._stall_s, self._limiter)
+        return LaneEnds(
+            stream=stream,
+            sender=Lane(paced, send_key, receive_key),
+            receiver=Lane(stream, send_key, receive_key),
+        )
+
+    def claim_lane(self, number: int, lane: LaneEnds) -> None:
+        """Make ``lane`` this link's, before its first record is sent.
+
+        A lane number is used at most once in a link's life: its keys must never encrypt twice.
+
+        Raises:
+          RemoteProtocolError: no such number, or it is taken.
+        """
+        if number >= LANE_COUNT or number in self._lanes or self.lost.is_set():
+            raise RemoteProtocolError(f"lane {number} is not wanted")
+        self._lanes[number] = lane
+        self._streams.append(lane.stream)
+
+    @property
+    def lanes(self) -> tuple[LaneEnds, ...]:
+        return tuple(self._lanes.values())
+
+    def lane_opened(self) -> None:
+        """One more lane is open both ways."""
+        self._open_lane_count += 1
+        if self._open_lane_count == LANE_COUNT:
+            self._lanes_up.set()
+
+    async def wait_lanes(self) -> None:
+        await self._lanes_up.wait()
+
+    async def run(self) -> None:
+        """Carry messages and frames until the link is lost; then close everything of it."""
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._guard, self._read_messages)
+                    nursery.start_soon(self._guard, self._write_messages)
+                    for lane in self._lanes.values():
+                        nursery.start_soon(self._guard, partial(self._read_frames, lane))
+                        nursery.start_soon(self._guard, partial(self._write_frames, lane))
+        finally:
+            await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close all streams at once, without goodbyes."""
+        self.close("this node closed the link")
+        with trio.CancelScope(shield=True):  # forceful closing does not wait for anybody
+            for stream in self._streams:
+                await trio.aclose_forcefully(stream)
+        self.finished.set()
+
+    async def _guard(self, task: Callable[[], Awaitable[None]]) -> None:
+        """The one place where the other side's faults, and the network's, end the link."""
+        try:
+            await task()
+        except trio.EndOfChannel:
+            self.close("the other side closed the link")
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            self.close(f"the connection broke ({error})")
+        except (RemoteProtocolError, PeerLostError) as error:
+            self.close(str(error))
+
+    async def _read_messages(self) -> None:
+        while True:
+            await self._on_message(self.peer, await self.messages.receive())
+
+    async def _write_messages(self) -> None:
+        while True:
+            job = await self._message_outbox.take()
+            await self.messages.send(job.what)
+            self._message_outbox.finish(job)
+
+    async def _read_frames(self, lane: LaneEnds) -> None:
+        sink: Sink | None = None
+        view: memoryview | None = None
+
+        async def place(header: FrameHeader) -> memoryview | None:
+            nonlocal sink, view
+            sink, view = await self._router.place(self.peer, header)
+            return view
+
+        while True:
+            header, _payload = await lane.receiver.receive(place)
+            if sink is not None and view is not None:
+                self._router.deliver(sink, self.peer, header, view)
+            sink = view = None
+
+    async def _write_frames(self, lane: LaneEnds) -> None:
+        while True:
+            job = await self._frame_outbox.take()
+            header, payload = job.what
+            await lane.sender.send(header, payload)
+            self._frame_outbox.finish(job)

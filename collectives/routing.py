@@ -1,0 +1,133 @@
+"""Where a frame goes: from its header to whoever waits for it.
+
+A *sink* registers for a key while it wants frames. Frames may arrive before the order that makes
+this node register (the order comes from the master, the frames from peers): the lane that carries
+one then waits a while. Frames of what is over are read and dropped at once, so a finished or
+repeated attempt holds up nobody.
+
+This file knows no links and no lanes; it never sends anything.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import trio
+
+from ..protocol.errors import LocalProtocolError
+from ..protocol.lane import FrameHeader, FrameKind
+
+EARLY_WAIT_S = 10.0  # how long a lane waits for somebody to want its frame; then it is dropped
+# Rounds and transfers whose end is remembered. A frame of one forgotten before that only costs its
+# own lane the early wait.
+ENDED_MAX = 4_096
+
+Key = tuple[int, ...]
+
+
+class Sink(Protocol):
+    """Who wants the frames of a key. Both methods are synchronous and must not block."""
+
+    def place(self, peer: str, header: FrameHeader) -> memoryview | None:
+        """Where the payload goes (exactly ``payload_bytes``), or None to drop it.
+
+        The header is not authenticated yet. Nobody may be accused here: what is wrong with it may
+        be the work of somebody on the way, and then the link is lost a moment later.
+        """
+        ...
+
+    def deliver(self, peer: str, header: FrameHeader, payload: memoryview) -> None:
+        """The frame is authentic; ``payload`` is the very object that ``place`` returned."""
+        ...
+
+
+def frame_key(header: FrameHeader) -> Key:
+    """(kind, round, attempt) for chunks, (BLOCK, transfer) for blocks."""
+    if header.kind is FrameKind.BLOCK:
+        return (FrameKind.BLOCK, header.transfer)
+    return (header.kind, header.round, header.attempt)
+
+
+class FrameRouter:
+    """The table of sinks.
+
+    Attributes:
+      dropped_frames: frames that nobody wanted (any more, or in time).
+    """
+
+    def __init__(self, early_wait_s: float = EARLY_WAIT_S) -> None:
+        self.dropped_frames = 0
+        self._early_wait_s = early_wait_s
+        self._sinks: dict[Key, Sink] = {}
+        self._changed = trio.Event()
+        self._ended_attempts: OrderedDict[int, int] = OrderedDict()  # round -> last one over
+        self._ended_transfers: OrderedDict[Key, None] = OrderedDict()
+
+    @contextmanager
+    def register(self, key: Key, sink: Sink) -> Iterator[None]:
+        """Give ``sink`` the frames of ``key`` until the block ends; then the key is over for good.
+
+        Registering an attempt of a round ends all earlier attempts of that round.
+
+        Raises:
+          LocalProtocolError: the key is taken or over.
+        """
+        if key in self._sinks or self._is_over(key):
+            raise LocalProtocolError(f"frames of {key} are registered already, or over")
+        if key[0] != FrameKind.BLOCK:
+            self.forget_through(key[1], key[2] - 1)
+        self._sinks[key] = sink
+        self._wake()
+        try:
+            yield
+        finally:
+            del self._sinks[key]
+            if key[0] == FrameKind.BLOCK:
+                self._ended_transfers[key] = None
+                if len(self._ended_transfers) > ENDED_MAX:
+                    self._ended_transfers.popitem(last=False)
+            else:
+                self.forget_through(key[1], key[2])
+            self._wake()
+
+    def forget_through(self, round_: int, attempt: int) -> None:
+        """Frames of this round, up to this attempt, are dropped from now on."""
+        ended = self._ended_attempts.pop(round_, -1)
+        self._ended_attempts[round_] = max(ended, attempt)
+        if len(self._ended_attempts) > ENDED_MAX:
+            self._ended_attempts.popitem(last=False)
+        self._wake()
+
+    async def place(
+        self, peer: str, header: FrameHeader
+    ) -> tuple[Sink, memoryview] | tuple[None, None]:
+        """Find the frame's sink and place, waiting for the sink if it is early."""
+        key = frame_key(header)
+        with trio.move_on_after(self._early_wait_s):
+            while not self._is_over(key):
+                sink = self._sinks.get(key)
+                if sink is not None:
+                    view = sink.place(peer, header)
+                    if view is None:
+                        break
+                    return sink, view
+                await self._changed.wait()
+        self.dropped_frames += 1
+        return None, None
+
+    def deliver(self, sink: Sink, peer: str, header: FrameHeader, payload: memoryview) -> None:
+        """Hand an authentic payload to the sink that placed it, if that still wants it."""
+        if self._sinks.get(frame_key(header)) is sink:
+            sink.deliver(peer, header, payload)
+
+    def _is_over(self, key: Key) -> bool:
+        if key[0] == FrameKind.BLOCK:
+            return key in self._ended_transfers
+        return key not in self._sinks and self._ended_attempts.get(key[1], -1) >= key[2]
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()

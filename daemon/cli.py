@@ -1,0 +1,464 @@
+"""The ``holdfast`` command: parsing, help and the last line of every error.
+
+Commands do their work elsewhere; what they raise as ``UserError`` becomes one line, a hint and an
+exit status here. There is no traceback for what a person can mend.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import ParamSpec
+
+import click
+import httpx
+import trio
+
+from .. import __version__
+from ..protocol.addresses import Address
+from ..protocol.errors import UserError
+from .exit_codes import ExitCode
+from .places import Control, find_control, locked, master_state, peer_state
+from .tasks import told_error
+
+P = ParamSpec("P")
+
+HTTP_S = 10.0  # a local daemon answers at once or not at all
+MASTER_PORT = 29700
+ENVIRONMENT_PREFIX = "HOLDFAST_"
+# Set by the daemon for its trainer, or read elsewhere; everything else must be an option's.
+OTHER_VARIABLES = {"HOLDFAST_SOCKET", "HOLDFAST_MEMBER", "HOLDFAST_HOME"}
+
+
+def fails_plainly(function: Callable[P, None]) -> Callable[P, None]:
+    """Turn errors that a person can mend into a line, a hint and an exit status."""
+
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
+        error: BaseException | None
+        try:
+            function(*args, **kwargs)
+            return
+        except UserError as raised:
+            error = raised
+        except BaseExceptionGroup as group:
+            error = told_error(group)
+            if error is None:
+                raise
+        except KeyboardInterrupt:
+            click.echo("holdfast: stopped", err=True)
+            sys.exit(ExitCode.INTERRUPTED)
+        click.echo(f"holdfast: {error}", err=True)
+        if isinstance(error, UserError):
+            if error.hint:
+                click.echo(f"  {error.hint}", err=True)
+            sys.exit(error.exit_code)
+        sys.exit(ExitCode.FAILED)
+
+    return wrapped
+
+
+def _address(_context: click.Context, _parameter: click.Parameter, value: str) -> Address:
+    return Address.parse(value)
+
+
+def _addresses(
+    _context: click.Context, _parameter: click.Parameter, value: tuple[str, ...]
+) -> tuple[Address, ...]:
+    return tuple(Address.parse(text) for text in value)
+
+
+def _checked_advertise(
+    _context: click.Context, _parameter: click.Parameter, value: tuple[str, ...]
+) -> tuple[str, ...]:
+    return tuple(str(Address.parse(text)) for text in value)
+
+
+state_option = click.option(
+    "--state",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="The daemon's state directory (default: the only one that runs here).",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+class Commands(click.Group):
+    """Checks the environment's variables before any command runs."""
+
+    def invoke(self, context: click.Context) -> object:
+        refuse_unknown_variables(os.environ, self)
+        return super().invoke(context)
+
+
+def refuse_unknown_variables(environment: Mapping[str, str], group: click.Group) -> None:
+    """Raise UserError for a HOLDFAST_* variable that no option reads: it is a typing error."""
+    known = set(OTHER_VARIABLES) | {"HOLDFAST_LOG_LEVEL"}
+    for name, command in group.commands.items():
+        for parameter in command.params:
+            known.add(f"{ENVIRONMENT_PREFIX}{name}_{parameter.name}".upper())
+    for variable in environment:
+        if variable.startswith(ENVIRONMENT_PREFIX) and variable not in known:
+            raise UserError(
+                f"unknown environment variable {variable}",
+                exit_code=ExitCode.USAGE,
+                hint="unset it; options are HOLDFAST_COMMAND_OPTION, e.g. HOLDFAST_JOIN_NAME",
+            )
+
+
+@click.group(
+    cls=Commands,
+    context_settings={"auto_envvar_prefix": "HOLDFAST", "help_option_names": ["-h", "--help"]},
+)
+@click.version_option(__version__, prog_name="holdfast")
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="warning",
+    show_default=True,
+    help="How much to log to standard error.",
+)
+def commands(log_level: str) -> None:
+    """Train one model together, on machines that may vanish at any time.
+
+    \b
+    On one machine:     holdfast master run.toml
+    On every machine:   holdfast join INVITE -- python train.py
+    See it work:        holdfast demo
+    """
+    logging.basicConfig(
+        level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+
+
+@commands.command()
+@click.argument("run_toml", type=click.Path(path_type=Path))
+@click.option(
+    "--state",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Keep the run's journal and keys here.",
+)
+@click.option(
+    "--listen",
+    multiple=True,
+    default=(f"0.0.0.0:{MASTER_PORT}",),
+    show_default=True,
+    callback=_addresses,
+    help="Bind here; repeatable.",
+)
+@click.option(
+    "--advertise",
+    multiple=True,
+    callback=_checked_advertise,
+    help="The address that others dial, if it is not the bound one; repeatable.",
+)
+@click.option(
+    "--http",
+    default="127.0.0.1:29780",
+    show_default=True,
+    callback=_address,
+    help="Status and control over HTTP.",
+)
+@click.option(
+    "--invite/--no-invite", default=True, help="Print an invite for the run's first peers."
+)
+def master(
+    run_toml: Path,
+    state: Path | None,
+    listen: tuple[Address, ...],
+    advertise: tuple[str, ...],
+    http: Address,
+    invite: bool,
+) -> None:
+    """Coordinate a run: admit peers, open rounds, commit them.
+
+    The master carries no tensor bytes; any small machine does. Stopped and started again with the
+    same state directory it goes on where it was.
+
+    \b
+    Examples:
+      holdfast master run.toml
+      holdfast master run.toml --advertise train.example.org:29700
+    """
+    from .run_master import Master, MasterOptions, read_spec
+
+    spec = read_spec(run_toml)
+    folder = state or master_state(spec.run.name)
+    options = MasterOptions(
+        run_toml, folder, listen, advertise or guess_addresses(listen), http, invite
+    )
+    with locked(folder):
+        trio.run(Master(options, _tell).run)
+
+
+@commands.command()
+@click.argument("invite")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@click.option(
+    "--name",
+    default=socket.gethostname,
+    show_default="this host's name",
+    help="How others see this peer.",
+)
+@click.option(
+    "--state",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Keep this peer's identity here.",
+)
+@click.option(
+    "--listen",
+    multiple=True,
+    default=("0.0.0.0:0",),
+    show_default=True,
+    callback=_addresses,
+    help="Bind here; port 0 takes a free one; repeatable.",
+)
+@click.option(
+    "--advertise",
+    multiple=True,
+    callback=_checked_advertise,
+    help="The address that others dial, if it is not the bound one; repeatable.",
+)
+@click.option(
+    "--http",
+    default="127.0.0.1:0",
+    show_default=True,
+    callback=_address,
+    help="This peer's status over HTTP.",
+)
+@click.option(
+    "--max-upload", type=float, help="Send at most so many megabytes a second to other peers."
+)
+@click.option(
+    "--patience",
+    type=float,
+    default=120.0,
+    show_default=True,
+    help="Give up after so many seconds without a master; 0: never.",
+)
+def join(
+    invite: str,
+    command: tuple[str, ...],
+    name: str,
+    state: Path | None,
+    listen: tuple[Address, ...],
+    advertise: tuple[str, ...],
+    http: Address,
+    max_upload: float | None,
+    patience: float,
+) -> None:
+    """Take part in a run with this machine.
+
+    INVITE is the string that the run's owner gave you; the training COMMAND follows `--`. Without a
+    command this peer keeps a copy of the state but trains nothing. Ctrl+C leaves in good order; a
+    second Ctrl+C stops at once.
+
+    \b
+    Examples:
+      holdfast join holdfast1.... -- python train.py
+      holdfast join holdfast1.... --advertise home.example.org:29701 -- python train.py
+    """
+    from ..protocol.invite import Invite
+    from .run_peer import Peer, PeerOptions
+
+    ticket = Invite.decode(invite)
+    if max_upload is not None and max_upload <= 0:
+        raise UserError("--max-upload must be more than 0", exit_code=ExitCode.USAGE)
+    options = PeerOptions(
+        invite=ticket,
+        command=command,
+        name=name,
+        state=state or peer_state(ticket.run_id),
+        listen=listen,
+        advertise=advertise,
+        http=http,
+        upload_bytes_per_s=None if max_upload is None else max_upload * 1e6,
+        patience_s=patience or None,
+    )
+    with locked(options.state):
+        trio.run(Peer(options, _tell).run)
+
+
+@commands.command()
+@state_option
+@click.option(
+    "--role", type=click.Choice(["contributor", "spare"]), default="contributor", show_default=True
+)
+@click.option(
+    "--uses",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="How many machines may use it.",
+)
+@click.option(
+    "--hours",
+    type=click.FloatRange(min=0, min_open=True),
+    default=24.0,
+    show_default=True,
+    help="How long it is good for.",
+)
+@click.option("--founder", is_flag=True, help="May give an empty run its first weights.")
+@json_option
+def invite(
+    state: Path | None, role: str, uses: int, hours: float, founder: bool, as_json: bool
+) -> None:
+    """Make an invite: one string that lets a machine into the run.
+
+    \b
+    Examples:
+      holdfast invite
+      holdfast invite --role spare --uses 3 --hours 48
+    """
+    control = find_control(state, "master")
+    body = {"role": role, "uses": uses, "hours": hours, "founder": founder}
+    answer = call(control, "invite", body)
+    click.echo(json.dumps(answer) if as_json else answer["invite"])
+
+
+@commands.command()
+@state_option
+@json_option
+def status(state: Path | None, as_json: bool) -> None:
+    """Show what a master or a peer on this machine is doing, and why it waits.
+
+    \b
+    Examples:
+      holdfast status
+      holdfast status --json | jq .members
+    """
+    from .show import show_status
+
+    control = find_control(state, None)
+    answer = call(control, "status", None)
+    if as_json:
+        click.echo(json.dumps(answer, indent=2))
+    else:
+        show_status(control.kind, answer)
+
+
+@commands.command()
+@state_option
+@json_option
+def leave(state: Path | None, as_json: bool) -> None:
+    """Let the peer on this machine leave in good order (as Ctrl+C in its terminal does)."""
+    answer = call(find_control(state, "peer"), "leave", {})
+    click.echo(json.dumps(answer) if as_json else "leaving after the round in flight")
+
+
+@commands.command()
+@click.argument("peer")
+@state_option
+@click.option("--reason", default="", help="Shown to the peer.")
+@json_option
+def kick(peer: str, state: Path | None, reason: str, as_json: bool) -> None:
+    """Remove PEER (its name, or the first digits of its id) from the run, for good.
+
+    \b
+    Example:
+      holdfast kick 3fa92c --reason "sends garbage"
+    """
+    answer = call(find_control(state, "master"), "kick", {"peer": peer, "reason": reason})
+    click.echo(json.dumps(answer) if as_json else f"removed {answer['peer']}")
+
+
+@commands.command()
+@click.option(
+    "--json",
+    "json_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the verdict here.",
+)
+@click.option(
+    "--rounds", type=click.IntRange(4), default=14, show_default=True, help="Rounds to commit."
+)
+@click.option(
+    "--keep",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Keep all logs and state in this folder.",
+)
+def demo(json_path: Path | None, rounds: int, keep: Path | None) -> None:
+    """Train a small GPT on this machine with four peers, kill one, watch the run go on.
+
+    A master, three contributors and a spare, each a process of its own. One contributor is killed
+    in the middle of a reduction; the spare takes its place; later the killed one comes back.
+
+    \b
+    Examples:
+      holdfast demo
+      holdfast demo --json verdict.json
+    """
+    from .demo import run_demo
+
+    sys.exit(run_demo(json_path, rounds, keep))
+
+
+# ---------------------------------------------------------------- helpers
+
+
+def _tell(line: str) -> None:
+    click.echo(line)
+    sys.stdout.flush()
+
+
+def call(control: Control, name: str, body: Mapping[str, object] | None) -> dict[str, object]:
+    """Ask a local daemon. ``body`` None reads, otherwise it acts."""
+    try:
+        if body is None:
+            response = httpx.get(f"{control.url}/api/{name}", timeout=HTTP_S)
+        else:
+            response = httpx.post(
+                f"{control.url}/api/{name}",
+                json=dict(body),
+                headers={"authorization": f"Bearer {control.token}"},
+                timeout=HTTP_S,
+            )
+        answer = response.json()
+    except (httpx.HTTPError, ValueError) as error:
+        raise UserError(
+            f"the {control.kind} at {control.url} does not answer: {error}",
+            exit_code=ExitCode.UNREACHABLE,
+        ) from error
+    if response.status_code != 200:
+        raise UserError(
+            str(answer.get("error", response.text)),
+            exit_code=int(answer.get("exit_code", ExitCode.FAILED)),
+            hint=str(answer.get("hint", "")),
+        )
+    result: dict[str, object] = answer
+    return result
+
+
+def guess_addresses(listen: tuple[Address, ...]) -> tuple[str, ...]:
+    """What others may dial when nobody said: the bound address, or this host's own one."""
+    guessed = []
+    for address in listen:
+        if address.host in ("0.0.0.0", "::"):
+            guessed.append(str(Address(_own_host(address.host), address.port)))
+        else:
+            guessed.append(str(address))
+    return tuple(guessed) if all(a.port for a in listen) else ()
+
+
+def _own_host(wildcard: str) -> str:
+    """The address of the interface that leads outside; connecting UDP sends nothing."""
+    family, outside = (
+        (socket.AF_INET6, "2001:db8::1") if wildcard == "::" else (socket.AF_INET, "192.0.2.1")
+    )
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((outside, 9))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return "::1" if wildcard == "::" else "127.0.0.1"
+
+
+@fails_plainly
+def main() -> None:
+    """Run the command line; the exit status is one of ``ExitCode``."""
+    commands()

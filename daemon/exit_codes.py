@@ -1,0 +1,19 @@
+"""The exit statuses of every ``holdfast`` command; the README's table is made from this file."""
+
+from __future__ import annotations
+
+import enum
+
+
+class ExitCode(enum.IntEnum):
+    OK = 0
+    FAILED = 1  # something else; the message says what
+    USAGE = 2  # a wrong option or argument
+    CONFIG = 3  # run.toml or another input file is missing or wrong
+    ADDRESS = 4  # the port is taken or the address is not ours
+    INVITE = 5  # the invite is malformed, expired, used up or withdrawn
+    UNREACHABLE = 6  # the master (or the local daemon) does not answer
+    REFUSED = 7  # the master refuses this peer: version, layout, address, run over
+    EVICTED = 8  # removed from the run by its owner
+    TRAINER = 9  # the training command fails again and again, or cannot be started
+    INTERRUPTED = 130  # a second Ctrl+C: stopped without draining

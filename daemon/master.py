@@ -1,0 +1,323 @@
+"""The master service: carries out what ``membership.Coordinator`` decides. No tensor bytes.
+
+    run                        one nursery; a bug in any task ends the process
+     ├── network.serve
+     │    └── _on_channel      one per connection; its peer's faults end only it
+     │         ├── enrol       a newcomer gets a certificate, then reconnects with it
+     │         └── _serve_peer read; beside it ``_write`` (outbox -> stream)
+     ├── _carry_out            the only task that performs effects, in the order decided
+     ├── _keep_time            wakes the coordinator at its next deadline
+     └── _beat                 a heartbeat to everybody
+
+Decisions are made at once, synchronously, when a message arrives; their effects are queued. A
+``Record`` is fsynced before the effects behind it in the queue, so nothing leaves this process
+that a restart could forget.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import trio
+from attrs import define, evolve, field
+
+from ..membership.coordinator import Coordinator, Grant
+from ..membership.effects import Announce, Drop, Effect, Record, Send
+from ..membership.journal import JournalRecord
+from ..protocol.addresses import Address
+from ..protocol.authority import Authority, holder_of, load_certificate
+from ..protocol.enrol import Admission, Refusal, answer_newcomer
+from ..protocol.errors import HoldfastError, RemoteProtocolError, UserError
+from ..protocol.messages import (
+    Heartbeat,
+    Hello,
+    Message,
+    RefusalCode,
+    Refused,
+    Renew,
+    Renewed,
+    Role,
+)
+from ..protocol.network import Channel, Network, Party
+from ..protocol.stream import MessageStream
+from .store import GrantRow, Store, TokenError
+
+log = logging.getLogger("holdfast.master")
+
+OUTBOX_COUNT_MAX = 4_096  # messages that wait for one peer; more: it does not read, it is dropped
+HELLO_S = 10.0  # from the connection to its first message
+PROBE_S = 5.0  # dialling a newcomer back at one of its addresses
+TICK_S_MIN = 0.005  # the coordinator's deadlines are not chased closer than this
+CLOSE_S = 2.0  # for the last words to a peer that is dropped
+
+
+@define(eq=False)
+class Session:
+    """One peer's connection."""
+
+    peer: str
+    stream: MessageStream
+    outbox: trio.MemorySendChannel[Message]
+    scope: trio.CancelScope = field(factory=trio.CancelScope)
+    last_words: Refused | None = None
+
+
+class MasterService:
+    """The coordinator of a run, on any ``Network``."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        store: Store,
+        network: Network,
+        bind: Sequence[Address],
+        *,
+        authority: Authority | None = None,
+        probe: bool = True,
+    ) -> None:
+        self.coordinator = coordinator
+        self.store = store
+        self.network = network
+        self.bind = bind
+        self.authority = authority
+        self.bound: Sequence[Address] = ()
+        self.sessions: dict[str, Session] = {}
+        self._probe = probe
+        self._replaced: dict[str, Session] = {}
+        self._effects: deque[Effect] = deque()
+        self._work = trio.Event()
+        self._time = trio.Event()
+        self._nursery: trio.Nursery | None = None
+
+    async def run(
+        self, *, task_status: trio.TaskStatus[Sequence[Address]] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Serve until cancelled; reports the bound addresses when it listens."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            self.bound = await nursery.start(self.network.serve, self.bind, self._on_channel, None)
+            nursery.start_soon(self._carry_out)
+            nursery.start_soon(self._keep_time)
+            nursery.start_soon(self._beat)
+            task_status.started(self.bound)
+
+    # ------------------------------------------------------------ deciding
+
+    def decide(self, decision: Callable[[float], list[Effect]]) -> None:
+        """Let the coordinator decide something now; its effects are carried out in order."""
+        self._effects.extend(decision(trio.current_time()))
+        self._work.set()
+        self._time.set()
+
+    async def _carry_out(self) -> None:
+        while True:
+            while self._effects:
+                effect = self._effects.popleft()
+                match effect:
+                    case Record(record=record):
+                        await self._journal(record)
+                    case Send(peer=peer, message=message):
+                        self._send(peer, message)
+                    case Drop():
+                        self._drop(effect)
+                    case Announce(event=event):
+                        log.info("%s", event)
+            self._work = trio.Event()
+            await self._work.wait()
+
+    async def _journal(self, record: JournalRecord) -> None:
+        try:
+            await self.network.run_sync(lambda: self.store.append(record))
+        except sqlite3.Error as error:
+            # A commit that cannot be made durable must not be sent: stop here, restart settles it.
+            raise UserError(
+                f"the journal cannot be written: {error}",
+                hint="free some disk space, then start the master again; peers wait for it",
+            ) from error
+
+    def _send(self, peer: str, message: Message) -> None:
+        session = self.sessions.get(peer)
+        if session is None:
+            return
+        try:
+            session.outbox.send_nowait(message)
+        except trio.WouldBlock:
+            log.warning("peer %s does not read: dropped", peer[:8])
+            session.scope.cancel()
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass  # its session is ending; detach follows
+
+    def _drop(self, effect: Drop) -> None:
+        if effect.previous:
+            session = self._replaced.pop(effect.peer, None)
+        else:
+            session = self.sessions.pop(effect.peer, None)
+        if session is not None:
+            session.last_words = Refused(effect.code, effect.reason)
+            session.scope.cancel()
+
+    async def _keep_time(self) -> None:
+        while True:
+            self._time = trio.Event()
+            deadline = self.coordinator.next_deadline_s()
+            with trio.move_on_at(max(deadline, trio.current_time() + TICK_S_MIN)):
+                await self._time.wait()
+                continue
+            self.decide(self.coordinator.tick)
+
+    async def _beat(self) -> None:
+        sequence = 0
+        while True:
+            await trio.sleep(self.coordinator.spec.heartbeat_s)
+            sequence += 1
+            for peer in list(self.sessions):
+                self._send(peer, Heartbeat(sequence))
+
+    # ------------------------------------------------------------ connections
+
+    async def _on_channel(self, channel: Channel) -> None:
+        if channel.party is Party.NEWCOMER:
+            if self.authority is not None:
+                await self._enrol(channel, self.authority)
+        elif channel.party is Party.PEER:
+            await self._serve_peer(channel)
+
+    async def _enrol(self, channel: Channel, authority: Authority) -> None:
+        grants: list[GrantRow] = []
+
+        def redeem(token: str) -> Role:
+            try:
+                grants.append(self.store.redeem(token))
+            except TokenError as error:
+                raise Refusal(RefusalCode.TOKEN, str(error)) from error
+            return grants[0].role
+
+        def admitted(admission: Admission) -> None:
+            self.store.admit(admission.peer, evolve(grants[0], name=admission.name))
+            log.info("admitted %s (%s)", admission.name, admission.peer[:8])
+
+        await answer_newcomer(channel, authority, redeem, admitted=admitted)
+
+    async def _serve_peer(self, channel: Channel) -> None:
+        stream = MessageStream(channel.stream)
+        with trio.move_on_after(HELLO_S) as in_time:
+            hello = await stream.receive_expected(Hello)
+        if in_time.cancelled_caught:
+            return
+        grant = self.store.grant(channel.peer)
+        if grant is None:
+            await stream.send_final(
+                Refused(RefusalCode.TOKEN, "this identity was never admitted to the run")
+            )
+            return
+        refusal = await self._reach(channel, hello)
+        if refusal is not None:
+            log.info("refused %s (%s): %s", hello.name, channel.peer[:8], refusal.reason)
+            await stream.send_final(refusal)
+            return
+        outbox, queue = trio.open_memory_channel[Message](OUTBOX_COUNT_MAX)
+        session = Session(channel.peer, stream, outbox)
+        old = self.sessions.get(channel.peer)
+        if old is not None:
+            self._replaced[channel.peer] = old  # the coordinator says why it is dropped
+            old.scope.deadline = trio.current_time() + CLOSE_S
+        self.sessions[channel.peer] = session
+        self.decide(
+            partial(self.coordinator.attach, channel.peer, hello, Grant(grant.role, grant.founder))
+        )
+        await self._hold(session, queue)
+
+    async def _hold(self, session: Session, queue: trio.MemoryReceiveChannel[Message]) -> None:
+        """Read and write until the stream ends or we end it; then the peer is detached."""
+        reason = "it was dropped"
+        try:
+            with session.scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._write, session, queue)
+                    reason = await self._read(session)
+                    nursery.cancel_scope.cancel()
+        finally:
+            await self._part(session, queue)
+            if self.sessions.get(session.peer) is session:
+                del self.sessions[session.peer]
+                self.decide(lambda now_s: self.coordinator.detach(session.peer, reason, now_s))
+
+    async def _part(self, session: Session, queue: trio.MemoryReceiveChannel[Message]) -> None:
+        """Say what was still queued and the reason of the end, if the peer takes it in time."""
+        if session.last_words is None:
+            return
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + CLOSE_S):
+            try:
+                while True:
+                    try:
+                        await session.stream.send(queue.receive_nowait())
+                    except (trio.WouldBlock, trio.EndOfChannel):
+                        break
+                await session.stream.send_final(session.last_words)
+            except (HoldfastError, trio.BrokenResourceError, trio.ClosedResourceError, OSError):
+                pass  # it is gone already
+
+    async def _read(self, session: Session) -> str:
+        """Hand the peer's messages to the coordinator; returns why there are no more."""
+        try:
+            while True:
+                message = await session.stream.receive()
+                if self.sessions.get(session.peer) is not session:
+                    return "another connection replaced this one"
+                if isinstance(message, Renew):
+                    self._renew(session.peer, message)
+                    continue
+                self.decide(partial(self.coordinator.receive, session.peer, message))
+        except RemoteProtocolError as error:
+            log.warning("peer %s broke the protocol: %s", session.peer[:8], error)
+            session.last_words = Refused(RefusalCode.PROTOCOL, str(error)[:900])
+            return f"it broke the protocol: {error}"
+        except trio.EndOfChannel:
+            return "the connection was closed"
+        except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
+            return "the connection broke"
+
+    async def _write(self, session: Session, queue: trio.MemoryReceiveChannel[Message]) -> None:
+        try:
+            async for message in queue:
+                await session.stream.send(message)
+        except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
+            session.scope.cancel()
+
+    def _renew(self, peer: str, message: Renew) -> None:
+        grant = self.store.grant(peer)
+        if self.authority is None or grant is None:
+            return
+        try:
+            certificate = self.authority.issue(message.request_pem, grant.name, Party.PEER)
+            if holder_of(load_certificate(certificate)).peer != peer:
+                raise RemoteProtocolError("the request is for another key than the peer's")
+        except RemoteProtocolError as error:
+            log.warning("peer %s asks for a bad certificate: %s", peer[:8], error)
+            return
+        self._send(peer, Renewed(certificate))
+
+    async def _reach(self, channel: Channel, hello: Hello) -> Refused | None:
+        """Dial the newcomer back: a member that nobody can reach would only hold up the others."""
+        if not self._probe:
+            return None
+        tried = []
+        for text in hello.addresses:
+            try:
+                with trio.fail_after(PROBE_S):
+                    back = await self.network.dial(
+                        Address.parse(text), party=Party.PEER, peer=channel.peer
+                    )
+                await trio.aclose_forcefully(back.stream)
+                return None
+            except (OSError, HoldfastError, trio.TooSlowError) as error:
+                tried.append(f"{text} ({str(error) or 'no answer'})")
+        return Refused(
+            RefusalCode.UNREACHABLE,
+            f"nobody can reach this peer at {', '.join(tried) or 'any address'}; "
+            "open its port, or give the address others can dial with --advertise"[:900],
+        )

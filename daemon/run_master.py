@@ -1,0 +1,236 @@
+"""``holdfast master``: puts together store, authority, coordinator, network and HTTP, and runs them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import trio
+from attrs import define
+
+from ..membership.coordinator import Coordinator
+from ..membership.journal import RunCreated, TermStarted
+from ..membership.spec import RunSpec
+from ..protocol.addresses import Address
+from ..protocol.authority import Authority
+from ..protocol.credentials import Credentials
+from ..protocol.errors import UserError
+from ..protocol.identity import Identity
+from ..protocol.invite import Invite
+from ..protocol.messages import Role
+from ..protocol.network import Party
+from ..protocol.sockets import SocketNetwork
+from .exit_codes import ExitCode
+from .http import Json, bind_http, make_app, serve_http
+from .master import MasterService
+from .places import Control, make_private, published
+from .store import Store
+from .tasks import wait_for_signals
+
+log = logging.getLogger("holdfast.master")
+
+INVITE_USES_DEFAULT = 100
+INVITE_HOURS_DEFAULT = 24.0
+
+
+@define
+class MasterOptions:
+    spec_path: Path
+    state: Path
+    listen: Sequence[Address]
+    advertise: Sequence[str]
+    http: Address
+    invite: bool = True
+
+
+def read_spec(path: Path) -> RunSpec:
+    """Read run.toml; every way of failing is one sentence."""
+    try:
+        return RunSpec.parse(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(
+            f"cannot read {path}: {error.strerror}",
+            exit_code=ExitCode.CONFIG,
+            hint="write a run.toml first; the README shows one",
+        ) from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text", exit_code=ExitCode.CONFIG) from error
+
+
+class Master:
+    """A run's master as a process: everything around ``MasterService``."""
+
+    def __init__(self, options: MasterOptions, tell: Callable[[str], None]) -> None:
+        self.options = options
+        self.tell = tell
+        self.spec = read_spec(options.spec_path)
+        make_private(options.state)
+        self.store = Store(options.state / "journal.sqlite")
+        self.run_id, self.coordinator = self._restore()
+        self.authority = Authority.load_or_create(options.state / "authority", self.run_id)
+        self.credentials = self._credentials()
+        self.network = SocketNetwork(self.credentials, newcomers=True)
+        self.service = MasterService(
+            self.coordinator, self.store, self.network, options.listen, authority=self.authority
+        )
+        self.started_s = time.time()
+
+    def _restore(self) -> tuple[str, Coordinator]:
+        records = self.store.records()
+        created = [record for record in records if isinstance(record, RunCreated)]
+        if created:
+            if RunSpec.parse(created[0].spec_toml) != self.spec:
+                self._check_same_run(RunSpec.parse(created[0].spec_toml))
+            run_id = created[0].run_id
+        else:
+            run_id = secrets.token_hex(16)
+            first = RunCreated(run_id, self.spec.toml_text)
+            self.store.append(first)
+            records.append(first)
+        terms = [record.term for record in records if isinstance(record, TermStarted)]
+        started = TermStarted(max(terms, default=0) + 1)
+        self.store.append(started)
+        return run_id, Coordinator.restore(self.spec, [*records, started], started.term)
+
+    def _check_same_run(self, before: RunSpec) -> None:
+        if before.diloco.fragments != self.spec.diloco.fragments:
+            raise UserError(
+                f"the run in {self.options.state} has {before.diloco.fragments} fragments, "
+                f"{self.options.spec_path} says {self.spec.diloco.fragments}",
+                exit_code=ExitCode.CONFIG,
+                hint="a new run needs another name, or its own --state DIR",
+            )
+
+    def _credentials(self) -> Credentials:
+        folder = self.options.state / "master"
+        identity = Identity.load_or_create(make_private(folder) / "identity.key")
+        certificate = self.authority.issue(identity.request_pem("master"), "master", Party.MASTER)
+        return Credentials(folder, identity, certificate, self.authority.certificate_pem)
+
+    # ------------------------------------------------------------ life
+
+    async def run(self) -> None:
+        """Serve until a signal or ``stop``."""
+        listener, url = bind_http(self.options.http)
+        token = secrets.token_urlsafe(24)
+        control = Control("master", url, token, os.getpid())
+        app = make_app(
+            token=token,
+            reads={"status": self.status, "invites": lambda: {"invites": self.store.invites()}},
+            actions={
+                "invite": self._act_invite,
+                "kick": self._act_kick,
+                "pause": self._act_pause,
+                "resume": self._act_resume,
+                "stop": self._act_stop,
+            },
+        )
+        self._scope = trio.CancelScope()
+        with listener, published(self.options.state, control), self._scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(wait_for_signals, self._on_signal)
+                bound = await nursery.start(self.service.run)
+                nursery.start_soon(serve_http, app, listener)
+                nursery.start_soon(self._renew_own)
+                self._announce(bound, url)
+
+    def _announce(self, bound: Sequence[Address], url: str) -> None:
+        self.tell(f"run {self.spec.run.name} ({self.run_id[:8]}), term {self.coordinator.term}")
+        self.tell(f"listening on {', '.join(map(str, bound))}; status at {url}/api/status")
+        self.tell(f"state in {self.options.state}")
+        if self.options.invite:
+            invite = self.make_invite(Role.CONTRIBUTOR, True, INVITE_USES_DEFAULT, 24.0)
+            self.tell("on each machine that takes part, run:")
+            self.tell(f"  holdfast join {invite} -- python train.py")
+
+    async def _renew_own(self) -> None:
+        """The master's own certificate lives a day, too."""
+        while True:
+            await trio.sleep(6 * 3600)
+            credentials = self.credentials
+            credentials.replace_certificate(
+                self.authority.issue(
+                    credentials.identity.request_pem("master"), "master", Party.MASTER
+                )
+            )
+
+    def _on_signal(self) -> None:
+        self._scope.cancel()
+
+    # ------------------------------------------------------------ what people ask and do
+
+    def status(self) -> Json:
+        """The whole run as JSON."""
+        status: Json = dict(self.coordinator.status(trio.current_time()))
+        status["run_id"] = self.run_id
+        status["name"] = self.spec.run.name
+        status["uptime_s"] = time.time() - self.started_s
+        status["addresses"] = list(self._addresses())
+        return status
+
+    def _addresses(self) -> Sequence[str]:
+        return tuple(self.options.advertise) or tuple(str(a) for a in self.service.bound)
+
+    def make_invite(self, role: Role, founder: bool, uses: int, hours: float) -> str:
+        token, expires_s = self.store.make_token(role, founder=founder, uses=uses, hours=hours)
+        return Invite(
+            run_id=self.run_id,
+            addresses=tuple(Address.parse(text) for text in self._addresses()),
+            fingerprint=self.authority.fingerprint,
+            token=token,
+            role=role,
+            expires_s=int(expires_s),
+        ).encode()
+
+    async def _act_invite(self, body: Json) -> Json:
+        try:
+            role = Role(body.get("role", "contributor"))
+            uses, hours = int(str(body.get("uses", 1))), float(str(body.get("hours", 24.0)))
+        except ValueError as error:
+            raise UserError(f"a bad invite: {error}", exit_code=ExitCode.USAGE) from error
+        if uses < 1 or hours <= 0:
+            raise UserError("an invite needs at least one use and some time", exit_code=2)
+        invite = self.make_invite(role, bool(body.get("founder", False)), uses, hours)
+        return {"invite": invite, "role": role.value, "uses": uses, "hours": hours}
+
+    async def _act_kick(self, body: Json) -> Json:
+        wanted = str(body.get("peer", ""))
+        reason = str(body.get("reason") or "removed by the run's owner")[:900]
+        peer = self._find_peer(wanted)
+        self.service.decide(lambda now_s: self.coordinator.kick(peer, reason, now_s))
+        return {"peer": peer, "kicked": True}
+
+    def _find_peer(self, wanted: str) -> str:
+        members = self.coordinator.status(trio.current_time())["members"]
+        matches = [
+            str(m["peer"])
+            for m in members
+            if m["name"] == wanted or (len(wanted) >= 4 and str(m["peer"]).startswith(wanted))
+        ]
+        if len(matches) != 1:
+            raise UserError(
+                f"{'no member is' if not matches else 'several members are'} called {wanted!r}",
+                exit_code=ExitCode.USAGE,
+                hint="`holdfast status` lists the members; use the peer id's first digits",
+            )
+        return matches[0]
+
+    async def _act_pause(self, _body: Json) -> Json:
+        self.service.decide(self.coordinator.pause)
+        return {"paused": True}
+
+    async def _act_resume(self, _body: Json) -> Json:
+        self.service.decide(self.coordinator.resume)
+        return {"paused": False}
+
+    async def _act_stop(self, _body: Json) -> Json:
+        trio.lowlevel.spawn_system_task(self._stop_soon)
+        return {"stopping": True}
+
+    async def _stop_soon(self) -> None:
+        await trio.sleep(0.2)  # the answer goes out first
+        self._scope.cancel()

@@ -1,0 +1,254 @@
+"""``holdfast join``: identity, enrolment, the peer service, its bridge, its trainer and its HTTP side."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import trio
+from attrs import define
+
+from ..protocol.addresses import Address
+from ..protocol.authority import fingerprint_of, load_certificate
+from ..protocol.credentials import Credentials
+from ..protocol.enrol import enrol
+from ..protocol.errors import EvictedError, UserError
+from ..protocol.identity import Identity
+from ..protocol.invite import Invite
+from ..protocol.messages import RefusalCode
+from ..protocol.sockets import SocketNetwork
+from .bridge import UnixBridge
+from .exit_codes import ExitCode
+from .http import Json, bind_http, make_app, serve_http
+from .peer import PeerConfig, PeerService
+from .places import Control, make_private, published
+from .supervisor import Supervisor, TrainerEnd
+from .tasks import wait_for_signals
+
+log = logging.getLogger("holdfast.peer")
+
+CERTIFICATE_LEFT_MIN_S = 3600.0  # with less left, the invite's token is used again
+FAREWELL_S = 120.0  # after the run's end, for the trainer to evaluate, save and exit
+
+
+@define
+class PeerOptions:
+    invite: Invite
+    command: Sequence[str]
+    name: str
+    state: Path
+    listen: Sequence[Address]
+    advertise: Sequence[str]
+    http: Address
+    upload_bytes_per_s: float | None = None
+    patience_s: float | None = 120.0
+
+
+class Peer:
+    """A peer as a process: everything around ``PeerService``."""
+
+    def __init__(self, options: PeerOptions, tell: Callable[[str], None]) -> None:
+        self.options = options
+        self.tell = tell
+        self.service: PeerService | None = None
+        self.supervisor: Supervisor | None = None
+        self.bridge: UnixBridge | None = None
+        self._signals = 0
+        self._nursery: trio.Nursery | None = None
+        self._error: UserError | None = None
+
+    async def run(self) -> None:
+        """Take part until the run is over, we leave, or are sent away.
+
+        Raises:
+          UserError: with the exit code for what went wrong.
+        """
+        options = self.options
+        credentials = await self._credentials()
+        network = SocketNetwork(credentials, newcomers=False)
+        folder = Path(tempfile.mkdtemp(prefix="holdfast-"))  # sockets want short paths
+        try:
+            self.bridge = UnixBridge(folder / "trainer.sock")
+            if options.command:
+                self.supervisor = Supervisor(
+                    options.command, self.bridge.path, member=credentials.identity.peer_id
+                )
+            config = PeerConfig(
+                me=credentials.identity.peer_id,
+                name=options.name,
+                run_id=options.invite.run_id,
+                masters=options.invite.addresses,
+                bind=options.listen,
+                advertise=options.advertise,
+                incarnation=secrets.randbits(62),
+                upload_bytes_per_s=options.upload_bytes_per_s,
+                patience_s=options.patience_s,
+                wants_trainer=bool(options.command),
+            )
+            self.service = PeerService(
+                config,
+                network,
+                self.bridge,
+                renew=lambda: credentials.identity.request_pem(options.name),
+                renewed=credentials.replace_certificate,
+            )
+            await self._serve(self.service)
+        except EvictedError as error:
+            raise _as_user_error(error) from error
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        if self._error is not None:
+            raise self._error
+
+    async def _credentials(self) -> Credentials:
+        """Our identity and certificate: from the last time, or by the invite's token."""
+        folder = make_private(self.options.state)
+        identity = Identity.load_or_create(folder / "identity.key")
+        known = _kept_credentials(folder, self.options.invite)
+        if known is not None:
+            return known
+        self.tell("asking the master for admission ...")
+        certificate, authority = await enrol(self.options.invite, identity, self.options.name)
+        return Credentials(folder, identity, certificate, authority)
+
+    async def _serve(self, service: PeerService) -> None:
+        listener, url = bind_http(self.options.http)
+        token = secrets.token_urlsafe(24)
+        app = make_app(
+            token=token, reads={"status": self.status}, actions={"leave": self._act_leave}
+        )
+        control = Control("peer", url, token, os.getpid())
+        with listener, published(self.options.state, control):
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                nursery.start_soon(wait_for_signals, self._on_signal)
+                nursery.start_soon(serve_http, app, listener)
+                if self.supervisor is not None:
+                    nursery.start_soon(self._supervise, self.supervisor)
+                nursery.start_soon(self._see_out)
+                self.tell(f"peer {service.config.me[:8]} ({service.config.name}); {url}/api/status")
+                await service.run()
+                nursery.cancel_scope.cancel()
+
+    async def _supervise(self, supervisor: Supervisor) -> None:
+        try:
+            end = await supervisor.run()
+        except UserError as error:
+            self._error = error
+            await self._leave("its training command cannot be started")
+            return
+        if end is TrainerEnd.GIVEN_UP:
+            self._error = UserError(
+                f"the training command failed too often; the last one {supervisor.last_end}",
+                exit_code=ExitCode.TRAINER,
+                hint="run it by hand to see why, or look at its output above",
+            )
+            await self._leave("its training command fails")
+        elif self.service is not None and not self.service.finished.is_set():
+            await self._leave("its training command ended by itself")
+        elif self.service is not None:
+            await self._leave("the run is finished")
+
+    async def _see_out(self) -> None:
+        """After the run's end: let the trainer finish what it does, then go."""
+        assert self.service is not None
+        await self.service.finished.wait()
+        self.tell("the run is finished")
+        if self.supervisor is not None:
+            await trio.sleep(FAREWELL_S)
+        await self._leave("the run is finished")
+
+    async def _leave(self, reason: str) -> None:
+        assert self.service is not None
+        await self.service.leave(reason)
+
+    def _on_signal(self) -> None:
+        self._signals += 1
+        if self._signals > 1 or self.service is None or self._nursery is None:
+            self._error = UserError("stopped without draining", exit_code=ExitCode.INTERRUPTED)
+            if self.service is not None:
+                self.service.stop()
+            return
+        self.tell("leaving after the round in flight (again: stop at once) ...")
+        self._nursery.start_soon(self._leave, "stopped by its owner")
+
+    # ------------------------------------------------------------ what people ask
+
+    def status(self) -> Json:
+        """This peer as JSON."""
+        service = self.service
+        assert service is not None
+        replica, progress = service.replica, service.progress()
+        return {
+            "peer": service.config.me,
+            "name": service.config.name,
+            "run_id": service.config.run_id,
+            "number": service.number,
+            "role": replica.role.value,
+            "in_sync": replica.in_sync,
+            "phase": service.report.phase,
+            "why": service.report.why,
+            "told": service.report.told,
+            "step": progress.step,
+            "tokens": progress.tokens,
+            "tokens_per_s": progress.tokens_per_s,
+            "loss": progress.loss,
+            "metrics": progress.metrics,
+            "bulk_sent_bytes": progress.bulk_sent_bytes,
+            "bulk_received_bytes": progress.bulk_received_bytes,
+            "state_received_bytes": progress.state_received_bytes,
+            "heads": [
+                {"fragment": h.fragment, "version": h.version, "root": h.root.hex()}
+                for h in replica.heads()
+            ],
+            "rounds": [
+                {
+                    "round": r.round,
+                    "fragment": r.fragment,
+                    "phase": r.phase.value,
+                    "attempt": r.attempt,
+                }
+                for r in replica.rounds.values()
+            ],
+            "finished": replica.finished,
+            "trainer_pid": None if self.bridge is None else self.bridge.attached_pid,
+            "command_pid": None if self.supervisor is None else self.supervisor.pid,
+            "trainer_restarts": 0 if self.supervisor is None else self.supervisor.restarts,
+        }
+
+    async def _act_leave(self, _body: Json) -> Json:
+        assert self._nursery is not None
+        self._nursery.start_soon(self._leave, "asked to leave by its owner")
+        return {"leaving": True}
+
+
+def _kept_credentials(folder: Path, invite: Invite) -> Credentials | None:
+    """Those of an earlier process, if they are this run's and still good for a while."""
+    try:
+        known = Credentials.load(folder)
+    except FileNotFoundError:
+        return None
+    same = fingerprint_of(load_certificate(known.authority_pem)) == invite.fingerprint
+    return known if same and known.expires_in_s() > CERTIFICATE_LEFT_MIN_S else None
+
+
+def _as_user_error(error: EvictedError) -> UserError:
+    kicked = error.code == RefusalCode.KICKED.value
+    hints = {
+        RefusalCode.VERSION.value: "install the run's version of holdfast",
+        RefusalCode.TOKEN.value: "ask the run's owner for another invite",
+        RefusalCode.RUN.value: "this invite is for another run than the master serves",
+        RefusalCode.LAYOUT.value: "use the same model in the training script as the others",
+        RefusalCode.UNREACHABLE.value: "open the port, or give --advertise HOST:PORT",
+        RefusalCode.FINISHED.value: "there is nothing left to train",
+    }
+    return UserError(
+        error.reason,
+        exit_code=ExitCode.EVICTED if kicked else ExitCode.REFUSED,
+        hint=hints.get(error.code, ""),
+    )

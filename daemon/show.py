@@ -1,0 +1,60 @@
+"""``holdfast status`` for people: one screen, no more than what helps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+def show_status(kind: str, status: Mapping[str, Any]) -> None:
+    """Print a status as the master or a peer gave it."""
+    console = Console(highlight=False)
+    if kind == "master":
+        _show_master(console, status)
+    else:
+        _show_peer(console, status)
+
+
+def _show_master(console: Console, status: Mapping[str, Any]) -> None:
+    console.print(
+        f"[bold]{status['name']}[/bold]  {status['state']}  "
+        f"{status['committed']} rounds committed, {status['aborted']} aborted"
+    )
+    if status.get("why_waiting"):
+        console.print(f"waiting: {status['why_waiting']}")
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in ("#", "peer", "name", "role", "sync", "step", "loss", "tokens/s", "why"):
+        table.add_column(heading)
+    for member in status["members"]:
+        loss = member.get("loss")
+        table.add_row(
+            str(member["number"]),
+            str(member["peer"])[:8],
+            str(member["name"]),
+            str(member["role"]),
+            "yes" if member["in_sync"] else "no",
+            str(member.get("step", 0)),
+            "-" if loss is None else f"{loss:.3f}",
+            f"{member.get('tokens_per_s') or 0:.0f}",
+            str(member.get("why") or ""),
+        )
+    console.print(table)
+
+
+def _show_peer(console: Console, status: Mapping[str, Any]) -> None:
+    loss = status["loss"]
+    console.print(
+        f"[bold]{status['name']}[/bold] ({str(status['peer'])[:8]})  {status['role']}, "
+        f"{'in sync' if status['in_sync'] else 'not in sync'}, {status['phase']}"
+    )
+    if status["why"]:
+        console.print(f"why: {status['why']}")
+    console.print(
+        f"step {status['step']}, {status['tokens']} tokens, {status['tokens_per_s']:.0f} tokens/s, "
+        f"loss {'-' if loss is None else format(loss, '.3f')}"
+    )
+    for line in status["told"]:
+        console.print(f"! {line}")

@@ -1,0 +1,30 @@
+"""Small things every process of ours does with its tasks: signals, and one error out of many."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+import trio
+
+from ..protocol.errors import HoldfastError
+
+
+async def wait_for_signals(on_signal: Callable[[], None]) -> None:
+    """Call ``on_signal`` at every SIGINT and SIGTERM, until cancelled."""
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for _ in signals:
+            on_signal()
+
+
+def told_error(group: BaseExceptionGroup[BaseException]) -> HoldfastError | None:
+    """The error to tell the person about, when the group holds nothing but errors of ours."""
+    leaves = list(_leaves(group))
+    ours = [leaf for leaf in leaves if isinstance(leaf, HoldfastError)]
+    return ours[0] if ours and len(ours) == len(leaves) else None
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for part in error.exceptions for leaf in _leaves(part)]
+    return [error]

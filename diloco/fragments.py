@@ -1,0 +1,227 @@
+"""Which tensors are synchronised together, and where each lies inside its fragment.
+
+A fragment is a set of tensors that one round synchronises. Inside it the parameters come first,
+then the floating buffers, then the counters, each in the order of the layout; parameters and
+buffers share one float32 vector, the counters one int64 vector:
+
+    values    [ parameters (momentum_count) | buffers ]      (value_count,) float32
+    counters  [ counters ]                                   (counter_count,) int64
+
+Everything here is a pure function of the layout, so every peer computes the same fragments.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+PARAMETER = "parameter"  # float, averaged through the outer optimizer
+BUFFER = "buffer"  # float, averaged plainly
+COUNTER = "counter"  # integer or bool, follows the largest
+KINDS = (PARAMETER, BUFFER, COUNTER)  # also their order inside a fragment
+
+VALUE_BYTES = 4  # float32
+COUNTER_BYTES = 8  # int64
+
+# Tensors outside every layer (embeddings, the head) get a fragment of their own when they are at
+# least this part of an even share; smaller ones would waste a round on a few bytes.
+APART_SHARE_MIN = 0.5
+
+Pattern = Literal["strided", "sequential"]
+
+
+@dataclass(frozen=True)
+class TensorShape:
+    """A tensor as the splitter sees it; ``kind`` is one of ``KINDS``."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: str
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        return self.count * (COUNTER_BYTES if self.kind == COUNTER else VALUE_BYTES)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor lies: ``count`` elements from ``offset``.
+
+    Attributes:
+      index: of the tensor in the layout.
+      offset: into the fragment's counters for a counter, into its values otherwise.
+    """
+
+    index: int
+    offset: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """Tensors that one round synchronises.
+
+    Attributes:
+      places: one per tensor, in the fragment's order.
+      value_count: float32 elements, parameters first.
+      momentum_count: how many of them are parameters, and so have an outer momentum.
+      counter_count: int64 elements.
+    """
+
+    places: tuple[Place, ...]
+    value_count: int
+    momentum_count: int
+    counter_count: int
+
+    @property
+    def tensors(self) -> tuple[int, ...]:
+        """Indices into the layout, in the fragment's order."""
+        return tuple(place.index for place in self.places)
+
+    @property
+    def bytes(self) -> int:
+        return self.value_count * VALUE_BYTES + self.counter_count * COUNTER_BYTES
+
+
+def split(
+    tensors: Sequence[TensorShape], fragment_count: int, pattern: Pattern = "strided"
+) -> tuple[Fragment, ...]:
+    """Cut a layout into fragments; every tensor is in exactly one of them.
+
+    A layer is all tensors whose names agree up to their first integer component:
+    ``h.3.attn.weight`` and ``h.3.ln.bias`` belong to ``h.3``. In a model without such names every
+    module counts as a layer. Tensors outside the layers (embeddings, final norm, head) are kept
+    together in the last fragment, unless they are so small that they join the lightest one.
+
+    ``strided`` (the default) deals layers out like cards: of every ``Q`` consecutive layers each of
+    the ``Q`` layer fragments gets one, the heaviest going to the fragment that is lightest so far. Fragments therefore differ by at most one layer's bytes, and layers of
+    equal size end up as ``i % Q``. ``sequential`` gives runs of consecutive layers.
+
+    Args:
+      tensors: the layout; tied tensors appear once.
+      fragment_count: at least 1; 1 means one fragment of everything.
+      pattern: how layers are spread over fragments (arXiv 2501.18512, section 2).
+
+    Raises:
+      ValueError: there is nothing to split, a kind is unknown, or there are fewer groups of
+        tensors than fragments.
+    """
+    for tensor in tensors:
+        if tensor.kind not in KINDS:
+            raise ValueError(f"tensor {tensor.name!r} is of unknown kind {tensor.kind!r}")
+    if not tensors:
+        raise ValueError("the model has no tensors to share")
+    if fragment_count < 1:
+        raise ValueError(f"fragment_count must be at least 1, got {fragment_count}")
+    if pattern not in ("strided", "sequential"):
+        raise ValueError(f'pattern must be "strided" or "sequential", got {pattern!r}')
+    if fragment_count == 1:
+        return (_fragment(tensors, range(len(tensors))),)
+
+    layers, apart = _groups(tensors)
+    group_count = len(layers) + bool(apart)
+    if fragment_count > group_count:
+        raise ValueError(
+            f"{fragment_count} fragments asked for, but the model has only {group_count} "
+            f"group{'s' if group_count != 1 else ''} of tensors to form them from"
+        )
+    layer_bytes = [_bytes(tensors, layer) for layer in layers]
+    apart_bytes = _bytes(tensors, apart)
+    fair_bytes = (sum(layer_bytes) + apart_bytes) / fragment_count
+    stays_apart = bool(apart) and (
+        fragment_count > len(layers) or apart_bytes >= APART_SHARE_MIN * fair_bytes
+    )
+    deal = _strided if pattern == "strided" else _sequential
+    bins = [
+        [index for layer in layer_numbers for index in layers[layer]]
+        for layer_numbers in deal(layer_bytes, fragment_count - stays_apart)
+    ]
+    if stays_apart:
+        bins.append(apart)
+    elif apart:
+        min(bins, key=lambda indices: _bytes(tensors, indices)).extend(apart)
+    return tuple(_fragment(tensors, indices) for indices in bins)
+
+
+def _groups(tensors: Sequence[TensorShape]) -> tuple[list[list[int]], list[int]]:
+    """Layers in order of depth (first appearance), and the tensors outside of all layers."""
+    layers: dict[tuple[str, ...], list[int]] = {}
+    apart: list[int] = []
+    for index, tensor in enumerate(tensors):
+        key = _layer(tensor.name)
+        if key is None:
+            apart.append(index)
+        else:
+            layers.setdefault(key, []).append(index)
+    if layers:
+        return list(layers.values()), apart
+    modules: dict[str, list[int]] = {}
+    for index, tensor in enumerate(tensors):
+        modules.setdefault(tensor.name.rpartition(".")[0], []).append(index)
+    return list(modules.values()), []
+
+
+def _layer(name: str) -> tuple[str, ...] | None:
+    parts = name.split(".")
+    for depth, part in enumerate(parts):
+        if part.isascii() and part.isdigit():
+            return tuple(parts[: depth + 1])
+    return None
+
+
+def _strided(layer_bytes: Sequence[int], bin_count: int) -> list[list[int]]:
+    bins: list[list[int]] = [[] for _ in range(bin_count)]
+    load_bytes = [0] * bin_count
+    for start in range(0, len(layer_bytes), bin_count):
+        stride = range(start, min(start + bin_count, len(layer_bytes)))
+        # Both sorts are stable: equal layers go to equal fragments in their own order.
+        heaviest_first = sorted(stride, key=lambda layer: -layer_bytes[layer])
+        lightest_first = sorted(range(bin_count), key=lambda number: load_bytes[number])
+        for layer, number in zip(heaviest_first, lightest_first, strict=False):
+            bins[number].append(layer)
+            load_bytes[number] += layer_bytes[layer]
+    return bins
+
+
+def _sequential(layer_bytes: Sequence[int], bin_count: int) -> list[list[int]]:
+    bins: list[list[int]] = []
+    start = 0
+    for bins_left in range(bin_count, 1, -1):
+        share_bytes = sum(layer_bytes[start:]) / bins_left
+        last_stop = len(layer_bytes) - (bins_left - 1)  # every later fragment needs a layer
+        stop = start + 1
+        filled_bytes = layer_bytes[start]
+        while stop < last_stop and filled_bytes + layer_bytes[stop] / 2 <= share_bytes:
+            filled_bytes += layer_bytes[stop]
+            stop += 1
+        bins.append(list(range(start, stop)))
+        start = stop
+    bins.append(list(range(start, len(layer_bytes))))
+    return bins
+
+
+def _bytes(tensors: Sequence[TensorShape], indices: Sequence[int]) -> int:
+    return sum(tensors[index].bytes for index in indices)
+
+
+def _fragment(tensors: Sequence[TensorShape], indices: Sequence[int]) -> Fragment:
+    ordered = sorted(indices, key=lambda index: (KINDS.index(tensors[index].kind), index))
+    places = []
+    value_count = momentum_count = counter_count = 0
+    for index in ordered:
+        tensor = tensors[index]
+        if tensor.kind == COUNTER:
+            places.append(Place(index, counter_count, tensor.count))
+            counter_count += tensor.count
+            continue
+        places.append(Place(index, value_count, tensor.count))
+        value_count += tensor.count
+        if tensor.kind == PARAMETER:
+            momentum_count = value_count
+    return Fragment(tuple(places), value_count, momentum_count, counter_count)

@@ -1,0 +1,71 @@
+"""Who may enter: every reason to refuse a ``Hello``, with a sentence that a person can act on."""
+
+from __future__ import annotations
+
+from ..protocol.messages import (
+    FRAGMENTS_MAX,
+    MEMBERS_MAX,
+    VERSION_MAX,
+    VERSION_MIN,
+    Founded,
+    Hello,
+    Layout,
+    RefusalCode,
+)
+from .context import Context, quoted
+from .roster import Member, layout_difference
+
+Refusal = tuple[RefusalCode, str]
+
+
+def refusal(context: Context, peer: str, hello: Hello) -> Refusal | None:
+    """Why this peer may not enter now; None if it may."""
+    history = context.history
+    if hello.version_max < VERSION_MIN or hello.version_min > VERSION_MAX:
+        return RefusalCode.VERSION, (
+            f"you speak protocol versions {hello.version_min} to {hello.version_max}, "
+            f"this master speaks {VERSION_MIN} to {VERSION_MAX}: upgrade the older side"
+        )
+    if hello.run_id != context.run_id:
+        return RefusalCode.RUN, (
+            f"this master serves run {context.run_id}, you asked for run {quoted(hello.run_id)}"
+        )
+    if peer in history.revoked:
+        return RefusalCode.KICKED, (
+            f"removed by the run's owner: {quoted(history.revoked[peer])}"
+        )
+    if history.finished:
+        return RefusalCode.FINISHED, (
+            f"the run has committed all its rounds (the last was round {history.last_round})"
+        )
+    if peer not in context.roster and len(context.roster) >= MEMBERS_MAX:
+        return RefusalCode.FULL, f"the run has {MEMBERS_MAX} members, which is the limit"
+    return layout_refusal(context, hello.layout)
+
+
+def layout_refusal(context: Context, layout: Layout | None) -> Refusal | None:
+    """Refuse a trainer whose tensors are not the run's."""
+    ours = context.history.layout
+    if ours is None or layout is None:
+        return None
+    difference = layout_difference(ours, layout)
+    if difference is None:
+        return None
+    return RefusalCode.LAYOUT, f"the script's tensors are not the run's: {quoted(difference)}"
+
+
+def founding_fault(member: Member, message: Founded) -> str | None:
+    """What is wrong with a ``Founded``; None if it may found the run."""
+    count = len(message.heads)
+    if not 1 <= count <= FRAGMENTS_MAX or len(message.sizes) != count:
+        return f"{count} heads for {len(message.sizes)} fragment sizes"
+    for index, head in enumerate(message.heads):
+        if head.fragment != index or head.version != 0 or len(head.root) != 32:
+            return f"head {index} is not version 0 of fragment {index} with a root"
+    if not message.lineage:
+        return "no lineage"
+    if member.layout is not None:
+        difference = layout_difference(member.layout, message.layout)
+        if difference is not None:
+            return f"another layout than its trainer's: {difference}"
+    return None

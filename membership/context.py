@@ -1,0 +1,85 @@
+"""What the master's rules share: the history, the roster, and the effects of the present call.
+
+A rule changes lasting state only through ``record`` and speaks only through ``send``; so the order
+of its statements is the order of the effects, and a decision is recorded before anybody hears it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from ..protocol.messages import TEXT_CHARS_MAX, Message, RefusalCode, Told
+from .detector import Detector
+from .effects import EVENT_CHARS_MAX, Announce, Drop, Effect, Event, EventKind, Record, Send
+from .journal import History, JournalRecord
+from .roster import Member, Roster
+from .spec import RunSpec
+
+EVENTS_MAX = 200  # kept for the dashboard; the log has them all
+REASON_CHARS_MAX = 300  # of a peer's words that we pass on
+
+
+class Context:
+    """One per master.
+
+    Attributes:
+      now_s: the time of the present call.
+      out: effects of the present call, in order.
+    """
+
+    def __init__(self, spec: RunSpec, run_id: str, history: History, term: int) -> None:
+        self.spec = spec
+        self.run_id = run_id
+        self.history = history
+        self.term = term
+        self.roster = Roster(term)
+        self.detector = Detector(spec.membership.deadline_s)
+        self.events: deque[Event] = deque(maxlen=EVENTS_MAX)
+        self.now_s = 0.0
+        self.out: list[Effect] = []
+
+    def take_effects(self) -> list[Effect]:
+        effects, self.out = self.out, []
+        return effects
+
+    def send(self, peer: str, message: Message) -> None:
+        """Send to a member; to anybody else there is no connection, and nothing happens."""
+        if peer in self.roster:
+            self.out.append(Send(peer, message))
+
+    def send_all(self, message: Message) -> None:
+        for member in self.roster.by_number():
+            self.send(member.peer, message)
+
+    def tell(self, peer: str, text: str) -> None:
+        """Something that the peer's person should read."""
+        self.send(peer, Told(text[:TEXT_CHARS_MAX]))
+
+    def record(self, record: JournalRecord) -> None:
+        self.history.apply(record)
+        self.out.append(Record(record))
+
+    def drop(self, peer: str, code: RefusalCode, reason: str, *, previous: bool = False) -> None:
+        self.out.append(Drop(peer, code, reason[:TEXT_CHARS_MAX], previous))
+
+    def announce(self, kind: EventKind, peer: str | None, text: str) -> None:
+        event = Event(kind, peer, text[:EVENT_CHARS_MAX], self.now_s)
+        self.events.append(event)
+        self.out.append(Announce(event))
+
+    def name(self, peer: str) -> str:
+        """How people know the peer: name and the first digits of its id."""
+        member = self.roster.get(peer)
+        if member is not None:
+            return said(member)
+        admitted = self.history.admitted.get(peer)
+        return f"{admitted.name} ({peer[:8]})" if admitted else peer[:8]
+
+
+def said(member: Member) -> str:
+    return f"{member.name} ({member.peer[:8]})"
+
+
+def quoted(text: str) -> str:
+    """A peer's words, short enough to pass on."""
+    return text if len(text) <= REASON_CHARS_MAX else text[: REASON_CHARS_MAX - 1] + "…"

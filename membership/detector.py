@@ -1,0 +1,40 @@
+"""Who has been silent for too long, by the receiver's clock.
+
+Any message counts as life; what it says does not matter. The sender's clock is never looked at.
+"""
+
+from __future__ import annotations
+
+import math
+
+
+class Detector:
+    """Last signs of life by peer.
+
+    Args:
+      deadline_s: silent for so long is dead.
+    """
+
+    def __init__(self, deadline_s: float) -> None:
+        self.deadline_s = deadline_s
+        self._heard_s: dict[str, float] = {}
+
+    def heard(self, peer: str, now_s: float) -> None:
+        self._heard_s[peer] = now_s
+
+    def forget(self, peer: str) -> None:
+        self._heard_s.pop(peer, None)
+
+    def silent_s(self, peer: str, now_s: float) -> float:
+        """Seconds since the peer's last sign of life."""
+        return now_s - self._heard_s[peer]
+
+    def silent(self, now_s: float) -> list[str]:
+        """Peers that are over the deadline, in the order in which they attached."""
+        return [peer for peer, at_s in self._heard_s.items() if now_s >= at_s + self.deadline_s]
+
+    def next_deadline_s(self) -> float:
+        return min(self._heard_s.values(), default=math.inf) + self.deadline_s
+
+    def watched(self) -> set[str]:
+        return set(self._heard_s)

@@ -1,0 +1,279 @@
+"""What the master must remember over its own death: the journal's records and their sum.
+
+The records are the only way in which lasting state changes, in a live master as in one that
+restarts: both apply the same records to the same ``History``, so there is no second path that could
+disagree. Where the records are written is the daemon's business.
+
+    decision --> record --> History.apply --> effects that others see
+                    |
+                 journal ---- after a restart ----> History.replay
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import attrs
+from attrs import Factory, define, frozen
+
+from ..protocol.errors import LocalProtocolError
+from ..protocol.messages import Commit, FragmentHead, FragmentSize, Layout
+
+ROOTS_KEPT_MAX = 8  # versions per fragment whose root is kept; who is further behind syncs anew
+ADMITTED_MAX = 4_096  # peers whose number is remembered; an older one gets a new number
+REVOKED_MAX = 65_536  # beyond it the oldest are forgotten; by then their certificates ran out
+
+
+class JournalRecord:
+    """Base of everything that the journal holds."""
+
+    __slots__ = ()
+
+
+@frozen
+class RunCreated(JournalRecord):
+    """The first record of a run; written by the daemon."""
+
+    run_id: str
+    spec_toml: str
+
+
+@frozen
+class TermStarted(JournalRecord):
+    """A master process took over; written by the daemon, before anybody may attach."""
+
+    term: int
+
+
+@frozen
+class PeerAdmitted(JournalRecord):
+    """A daemon process got a member number."""
+
+    peer: str
+    name: str
+    number: int
+    incarnation: int
+
+
+@frozen
+class PlaceTaken(JournalRecord):
+    """The peer became a contributor."""
+
+    peer: str
+
+
+@frozen
+class PlaceVacated(JournalRecord):
+    """A contributor is gone; its place is a vacancy until somebody takes it."""
+
+    peer: str
+
+
+@frozen
+class RunFounded(JournalRecord):
+    """The run has its first weights."""
+
+    layout: Layout
+    sizes: tuple[FragmentSize, ...]
+    lineage: bytes
+    heads: tuple[FragmentHead, ...]
+
+
+@frozen
+class RoundNumbered(JournalRecord):
+    """A round was opened. Its number is spent, whatever becomes of it."""
+
+    round: int
+
+
+@frozen
+class RoundCommitted(JournalRecord):
+    """The decision itself."""
+
+    commit: Commit
+
+
+@frozen
+class RootKnown(JournalRecord):
+    """The members agree on the digest of this version."""
+
+    head: FragmentHead
+
+
+@frozen
+class PeerRevoked(JournalRecord):
+    """Removed by the run's owner, for good."""
+
+    peer: str
+    reason: str
+
+
+@frozen
+class RunPaused(JournalRecord):
+    """The owner stopped (or resumed) the opening of rounds."""
+
+    paused: bool
+
+
+@frozen
+class RunFinished(JournalRecord):
+    """All rounds are committed; ``round`` was the last one."""
+
+    round: int
+
+
+RECORDS: dict[str, type[JournalRecord]] = {
+    kind.__name__: kind
+    for kind in (
+        RunCreated,
+        TermStarted,
+        PeerAdmitted,
+        PlaceTaken,
+        PlaceVacated,
+        RunFounded,
+        RoundNumbered,
+        RoundCommitted,
+        RootKnown,
+        PeerRevoked,
+        RunPaused,
+        RunFinished,
+    )
+}
+"""Every kind of record by the name under which the journal stores it."""
+
+
+@define
+class History:
+    """What the records amount to. Changed by ``apply`` alone."""
+
+    run_id: str = ""
+    term: int = 0
+    layout: Layout | None = None  # None: the run has no weights yet
+    sizes: tuple[FragmentSize, ...] = ()
+    lineage: bytes = b""
+    versions: list[int] = Factory(list)  # committed version by fragment
+    roots: list[dict[int, bytes]] = Factory(list)  # by fragment: version -> root, where known
+    commits: dict[int, Commit] = Factory(dict)  # the last commit by fragment
+    commit_count: int = 0
+    step: int = 0  # the run's global step
+    last_round: int = 0
+    next_round: int = 1
+    next_number: int = 1
+    admitted: dict[str, PeerAdmitted] = Factory(dict)  # by peer, oldest first
+    places: set[str] = Factory(set)  # peers that are contributors
+    vacancies: int = 0  # places given up by the dead and the departed, not taken again yet
+    revoked: dict[str, str] = Factory(dict)  # by peer: the reason
+    paused: bool = False
+    finished: bool = False
+
+    @classmethod
+    def replay(cls, records: Iterable[JournalRecord]) -> History:
+        history = cls()
+        for record in records:
+            history.apply(record)
+        return history
+
+    @property
+    def founded(self) -> bool:
+        return self.layout is not None
+
+    @property
+    def fragment_count(self) -> int:
+        return len(self.versions)
+
+    def root(self, fragment: int, version: int) -> bytes:
+        """The agreed digest of a version, or ``b""``."""
+        return self.roots[fragment].get(version, b"")
+
+    def head(self, fragment: int) -> FragmentHead:
+        """The committed version; its root is empty while nobody has confirmed it."""
+        version = self.versions[fragment]
+        return FragmentHead(fragment, version, self.root(fragment, version))
+
+    def heads(self) -> tuple[FragmentHead, ...]:
+        return tuple(self.head(fragment) for fragment in range(self.fragment_count))
+
+    def apply(self, record: JournalRecord) -> None:
+        """Take the record in.
+
+        Raises:
+          LocalProtocolError: the record cannot follow the ones before it: the journal is damaged
+            or the master has a bug; going on would fork the run.
+        """
+        match record:
+            case RunCreated():
+                self.run_id = record.run_id
+            case TermStarted():
+                self.term = max(self.term, record.term)
+            case PeerAdmitted():
+                self._admit(record)
+            case PlaceTaken():
+                self.places.add(record.peer)
+                self.vacancies = max(0, self.vacancies - 1)
+            case PlaceVacated():
+                self.places.discard(record.peer)
+                self.vacancies += 1
+            case RunFounded():
+                self._found(record)
+            case RoundNumbered():
+                self.next_round = max(self.next_round, record.round + 1)
+            case RoundCommitted():
+                self._commit(record.commit)
+            case RootKnown():
+                self._know_root(record.head)
+            case PeerRevoked():
+                self.revoked[record.peer] = record.reason
+                if len(self.revoked) > REVOKED_MAX:
+                    del self.revoked[next(iter(self.revoked))]
+            case RunPaused():
+                self.paused = record.paused
+            case RunFinished():
+                self.finished = True
+            case _:
+                raise LocalProtocolError(f"the journal knows no {type(record).__name__}")
+
+    def _admit(self, record: PeerAdmitted) -> None:
+        self.admitted.pop(record.peer, None)
+        self.admitted[record.peer] = record
+        self.next_number = max(self.next_number, record.number + 1)
+        if len(self.admitted) > ADMITTED_MAX:
+            del self.admitted[next(iter(self.admitted))]
+
+    def _found(self, record: RunFounded) -> None:
+        if self.founded:
+            raise LocalProtocolError("the run was founded twice")
+        self.layout = record.layout
+        self.sizes = record.sizes
+        self.lineage = record.lineage
+        self.versions = [head.version for head in record.heads]
+        self.roots = [{head.version: head.root} for head in record.heads]
+
+    def _commit(self, commit: Commit) -> None:
+        if commit.fragment >= self.fragment_count:
+            raise LocalProtocolError(f"a commit of fragment {commit.fragment}, which is unknown")
+        if commit.version != self.versions[commit.fragment]:
+            raise LocalProtocolError(
+                f"round {commit.round} commits on version {commit.version} of fragment "
+                f"{commit.fragment}, which is at version {self.versions[commit.fragment]}"
+            )
+        self.versions[commit.fragment] += 1
+        self.commits[commit.fragment] = commit
+        self.commit_count += 1
+        self.step = max(self.step, commit.at_step)
+        self.last_round = commit.round
+        self.next_round = max(self.next_round, commit.round + 1)
+        roots = self.roots[commit.fragment]
+        for version in [v for v in roots if v <= commit.version + 1 - ROOTS_KEPT_MAX]:
+            del roots[version]
+
+    def _know_root(self, head: FragmentHead) -> None:
+        known = self.root(head.fragment, head.version)
+        if known not in (b"", head.root):
+            raise LocalProtocolError(
+                f"two roots for version {head.version} of fragment {head.fragment}"
+            )
+        self.roots[head.fragment][head.version] = head.root
+
+
+for _record in RECORDS.values():
+    attrs.resolve_types(_record)

@@ -1,0 +1,574 @@
+"""The peer's rules: which round is where, what may be applied, what must be fetched. Pure.
+
+Messages of the master and reports of the peer's own tasks come in, effects go out; there is no
+I/O, no clock and no tensor here. The master decides; this machine makes sure that whatever arrives
+in whatever order, a fragment only ever moves from a version to the next one by the result that was
+committed for it.
+
+A round at a peer:
+
+    OPEN --Reduce--> REDUCING --reduction done--> REDUCED --Commit--> APPLYING --applied--> (gone)
+      |                  |                            |
+      +------------------+----------Abort-------------+---------------------------------> (gone)
+
+A later attempt's ``Reduce`` goes back to REDUCING. ``Commit`` may come before our own reduction is
+done (a spare that lags): the round then waits in REDUCING with its commit known. A committed round
+of a fragment that is still being fetched waits too: that is how a joiner replays what was decided
+while it copied the base.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+
+from attrs import define, field, frozen
+
+from ..protocol.messages import (
+    Abort,
+    Applied,
+    Commit,
+    Donate,
+    Finish,
+    FragmentHead,
+    Message,
+    NotReady,
+    Open,
+    Posted,
+    Ready,
+    Reduce,
+    Reduced,
+    ReduceFailed,
+    Release,
+    Role,
+    RoundEnded,
+    RoundOpened,
+    SetContributing,
+    Synced,
+    SyncFailed,
+    SyncFragment,
+    View,
+    Welcome,
+)
+
+ROUNDS_HELD_MAX = 256  # undecided or unapplied rounds; a joiner that falls further behind refetches
+
+
+# ---------------------------------------------------------------- effects
+
+
+class Deed:
+    """Base of what the service must do for the machine, in the order given."""
+
+    __slots__ = ()
+
+
+@frozen
+class TellMaster(Deed):
+    message: Message
+
+
+@frozen
+class TellTrainer(Deed):
+    message: Message
+
+
+@frozen
+class ReloadTrainer(Deed):
+    """Send ``Load``: the trainer takes the shared state as it is and drops its local delta."""
+
+
+@frozen
+class StartReduction(Deed):
+    order: Reduce
+    contribute: bool
+
+
+@frozen
+class StopReduction(Deed):
+    """Cancel the round's reduction, whatever its attempt."""
+
+    round: int
+
+
+@frozen
+class ApplyRound(Deed):
+    """Apply the held result of this attempt by the outer step; report ``applied``."""
+
+    commit: Commit
+
+
+@frozen
+class DropRound(Deed):
+    """Forget the round's inputs and results."""
+
+    round: int
+
+
+@frozen
+class FetchFragment(Deed):
+    order: SyncFragment
+
+
+@frozen
+class StopFetch(Deed):
+    fragment: int
+
+
+@frozen
+class PinFragment(Deed):
+    order: Donate
+
+
+@frozen
+class UnpinFragment(Deed):
+    order: Release
+
+
+@frozen
+class DiscardState(Deed):
+    """Our state belongs to no run we know: forget it."""
+
+
+# ---------------------------------------------------------------- state
+
+
+class Phase(enum.Enum):
+    OPEN = "open"
+    REDUCING = "reducing"
+    REDUCED = "reduced"
+    APPLYING = "applying"
+
+
+@define
+class RoundHere:
+    """One round as this peer sees it."""
+
+    round: int
+    fragment: int
+    version: int
+    at_step: int
+    phase: Phase = Phase.OPEN
+    attempt: int = 0
+    order: Reduce | None = None
+    posted: Posted | None = None  # our trainer's pseudo-gradient for it
+    ready: bool = False
+    digest: bytes = b""  # of the result we hold, when REDUCED
+    commit: Commit | None = None
+
+
+@define
+class FragmentHere:
+    """One fragment as this peer holds it: ``version`` is None while we hold nothing valid."""
+
+    version: int | None = None
+    root: bytes = b""
+    fetching: SyncFragment | None = None
+    synced_due: bool = False  # a fetch is installed and ``Synced`` not yet sent
+    received_bytes: int = 0
+
+
+def next_boundary(step: int, sync_every: int, fragment_count: int) -> int:
+    """The first step after ``step`` at which some fragment is due: multiples of H / P, floored."""
+    turn = step * fragment_count // sync_every + 1
+    while turn * sync_every // fragment_count <= step:
+        turn += 1
+    return turn * sync_every // fragment_count
+
+
+@define
+class Replica:
+    """A peer's half of the protocol.
+
+    Attributes:
+      me: our peer id.
+      sync_every, fragment_count, overlap: of the spec (H, P, tau).
+    """
+
+    me: str
+    sync_every: int = 1
+    fragment_count: int = 1
+    overlap: int = 0
+    lineage: bytes = b""
+    term: int = 0
+    step: int = 0
+    view: View | None = None
+    role: Role = Role.SPARE
+    in_sync: bool = False
+    trainer_attached: bool = False
+    trainer_loaded: bool = False  # the trainer has the shared state and may contribute
+    finished: bool = False
+    fragments: list[FragmentHere] = field(factory=list)
+    rounds: dict[int, RoundHere] = field(factory=dict)
+
+    # ------------------------------------------------------------ questions
+
+    @property
+    def valid(self) -> bool:
+        """Every fragment is held at some committed version."""
+        return bool(self.fragments) and all(f.version is not None for f in self.fragments)
+
+    @property
+    def contributing(self) -> bool:
+        return self.role is Role.CONTRIBUTOR and self.in_sync
+
+    def heads(self) -> tuple[FragmentHead, ...]:
+        """What we hold, for ``Hello``."""
+        return tuple(
+            FragmentHead(index, here.version, here.root)
+            for index, here in enumerate(self.fragments)
+            if here.version is not None
+        )
+
+    def undecided(self) -> tuple[Reduced, ...]:
+        """Results that we reported and whose outcome we have not heard."""
+        return tuple(
+            Reduced(r.round, r.attempt, r.digest)
+            for r in self.rounds.values()
+            if r.phase is Phase.REDUCED and r.commit is None
+        )
+
+    def hold_step(self) -> int:
+        """How far a trainer may go before it hears of the next round."""
+        waiting = [r.at_step for r in self.rounds.values() if r.phase is not Phase.APPLYING]
+        ahead = next_boundary(self.step, self.sync_every, self.fragment_count)
+        return min([*waiting, ahead]) if waiting else ahead
+
+    # ------------------------------------------------------------ the state we start from
+
+    def founded(self, lineage: bytes, heads: Iterable[FragmentHead]) -> None:
+        """Our trainer's weights became version 0 of the run."""
+        self.lineage = lineage
+        self.fragments = [FragmentHere(head.version, head.root) for head in heads]
+
+    def welcome(self, message: Welcome, fragment_count: int) -> list[Deed]:
+        """A (new) session with the master begins, or the run has just been founded."""
+        deeds: list[Deed] = []
+        self.term = message.term
+        self.step = (
+            max(self.step, message.step) if self.lineage == message.lineage else message.step
+        )
+        committed = {commit.round: commit for commit in message.committed}
+        for round_id in sorted(self.rounds):
+            here = self.rounds[round_id]
+            if here.phase is Phase.APPLYING or here.commit is not None:
+                continue
+            if round_id in committed and here.phase is Phase.REDUCED:
+                continue
+            deeds += self._end(here, committed=False)
+        for index, fragment in enumerate(self.fragments):
+            if fragment.fetching is not None:
+                fragment.fetching = None
+                deeds.append(StopFetch(index))
+        if message.lineage != self.lineage:
+            if self.fragments and any(f.version is not None for f in self.fragments):
+                deeds.append(DiscardState())
+            self.lineage = message.lineage
+            self.trainer_loaded = False
+            self.fragments = []
+        self.fragment_count = fragment_count
+        if message.lineage and not self.fragments:
+            self.fragments = [FragmentHere() for _ in range(fragment_count)]
+        for commit in message.committed:
+            deeds += self.receive(commit)
+        if self.valid and not self.trainer_loaded:
+            deeds += self._reload()
+        return deeds
+
+    # ------------------------------------------------------------ the master speaks
+
+    def receive(self, message: Message) -> list[Deed]:
+        """Handle one message of the master (all but ``Welcome``)."""
+        match message:
+            case View():
+                return self._view(message)
+            case Open():
+                return self._open(message)
+            case Reduce():
+                return self._reduce(message)
+            case Commit():
+                return self._commit(message)
+            case Abort():
+                here = self.rounds.get(message.round)
+                return [] if here is None else self._end(here, committed=False)
+            case SyncFragment():
+                return self._sync(message)
+            case Donate():
+                return [PinFragment(message)]
+            case Release():
+                return [UnpinFragment(message)]
+            case Finish():
+                self.finished = True
+                return []
+            case _:
+                return []
+
+    def _view(self, message: View) -> list[Deed]:
+        if self.view is not None and message.number < self.view.number:
+            return []
+        before = self.contributing
+        self.view = message
+        mine = [member for member in message.members if member.peer == self.me]
+        self.role = mine[0].role if mine else Role.SPARE
+        self.in_sync = bool(mine) and mine[0].in_sync
+        if self.contributing == before:
+            return []
+        if self.contributing and self.valid and not self.finished:
+            return self._reload()  # a spare's warm-up steps are not training: it starts afresh
+        return [self._tell_role()] if self.trainer_loaded else []
+
+    def _tell_role(self) -> Deed:
+        why = "" if self.contributing else f"this peer is a {self.role.value}, kept in sync"
+        return TellTrainer(SetContributing(self.contributing, why))
+
+    def _open(self, message: Open) -> list[Deed]:
+        if not 0 <= message.fragment < len(self.fragments):
+            return [TellMaster(NotReady(message.round, "no such fragment here"))]
+        if self.fragments[message.fragment].version not in (message.version, message.version - 1):
+            return [TellMaster(NotReady(message.round, "the fragment is not in sync here"))]
+        here = RoundHere(message.round, message.fragment, message.version, message.at_step)
+        self.rounds[message.round] = here
+        if not self.trainer_loaded:
+            return [TellMaster(NotReady(message.round, "no trainer is attached"))]
+        return self._offer(here)
+
+    def _offer(self, here: RoundHere) -> list[Deed]:
+        """Tell the trainer of an open round, once its fragment is at the round's base version."""
+        if self.fragments[here.fragment].version != here.version:
+            return []
+        opened = RoundOpened(
+            here.round, here.fragment, here.version, here.at_step, self.hold_step()
+        )
+        return [TellTrainer(opened)]
+
+    def _reduce(self, message: Reduce) -> list[Deed]:
+        here = self.rounds.get(message.round)
+        if here is None:
+            here = RoundHere(message.round, message.fragment, message.version, at_step=0)
+            self.rounds[message.round] = here
+        if message.attempt <= here.attempt or here.commit is not None:
+            return []
+        deeds: list[Deed] = []
+        if here.phase is Phase.REDUCING:
+            deeds.append(StopReduction(here.round))
+        here.phase, here.attempt, here.order = Phase.REDUCING, message.attempt, message
+        here.digest = b""
+        contribute = any(c.peer == self.me for c in message.contributors)
+        if contribute and here.posted is None:
+            return [*deeds, *self._fail(here, "our contribution is gone")]
+        if self.me not in message.receivers:
+            return deeds
+        return [*deeds, StartReduction(message, contribute)]
+
+    def _fail(self, here: RoundHere, reason: str) -> list[Deed]:
+        return [TellMaster(ReduceFailed(here.round, here.attempt, (), False, reason))]
+
+    def _commit(self, message: Commit) -> list[Deed]:
+        if message.fragment >= len(self.fragments):
+            return []
+        self.step = max(self.step, message.at_step)
+        here = self.rounds.get(message.round)
+        held = self.fragments[message.fragment]
+        if here is None:
+            if held.fetching is None and held.version == message.version:
+                return self._lost_result(message)
+            return []
+        if here.commit is not None:
+            return []
+        here.commit, here.at_step = message, message.at_step
+        if here.phase is Phase.REDUCED and (here.attempt, here.digest) != (
+            message.attempt,
+            message.digest,
+        ):
+            return [*self._end(here, committed=False), *self._lost_result(message)]
+        if here.attempt != message.attempt:
+            return [*self._end(here, committed=False), *self._lost_result(message)]
+        return self._advance(message.fragment)
+
+    def _lost_result(self, commit: Commit) -> list[Deed]:
+        """A round is committed whose result we do not hold: ask to be brought in sync."""
+        failed = ReduceFailed(
+            commit.round, commit.attempt, (), False, "the committed result is not here"
+        )
+        return [TellMaster(failed)]
+
+    def _sync(self, message: SyncFragment) -> list[Deed]:
+        index = message.head.fragment
+        if index >= len(self.fragments):
+            return [
+                TellMaster(SyncFailed(index, message.head.version, (), "no such fragment here"))
+            ]
+        here = self.fragments[index]
+        if (
+            here.version is not None
+            and here.version >= message.head.version
+            and (here.version > message.head.version or here.root == message.head.root)
+        ):
+            return [TellMaster(Synced(FragmentHead(index, here.version, here.root), 0))]
+        deeds: list[Deed] = [StopFetch(index)] if here.fetching is not None else []
+        here.fetching, here.version, here.root = message, None, b""
+        return [*deeds, FetchFragment(message)]
+
+    # ------------------------------------------------------------ our own tasks report
+
+    def trainer_came(self) -> list[Deed]:
+        """A trainer attached with the right layout; it begins once the shared state is there."""
+        self.trainer_attached, self.trainer_loaded = True, False
+        return self._reload() if self.valid else []
+
+    def trainer_lost(self) -> list[Deed]:
+        """The trainer is gone; rounds it has posted for go on, the others do not wait for it."""
+        self.trainer_attached = self.trainer_loaded = False
+        return [
+            TellMaster(NotReady(here.round, "the trainer is gone"))
+            for here in self.rounds.values()
+            if here.phase is Phase.OPEN and here.posted is None
+        ]
+
+    def posted(self, message: Posted, norm: float | None, refusal: str) -> list[Deed]:
+        """The trainer posted a pseudo-gradient; ``norm`` is None when it must be refused."""
+        here = self.rounds.get(message.round)
+        if here is None or here.phase is not Phase.OPEN:
+            return []  # too late: the round went on without us, the delta stays with the trainer
+        held = self.fragments[here.fragment]
+        if held.version != here.version or message.version != here.version:
+            refusal = "the pseudo-gradient is based on another version"
+            norm = None
+        if norm is None:
+            return [TellMaster(NotReady(here.round, refusal))]
+        here.posted, here.ready = message, True
+        ready = Ready(here.round, message.tokens, norm, held.root, message.step)
+        return [TellMaster(ready)]
+
+    def reduction_done(self, round_id: int, attempt: int, digest: bytes) -> list[Deed]:
+        here = self.rounds.get(round_id)
+        if here is None or here.attempt != attempt or here.phase is not Phase.REDUCING:
+            return []
+        here.phase, here.digest = Phase.REDUCED, digest
+        if here.commit is not None:
+            if here.commit.digest != digest:
+                commit = here.commit
+                return [*self._end(here, committed=False), *self._lost_result(commit)]
+            return self._advance(here.fragment)
+        return [TellMaster(Reduced(round_id, attempt, digest))]
+
+    def reduction_failed(
+        self, round_id: int, attempt: int, accused: Iterable[str], bad: bool, reason: str
+    ) -> list[Deed]:
+        here = self.rounds.get(round_id)
+        if here is None or here.attempt != attempt or here.phase is not Phase.REDUCING:
+            return []
+        failed = ReduceFailed(round_id, attempt, tuple(accused), bad, reason)
+        if here.commit is not None:
+            return [*self._end(here, committed=False), TellMaster(failed)]
+        return [TellMaster(failed)]
+
+    def applied(self, round_id: int, head: FragmentHead) -> list[Deed]:
+        """The outer step is done and the fragment has this head now."""
+        here = self.rounds.get(round_id)
+        if here is None:
+            return []
+        held = self.fragments[head.fragment]
+        held.version, held.root = head.version, head.root
+        deeds: list[Deed] = [TellMaster(Applied(round_id, head))]
+        deeds += self._end(here, committed=True)
+        deeds += self._advance(head.fragment)
+        for other in self.rounds.values():
+            if (
+                other.phase is Phase.OPEN
+                and other.fragment == head.fragment
+                and self.trainer_loaded
+            ):
+                deeds += self._offer(other)
+        return deeds
+
+    def fetched(self, head: FragmentHead, received_bytes: int) -> list[Deed]:
+        """A fetch is verified and installed."""
+        held = self.fragments[head.fragment]
+        if held.fetching is None or held.fetching.head != head:
+            return []
+        held.fetching, held.version, held.root = None, head.version, head.root
+        held.synced_due, held.received_bytes = True, received_bytes
+        self.trainer_loaded = False
+        return self._advance(head.fragment)
+
+    def fetch_failed(
+        self, head: FragmentHead, bad_donors: Iterable[str], reason: str
+    ) -> list[Deed]:
+        held = self.fragments[head.fragment]
+        if held.fetching is None or held.fetching.head != head:
+            return []
+        held.fetching = None
+        return [TellMaster(SyncFailed(head.fragment, head.version, tuple(bad_donors), reason))]
+
+    # ------------------------------------------------------------ moving on
+
+    def _advance(self, fragment: int) -> list[Deed]:
+        """Apply the next committed round of a fragment, if there is one and it can be applied."""
+        held = self.fragments[fragment]
+        if held.fetching is not None or held.version is None:
+            return self._trim()
+        deeds: list[Deed] = []
+        for here in sorted(self.rounds.values(), key=lambda r: r.round):
+            if here.fragment != fragment or here.commit is None:
+                continue
+            if here.phase is Phase.APPLYING:
+                return deeds
+            if here.version < held.version:
+                deeds += self._end(here, committed=False)
+            elif here.version == held.version and here.phase is Phase.REDUCED:
+                here.phase = Phase.APPLYING
+                return [*deeds, ApplyRound(here.commit)]
+        if held.synced_due:
+            held.synced_due = False
+            head = FragmentHead(fragment, held.version, held.root)
+            deeds.append(TellMaster(Synced(head, held.received_bytes)))
+        if self.valid and not self.trainer_loaded:
+            deeds += self._reload()
+        return deeds
+
+    def _trim(self) -> list[Deed]:
+        """Bound what a joiner buffers: the oldest rounds go, a later fetch makes up for them."""
+        deeds: list[Deed] = []
+        while len(self.rounds) > ROUNDS_HELD_MAX:
+            oldest = self.rounds[min(self.rounds)]
+            deeds += self._end(oldest, committed=False)
+        return deeds
+
+    def _reload(self) -> list[Deed]:
+        if not self.trainer_attached:
+            return []
+        self.trainer_loaded = True
+        deeds: list[Deed] = [ReloadTrainer(), self._tell_role()]
+        for here in self.rounds.values():
+            if here.phase is Phase.OPEN and here.posted is None:
+                deeds += self._offer(here)
+        return deeds
+
+    def _end(self, here: RoundHere, *, committed: bool) -> list[Deed]:
+        """The round is over for us: tell the trainer, free its memory."""
+        del self.rounds[here.round]
+        deeds: list[Deed] = []
+        if here.phase is Phase.REDUCING:
+            deeds.append(StopReduction(here.round))
+        contributed = (
+            committed
+            and here.commit is not None
+            and any(c.peer == self.me for c in here.commit.contributors)
+        )
+        held = self.fragments[here.fragment] if here.fragment < len(self.fragments) else None
+        version = here.version if held is None or held.version is None else held.version
+        ended = RoundEnded(
+            here.round,
+            here.fragment,
+            committed,
+            contributed,
+            version,
+            self.step,
+            self.hold_step() if committed else self._hold_step_after_abort(here),
+        )
+        return [*deeds, TellTrainer(ended), DropRound(here.round)]
+
+    def _hold_step_after_abort(self, here: RoundHere) -> int:
+        """An aborted round is opened again at the same step: the trainer waits for it there."""
+        return here.at_step if here.at_step > self.step else self.hold_step()

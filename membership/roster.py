@@ -1,0 +1,236 @@
+"""Members, their copies of the state, contributors' places and the numbered view.
+
+    attach --> WAITING --all copies held--> in sync --a place is free--> CONTRIBUTOR
+                  ^                            |                             |
+                  +------- a copy differs -----+-----------------------------+
+
+A *place* belongs to a peer, not to a connection: it is given up (and leaves a vacancy) when the
+member is removed, and it survives a copy that must be healed, a lost trainer and a reconnect.
+Peers whose token says *contributor* take free places; those whose token says *spare* take only
+vacancies, which the dead and the departed leave behind.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Iterator
+
+import attrs
+from attrs import Factory, define, frozen
+
+from ..protocol.messages import (
+    FragmentHead,
+    Hello,
+    Layout,
+    MemberInfo,
+    Progress,
+    Role,
+)
+
+VIEWS_PER_TERM = 1_000_000  # view numbers of a term start at a multiple of this, so they only grow
+
+
+@frozen
+class Grant:
+    """What the peer's token (or the owner's approval) allows.
+
+    Attributes:
+      role: CONTRIBUTOR takes free places, SPARE only vacancies, RELAY neither.
+      founder: may give an empty run its first weights.
+    """
+
+    role: Role
+    founder: bool = False
+
+
+class CopyState(enum.Enum):
+    """What we know of one member's copy of one fragment."""
+
+    STALE = "stale"  # missing, too old, or different: must be fetched
+    FETCHING = "fetching"  # on its way from donors
+    UNCHECKED = "unchecked"  # there, but the version's root is not agreed yet
+    HELD = "held"  # there, and its root is the run's
+
+
+@define
+class Fetch:
+    """One transfer to one member."""
+
+    head: FragmentHead
+    donors: list[str]  # those that still have the version pinned
+    moved_s: float  # when it last got further
+
+
+@define
+class Copy:
+    """One member's copy of one fragment."""
+
+    state: CopyState = CopyState.STALE
+    version: int = 0
+    root: bytes = b""  # as the member reported it
+    due_s: float = math.inf  # by then it must have applied the newest commit
+    fetch: Fetch | None = None  # while FETCHING
+    why: str = "the state has not been fetched yet"  # while STALE
+
+
+@define
+class Member:
+    """Somebody who is attached right now."""
+
+    peer: str
+    name: str
+    number: int
+    addresses: tuple[str, ...]
+    incarnation: int
+    grant: Grant
+    attached_s: float
+    layout: Layout | None = None  # of its trainer; None while there is no trainer
+    copies: list[Copy] = Factory(list)  # by fragment; empty before the run is founded
+    in_sync: bool = False
+    draining_s: float | None = None  # since when it wants to leave
+    progress: Progress | None = None
+    bad_donors: set[str] = Factory(set)  # who served this member wrong blocks
+    sync_failures: int = 0  # transfers that failed in a row
+
+    @property
+    def relay(self) -> bool:
+        return self.grant.role is Role.RELAY
+
+    @property
+    def draining(self) -> bool:
+        return self.draining_s is not None
+
+
+class Roster:
+    """Everybody who is attached, and the last view that was published."""
+
+    def __init__(self, term: int) -> None:
+        self.members: dict[str, Member] = {}
+        self.view_number = term * VIEWS_PER_TERM
+        self.view_members: tuple[MemberInfo, ...] = ()
+
+    def __contains__(self, peer: str) -> bool:
+        return peer in self.members
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(self.members.values())
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def get(self, peer: str) -> Member | None:
+        return self.members.get(peer)
+
+    def by_number(self) -> list[Member]:
+        return sorted(self.members.values(), key=lambda member: member.number)
+
+    def next_view(self, places: set[str], *, force: bool) -> bool:
+        """Number a new view if anything in it changed (or ``force``); True if there is one."""
+        members = tuple(_info(member, places) for member in self.by_number())
+        if members == self.view_members and not force:
+            return False
+        self.view_members = members
+        self.view_number += 1
+        return True
+
+
+def new_member(
+    peer: str, hello: Hello, grant: Grant, number: int, fragment_count: int, now_s: float
+) -> Member:
+    return Member(
+        peer=peer,
+        name=hello.name,
+        number=number,
+        addresses=hello.addresses,
+        incarnation=hello.incarnation,
+        grant=grant,
+        attached_s=now_s,
+        layout=hello.layout,
+        copies=[Copy() for _ in range(fragment_count)],
+    )
+
+
+def role_of(member: Member, places: set[str]) -> Role:
+    if member.relay:
+        return Role.RELAY
+    return Role.CONTRIBUTOR if member.peer in places else Role.SPARE
+
+
+def _info(member: Member, places: set[str]) -> MemberInfo:
+    return MemberInfo(
+        peer=member.peer,
+        name=member.name,
+        number=member.number,
+        addresses=member.addresses,
+        role=role_of(member, places),
+        in_sync=member.in_sync,
+    )
+
+
+def holds_newest(member: Member, versions: list[int]) -> bool:
+    """Every copy is the committed version, with the agreed root."""
+    return bool(member.copies) and all(
+        copy.state is CopyState.HELD and copy.version == version
+        for copy, version in zip(member.copies, versions, strict=True)
+    )
+
+
+def next_to_seat(
+    roster: Roster, places: set[str], vacancies: int, place_count: int, versions: list[int]
+) -> Member | None:
+    """Who takes a place now, if anybody may. ``place_count`` 0: there is no limit."""
+    if place_count and len(places) >= place_count:
+        return None
+    waiting = [
+        member
+        for member in roster
+        if member.peer not in places
+        and member.in_sync
+        and member.layout is not None
+        and not member.draining
+        and not member.relay
+        and holds_newest(member, versions)
+        and (member.grant.role is Role.CONTRIBUTOR or vacancies > 0)
+    ]
+    return min(
+        waiting,
+        key=lambda member: (member.grant.role is not Role.CONTRIBUTOR, member.number),
+        default=None,
+    )
+
+
+def can_contribute(member: Member, places: set[str]) -> bool:
+    """It has a place, the state and a trainer, and it means to stay."""
+    return (
+        member.peer in places
+        and member.in_sync
+        and member.layout is not None
+        and not member.draining
+    )
+
+
+def layout_difference(ours: Layout, theirs: Layout) -> str | None:
+    """The first difference, as the end of a sentence about their layout; None if equal."""
+    for index, (mine, other) in enumerate(zip(ours.tensors, theirs.tensors, strict=False)):
+        if mine == other:
+            continue
+        if mine.name != other.name:
+            return f"tensor {index} is {other.name!r} where the run has {mine.name!r}"
+        for name in ("shape", "dtype", "kind"):
+            has, wants = getattr(other, name), getattr(mine, name)
+            if has != wants:
+                return f"{mine.name!r} has {name} {_say(has)} where the run has {_say(wants)}"
+    have, want = len(theirs.tensors), len(ours.tensors)
+    if have > want:
+        return f"it has {theirs.tensors[want].name!r}, which the run has not"
+    if have < want:
+        return f"it lacks {ours.tensors[have].name!r}"
+    return None
+
+
+def _say(value: object) -> str:
+    return str(list(value)) if isinstance(value, tuple) else str(value)
+
+
+attrs.resolve_types(Member)

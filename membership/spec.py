@@ -1,0 +1,218 @@
+"""``run.toml``: what the run's owner decides, parsed once, checked at once.
+
+Every other timeout of the system is derived from ``membership.deadline_s``:
+
+    deadline_s        a member silent for so long is gone; nobody waits longer for the dead
+    heartbeat_s       deadline / 5: four may be lost before somebody is taken for dead
+    link_deadline_s   deadline / 2: peers notice a stalled link and say so before the master,
+                      which sees only that nothing moves, has to guess
+    settle_s          deadline / 10: after "I lost B" the master waits so long for B's own
+                      connection to break before it removes somebody who still looks alive
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import tomllib
+from typing import Any
+
+import attrs
+from attrs import Factory, field, frozen
+
+from ..protocol.errors import UserError
+from ..protocol.messages import FRAGMENTS_MAX, MEMBERS_MAX
+
+SPEC_EXIT_CODE = 3
+SPEC_CHARS_MAX = 65_536  # what a Welcome can carry
+CODECS = ("fp32", "int8")
+CHUNK_BYTES_MIN = 4_096
+CHUNK_BYTES_MAX = 4 * 1024 * 1024  # half of what one frame may carry
+STEPS_MAX = 10**9
+SECONDS_MAX = 86_400.0
+
+
+def _whole(low: int, high: int) -> Any:
+    def check(_instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+        if type(value) is not int:
+            raise ValueError(f"{attribute.name} must be a whole number, got {value!r}")
+        if not low <= value <= high:
+            raise ValueError(f"{attribute.name} must be from {low} to {high}, got {value}")
+
+    return check
+
+
+def _number(low: float, high: float) -> Any:
+    def check(_instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+        if type(value) not in (int, float):
+            raise ValueError(f"{attribute.name} must be a number, got {value!r}")
+        if not (math.isfinite(value) and low <= value <= high):  # type: ignore[arg-type, operator]
+            raise ValueError(f"{attribute.name} must be from {low:g} to {high:g}, got {value}")
+
+    return check
+
+
+def _truth(_instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    if type(value) is not bool:
+        raise ValueError(f"{attribute.name} must be true or false, got {value!r}")
+
+
+def _one_of(*options: str) -> Any:
+    def check(_instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+        if value not in options:
+            raise ValueError(f"{attribute.name} must be one of {', '.join(options)}; got {value!r}")
+
+    return check
+
+
+def _name(_instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    if not isinstance(value, str) or not 1 <= len(value) <= 64 or not value.isprintable():
+        raise ValueError(f"{attribute.name} must be 1 to 64 printable characters, got {value!r}")
+
+
+def _merge(_instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    kind, _, amount = value.partition(":") if isinstance(value, str) else ("", "", "")
+    if kind == "delta" and not amount:
+        return
+    try:
+        if kind == "lerp" and 0.0 <= float(amount) <= 1.0:
+            return
+    except ValueError:
+        pass
+    raise ValueError(f'{attribute.name} must be "delta" or "lerp:A" with A from 0 to 1: {value!r}')
+
+
+@frozen
+class RunTable:
+    """``[run]``"""
+
+    name: str = field(default="run", validator=_name)
+    rounds: int = field(default=0, validator=_whole(0, STEPS_MAX))  # commits wanted; 0: no end
+
+
+@frozen
+class DilocoTable:
+    """``[diloco]``"""
+
+    sync_every: int = field(default=100, validator=_whole(1, STEPS_MAX))  # inner steps, H
+    fragments: int = field(default=1, validator=_whole(1, FRAGMENTS_MAX))  # P
+    overlap: int = field(default=0, validator=_whole(0, STEPS_MAX))  # steps taken while it runs
+    outer_lr: float = field(default=0.7, validator=_number(0.0, 100.0))
+    outer_momentum: float = field(default=0.9, validator=_number(0.0, 1.0))
+    nesterov: bool = field(default=True, validator=_truth)
+    merge: str = field(default="delta", validator=_merge)
+
+
+@frozen
+class MembershipTable:
+    """``[membership]``"""
+
+    contributors: int = field(default=0, validator=_whole(0, MEMBERS_MAX))  # places; 0: no limit
+    min_members: int = field(default=1, validator=_whole(1, MEMBERS_MAX))  # to open a round
+    quorum: float = field(default=0.6, validator=_number(0.0, 1.0))  # share that must be ready
+    grace_s: float = field(default=5.0, validator=_number(0.0, SECONDS_MAX))  # after the quorum
+    deadline_s: float = field(default=15.0, validator=_number(0.1, SECONDS_MAX))
+
+
+@frozen
+class ReduceTable:
+    """``[reduce]``"""
+
+    codec_up: str = field(default="fp32", validator=_one_of(*CODECS))
+    codec_down: str = field(default="fp32", validator=_one_of(*CODECS))
+    chunk_bytes: int = field(
+        default=1_048_576, validator=_whole(CHUNK_BYTES_MIN, CHUNK_BYTES_MAX)
+    )  # of float32 values, before encoding
+
+
+_TABLES: dict[str, type] = {
+    "run": RunTable,
+    "diloco": DilocoTable,
+    "membership": MembershipTable,
+    "reduce": ReduceTable,
+}
+
+
+@frozen
+class RunSpec:
+    """The whole file; tables that are left out have their defaults."""
+
+    run: RunTable = Factory(RunTable)
+    diloco: DilocoTable = Factory(DilocoTable)
+    membership: MembershipTable = Factory(MembershipTable)
+    reduce: ReduceTable = Factory(ReduceTable)
+    toml_text: str = ""  # as the owner wrote it; peers get it verbatim
+
+    def __attrs_post_init__(self) -> None:
+        diloco, members = self.diloco, self.membership
+        if diloco.fragments > diloco.sync_every:
+            raise ValueError(
+                f"fragments ({diloco.fragments}) must not exceed sync_every ({diloco.sync_every}):"
+                " there would be several rounds per step"
+            )
+        if diloco.overlap >= diloco.sync_every:
+            raise ValueError(
+                f"overlap ({diloco.overlap}) must be less than sync_every ({diloco.sync_every})"
+            )
+        if members.contributors and members.min_members > members.contributors:
+            raise ValueError(
+                f"min_members ({members.min_members}) must not exceed contributors "
+                f"({members.contributors}): no round could ever open"
+            )
+
+    @classmethod
+    def parse(cls, toml_text: str) -> RunSpec:
+        """Parse and check ``run.toml``.
+
+        Raises:
+          UserError: not TOML, an unknown table or key (with the one that was probably meant), or a
+            value out of range.
+        """
+        if len(toml_text) > SPEC_CHARS_MAX:
+            raise _wrong(f"it is longer than {SPEC_CHARS_MAX} characters")
+        try:
+            document = tomllib.loads(toml_text)
+        except tomllib.TOMLDecodeError as error:
+            raise _wrong(str(error)) from error
+        _refuse_unknown(document, list(_TABLES), "table")
+        tables: dict[str, Any] = {}
+        for name, kind in _TABLES.items():
+            values = document.get(name, {})
+            if not isinstance(values, dict):
+                raise _wrong(f"{name} must be a table: [{name}]")
+            _refuse_unknown(values, [a.name for a in attrs.fields(kind)], f"key in [{name}]")
+            try:
+                tables[name] = kind(**values)
+            except ValueError as error:
+                raise _wrong(f"[{name}] {error}") from error
+        try:
+            return cls(**tables, toml_text=toml_text)
+        except ValueError as error:
+            raise _wrong(str(error)) from error
+
+    @property
+    def heartbeat_s(self) -> float:
+        """Seconds between signs of life."""
+        return self.membership.deadline_s / 5
+
+    @property
+    def link_deadline_s(self) -> float:
+        """Seconds without a byte after which a peer calls another peer lost."""
+        return self.membership.deadline_s / 2
+
+    @property
+    def settle_s(self) -> float:
+        """Seconds between an accusation and the removal of an accused who looks alive."""
+        return self.membership.deadline_s / 10
+
+
+def _wrong(reason: str, hint: str = "") -> UserError:
+    return UserError(f"run.toml: {reason}", exit_code=SPEC_EXIT_CODE, hint=hint)
+
+
+def _refuse_unknown(values: dict[str, Any], known: list[str], what: str) -> None:
+    for name in values:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+            raise _wrong(f"unknown {what}: {name!r} ({hint})", hint=hint)

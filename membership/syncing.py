@@ -1,0 +1,463 @@
+"""Copies of the state: which root a version has, who differs from it, who fetches from whom.
+
+One table drives every copy (a member's fragment):
+
+    STALE ---- a transfer starts ----> FETCHING ---- Synced ----> HELD | UNCHECKED
+      ^                                   |                        |        |
+      |<------ failed, donors gone -------+                        |        | the version's root
+      |<------ differs, or did not apply a commit in time ---------+--------+ is agreed: HELD | STALE
+
+*Roots.* Members report the digest of each version that they reach. A version's root is what more
+than half of the members in sync report (all have reported and no half agrees: the largest group, and
+of equal ones that with the oldest member). After a restart of the master, contributors that have
+not come back yet count as silent voters until the deadline, so the first to return cannot decide
+alone.
+
+*Transfers.* A joiner receives the result of every reduction that begins after it attached. So it may
+fetch the committed version as soon as no reduction of that fragment runs without it: whatever is
+committed later, it gets and replays. ``Donate`` goes to the donors before any later ``Commit``, on
+ordered streams, so what they pin is exactly that version.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from ..protocol.messages import (
+    Commit,
+    Donate,
+    FragmentHead,
+    Hello,
+    RefusalCode,
+    Release,
+    Synced,
+    SyncFailed,
+    SyncFragment,
+)
+from .context import Context, quoted, said
+from .effects import EventKind
+from .journal import RootKnown
+from .roster import Copy, CopyState, Fetch, Member, holds_newest
+
+SYNC_ATTEMPTS_MAX = 5  # transfers that fail in a row before the member has to come back anew
+DONORS_MAX = 4  # per transfer: more do not make it faster, and each holds a pin
+FETCHES_MAX = 4  # fragments that one member fetches at a time
+VOTED_VERSIONS = 3  # newest versions of a fragment whose roots are still voted on
+STALL_DEADLINES = 4  # a transfer that has not moved for so many deadlines has failed
+
+
+class CopyEvent(enum.Enum):
+    """What can happen to a copy."""
+
+    FETCH = "fetch"  # a transfer began
+    AGREES = "agrees"  # it has the run's root
+    UNKNOWN = "unknown"  # it has a version whose root is not agreed yet
+    DIFFERS = "differs"  # it has another root
+    FAILED = "failed"  # the transfer ended without a copy
+    LATE = "late"  # a commit was not applied in time, or its result was never received
+
+
+NEXT_STATE: dict[tuple[CopyState, CopyEvent], CopyState] = {
+    (CopyState.STALE, CopyEvent.FETCH): CopyState.FETCHING,
+    (CopyState.STALE, CopyEvent.AGREES): CopyState.HELD,  # it caught up by itself
+    (CopyState.STALE, CopyEvent.UNKNOWN): CopyState.UNCHECKED,
+    (CopyState.STALE, CopyEvent.DIFFERS): CopyState.STALE,
+    (CopyState.STALE, CopyEvent.LATE): CopyState.STALE,
+    (CopyState.FETCHING, CopyEvent.AGREES): CopyState.HELD,
+    (CopyState.FETCHING, CopyEvent.UNKNOWN): CopyState.UNCHECKED,
+    (CopyState.FETCHING, CopyEvent.DIFFERS): CopyState.STALE,
+    (CopyState.FETCHING, CopyEvent.FAILED): CopyState.STALE,
+    (CopyState.UNCHECKED, CopyEvent.AGREES): CopyState.HELD,
+    (CopyState.UNCHECKED, CopyEvent.UNKNOWN): CopyState.UNCHECKED,
+    (CopyState.UNCHECKED, CopyEvent.DIFFERS): CopyState.STALE,
+    (CopyState.UNCHECKED, CopyEvent.LATE): CopyState.STALE,
+    (CopyState.HELD, CopyEvent.AGREES): CopyState.HELD,
+    (CopyState.HELD, CopyEvent.UNKNOWN): CopyState.UNCHECKED,
+    (CopyState.HELD, CopyEvent.DIFFERS): CopyState.STALE,
+    (CopyState.HELD, CopyEvent.LATE): CopyState.STALE,
+}
+
+RECEIVED_STATES = (CopyState.HELD, CopyState.UNCHECKED)
+
+Excluded = Callable[[Member, int], bool]
+"""Whether a reduction of the fragment is running whose result the member will not get."""
+
+
+class Syncing:
+    """Votes on roots, and all copies' transitions."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.votes: dict[tuple[int, int], dict[str, bytes]] = {}  # (fragment, version) -> by peer
+        # Contributors of before the master's restart that have not come back; they may still.
+        self.missing: set[str] = set()
+
+    # ------------------------------------------------------------ coming and going
+
+    def attached(self, member: Member, hello: Hello, committed: Iterable[Commit]) -> None:
+        """Judge what a newly attached member says it holds."""
+        history = self.context.history
+        self.missing.discard(member.peer)
+        if not history.founded or hello.lineage != history.lineage:
+            for copy in member.copies:
+                copy.why = (
+                    "it holds another run's state" if hello.lineage else "it holds no state yet"
+                )
+            return
+        told = {commit.fragment: commit.version for commit in committed}
+        for head in hello.heads:
+            if head.fragment >= len(member.copies):
+                continue
+            copy = member.copies[head.fragment]
+            version = history.versions[head.fragment]
+            if head.version == version or told.get(head.fragment) == head.version:
+                # In the second case it holds the result and applies it when it reads the Welcome.
+                copy.version, copy.root = head.version, head.root
+                self._vote(member, head)
+                self._check(member, head.fragment)
+            else:
+                copy.why = f"it holds version {head.version}, the run is at {version}"
+
+    def founded(self, founder: Member | None) -> None:
+        """Every member gets copies; the founder's are right by definition."""
+        history = self.context.history
+        for member in self.context.roster:
+            member.copies = [Copy() for _ in history.versions]
+        if founder is not None:
+            for head in history.heads():
+                self.report(founder, head)
+
+    def removed(self, member: Member) -> None:
+        """Forget a member that is no longer in the roster: its votes, pins and transfers."""
+        for votes in self.votes.values():
+            votes.pop(member.peer, None)
+        for copy in member.copies:
+            self._release(member, copy)
+        for other in self.context.roster:
+            for fragment, copy in enumerate(other.copies):
+                if copy.fetch is None or member.peer not in copy.fetch.donors:
+                    continue
+                copy.fetch.donors.remove(member.peer)
+                if not copy.fetch.donors:  # nobody's fault: it is tried again at once
+                    self._move(other, fragment, CopyEvent.FAILED, "its donors are gone")
+
+    # ------------------------------------------------------------ what members report
+
+    def report(self, member: Member, head: FragmentHead) -> None:
+        """A member says that it holds this version with this root."""
+        copy = member.copies[head.fragment]
+        if copy.state is CopyState.FETCHING:
+            return  # what it holds is being replaced; its Synced will say
+        self._vote(member, head)
+        copy.version, copy.root = head.version, head.root
+        newest = self.context.history.versions[head.fragment]
+        if copy.state is not CopyState.STALE or head.version == newest:
+            # A stale copy that is still behind may lack a result: it cannot catch up by itself.
+            self._check(member, head.fragment)
+
+    def synced(self, member: Member, message: Synced) -> None:
+        head = message.head
+        copy = member.copies[head.fragment]
+        if copy.fetch is None:
+            self.report(member, head)
+            return
+        wanted = copy.fetch.head
+        if head.version < wanted.version:
+            self._fail(
+                member, head.fragment, f"it reports version {head.version}, not {wanted.version}"
+            )
+            return
+        copy.version, copy.root = head.version, head.root
+        self._check(member, head.fragment)
+        if copy.state in RECEIVED_STATES:
+            member.sync_failures = 0
+            self._vote(member, head)
+
+    def failed(self, member: Member, message: SyncFailed) -> None:
+        if message.fragment >= len(member.copies):
+            return
+        copy = member.copies[message.fragment]
+        if copy.fetch is None:
+            self.late(member, message.fragment, quoted(message.reason))
+            return
+        if copy.fetch.head.version != message.version:
+            return  # about a transfer that was replaced in the meantime
+        for donor in message.bad_donors:
+            if donor in copy.fetch.donors:
+                member.bad_donors.add(donor)
+                self.context.announce(
+                    EventKind.BAD,
+                    donor,
+                    f"{self.context.name(donor)} served wrong blocks of fragment "
+                    f"{message.fragment} to {said(member)}",
+                )
+        self._fail(member, message.fragment, quoted(message.reason))
+
+    def moved(self, member: Member, *, state: bool) -> None:
+        """Bytes arrive at the member: of a state transfer (``state``), or of a reduction."""
+        now_s = self.context.now_s
+        for copy in member.copies:
+            if state and copy.fetch is not None:
+                copy.fetch.moved_s = now_s
+            elif not math.isinf(copy.due_s):
+                copy.due_s = now_s + self.context.spec.membership.deadline_s
+
+    def late(self, member: Member, fragment: int, why: str) -> None:
+        """The member did not get, or did not apply, what was committed."""
+        if member.copies[fragment].state is not CopyState.FETCHING:
+            self._move(member, fragment, CopyEvent.LATE, why)
+
+    def committed(self, commit: Commit, receivers: Iterable[str], wrong: dict[str, str]) -> None:
+        """A version was committed: who gets its result has a deadline, who does not is stale.
+
+        Args:
+          receivers: who was sent the result.
+          wrong: receivers that are known not to hold it, and why.
+        """
+        deadline_s = self.context.now_s + self.context.spec.membership.deadline_s
+        got = set(receivers)
+        for member in self.context.roster:
+            if not member.copies:
+                continue
+            copy = member.copies[commit.fragment]
+            if member.peer in wrong:
+                self.late(member, commit.fragment, wrong[member.peer])
+            elif copy.state in RECEIVED_STATES and member.peer not in got:
+                why = f"it was not among the receivers of round {commit.round}"
+                self.late(member, commit.fragment, why)
+            elif copy.state in RECEIVED_STATES and math.isinf(copy.due_s):
+                copy.due_s = deadline_s
+        self._prune_votes()
+
+    # ------------------------------------------------------------ deciding
+
+    def decide(self, fragment: int, version: int, *, force: bool = False) -> bytes:
+        """The version's root, agreed now if it can be; ``b""`` while it cannot.
+
+        Args:
+          force: do not wait for members that have not reported.
+        """
+        history = self.context.history
+        known = history.root(fragment, version)
+        if known:
+            return known
+        votes = self.votes.get((fragment, version), {})
+        voters = self._voters(fragment)
+        counts = Counter(votes[m.peer] for m in voters if m.peer in votes)
+        if not counts:
+            return b""
+        oldest = {
+            root: min(m.number for m in voters if votes.get(m.peer) == root) for root in counts
+        }
+        best = min(counts, key=lambda root: (-counts[root], oldest[root]))
+        electorate = len(voters) + len(self.missing)
+        agreed = counts[best] * 2 > electorate or sum(counts.values()) == electorate
+        if not agreed and not force:
+            return b""
+        self.context.record(RootKnown(FragmentHead(fragment, version, best)))
+        for member in self.context.roster.by_number():
+            copy = member.copies[fragment]
+            if copy.state is CopyState.UNCHECKED and copy.version == version:
+                self._check(member, fragment)
+        return best
+
+    def _voters(self, fragment: int) -> list[Member]:
+        """Members in sync; while there is none, whoever holds a copy that nothing speaks against."""
+        in_sync = [member for member in self.context.roster if member.in_sync]
+        if in_sync:
+            return in_sync
+        return [
+            member
+            for member in self.context.roster
+            if member.copies and member.copies[fragment].state is CopyState.UNCHECKED
+        ]
+
+    def settle(self, excluded: Excluded) -> bool:
+        """Agree on roots and settle who is in sync. True if anything changed."""
+        history = self.context.history
+        if not history.founded:
+            return False
+        changed = False
+        for fragment, version in list(self.votes):
+            if not history.root(fragment, version):
+                changed |= bool(self.decide(fragment, version))
+        for member in self.context.roster.by_number():
+            changed |= self._late_copies(member)
+            changed |= self._settle_in_sync(member, excluded)
+        return changed
+
+    def transfer(self, excluded: Excluded) -> bool:
+        """Start every transfer that may start. True if one did."""
+        members = self.context.roster.by_number() if self.context.history.founded else []
+        return any([self._start_transfers(member, excluded) for member in members])
+
+    def _settle_in_sync(self, member: Member, excluded: Excluded) -> bool:
+        """In sync: from holding the newest of everything until a copy is found wanting."""
+        if member.in_sync:
+            in_sync = all(copy.state in RECEIVED_STATES for copy in member.copies)
+        else:
+            in_sync = holds_newest(member, self.context.history.versions) and not any(
+                excluded(member, fragment) for fragment in range(len(member.copies))
+            )
+        if in_sync == member.in_sync:
+            return False
+        member.in_sync = in_sync
+        if in_sync:
+            member.bad_donors.clear()
+            member.sync_failures = 0
+            self.context.announce(EventKind.SYNC, member.peer, f"{said(member)} is in sync")
+        else:
+            whys = [copy.why for copy in member.copies if copy.state not in RECEIVED_STATES]
+            self.context.announce(
+                EventKind.SYNC, member.peer, f"{said(member)} is no longer in sync: {whys[0]}"
+            )
+        return True
+
+    def _late_copies(self, member: Member) -> bool:
+        now_s = self.context.now_s
+        stall_s = STALL_DEADLINES * self.context.spec.membership.deadline_s
+        changed = False
+        for fragment, copy in enumerate(member.copies):
+            if now_s >= copy.due_s:
+                self.late(member, fragment, "it did not apply the last commit in time")
+                changed = True
+            elif copy.fetch is not None and now_s >= copy.fetch.moved_s + stall_s:
+                self._fail(member, fragment, f"nothing has arrived for {stall_s:g} s")
+                changed = True
+        return changed
+
+    def _start_transfers(self, member: Member, excluded: Excluded) -> bool:
+        if member.relay or member.draining:
+            return False
+        changed = False
+        running = sum(copy.fetch is not None for copy in member.copies)
+        for fragment, copy in enumerate(member.copies):
+            if running >= FETCHES_MAX:
+                break
+            if copy.state is not CopyState.STALE or excluded(member, fragment):
+                continue
+            head = self.context.history.head(fragment)
+            donors = self._donors(member, head)
+            if not head.root or not donors:
+                continue
+            copy.fetch = Fetch(head, [donor.peer for donor in donors], self.context.now_s)
+            self._move(member, fragment, CopyEvent.FETCH)
+            for donor in donors:
+                self.context.send(donor.peer, Donate(head, member.peer))
+            self.context.send(member.peer, SyncFragment(head, tuple(copy.fetch.donors)))
+            running += 1
+            changed = True
+        return changed
+
+    def _donors(self, member: Member, head: FragmentHead) -> list[Member]:
+        """Who holds exactly this version, those with the fewest transfers first."""
+        able = [
+            other
+            for other in self.context.roster
+            if other is not member
+            and other.copies[head.fragment].state is CopyState.HELD
+            and other.copies[head.fragment].version == head.version
+        ]
+        trusted = [other for other in able if other.peer not in member.bad_donors]
+        if able and not trusted:
+            # If everybody seems bad, the one who says so may be the odd one; its failures count.
+            member.bad_donors.clear()
+            trusted = able
+        busy = Counter(
+            donor
+            for receiver in self.context.roster
+            for copy in receiver.copies
+            if copy.fetch is not None
+            for donor in copy.fetch.donors
+        )
+        trusted.sort(key=lambda other: (other.draining, busy[other.peer], other.number))
+        return trusted[:DONORS_MAX]
+
+    # ------------------------------------------------------------ one copy
+
+    def _vote(self, member: Member, head: FragmentHead) -> None:
+        newest = self.context.history.versions[head.fragment]
+        if newest - VOTED_VERSIONS < head.version <= newest:
+            self.votes.setdefault((head.fragment, head.version), {})[member.peer] = head.root
+
+    def _check(self, member: Member, fragment: int) -> None:
+        """Compare what the member reported with the run's root of that version."""
+        copy = member.copies[fragment]
+        history = self.context.history
+        known = history.root(fragment, copy.version)
+        behind = history.versions[fragment] - copy.version
+        if known and known != copy.root:
+            why = f"its version {copy.version} of fragment {fragment} differs from the run's"
+            self.context.announce(EventKind.SYNC, member.peer, f"{said(member)}: {why}")
+            if copy.fetch is not None:
+                self._fail(member, fragment, why)
+            else:
+                self._move(member, fragment, CopyEvent.DIFFERS, why)
+            return
+        self._move(member, fragment, CopyEvent.AGREES if known else CopyEvent.UNKNOWN)
+        deadline_s = self.context.spec.membership.deadline_s
+        copy.due_s = self.context.now_s + deadline_s if behind else math.inf
+
+    def _fail(self, member: Member, fragment: int, why: str) -> None:
+        member.sync_failures += 1
+        self.context.announce(
+            EventKind.SYNC,
+            member.peer,
+            f"{said(member)} could not fetch fragment {fragment}: {why} "
+            f"(failure {member.sync_failures} of {SYNC_ATTEMPTS_MAX})",
+        )
+        self._move(member, fragment, CopyEvent.FAILED, why)
+
+    def _move(self, member: Member, fragment: int, event: CopyEvent, why: str = "") -> None:
+        copy = member.copies[fragment]
+        copy.state = NEXT_STATE[copy.state, event]
+        if copy.state is not CopyState.FETCHING:
+            self._release(member, copy)
+        if copy.state in (CopyState.STALE, CopyState.FETCHING):
+            copy.due_s = math.inf
+            copy.why = why or copy.why
+
+    def _release(self, member: Member, copy: Copy) -> None:
+        if copy.fetch is not None:
+            head = copy.fetch.head
+            for donor in copy.fetch.donors:
+                self.context.send(donor, Release(head.fragment, head.version, member.peer))
+            copy.fetch = None
+
+    # ------------------------------------------------------------ for the others
+
+    def hopeless(self) -> list[tuple[Member, RefusalCode, str]]:
+        """Members whose transfers failed too often; they have to come back anew."""
+        return [
+            (member, RefusalCode.LAGGING, f"{SYNC_ATTEMPTS_MAX} state transfers in a row failed")
+            for member in self.context.roster.by_number()
+            if member.sync_failures >= SYNC_ATTEMPTS_MAX
+        ]
+
+    def is_only_donor(self, member: Member) -> bool:
+        """Somebody's transfer would have to start over if this member left."""
+        return any(
+            copy.fetch is not None and copy.fetch.donors == [member.peer]
+            for other in self.context.roster
+            for copy in other.copies
+        )
+
+    def next_deadline_s(self) -> float:
+        stall_s = STALL_DEADLINES * self.context.spec.membership.deadline_s
+        return min(
+            (
+                min(copy.due_s, copy.fetch.moved_s + stall_s if copy.fetch else math.inf)
+                for member in self.context.roster
+                for copy in member.copies
+            ),
+            default=math.inf,
+        )
+
+    def _prune_votes(self) -> None:
+        versions = self.context.history.versions
+        for fragment, version in list(self.votes):
+            if version <= versions[fragment] - VOTED_VERSIONS:
+                del self.votes[fragment, version]

@@ -1,0 +1,81 @@
+"""Addresses as people write them: ``host:port``, ``[v6]:port``, ``name:port``."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+
+from attrs import field, frozen
+from attrs.validators import and_, ge, le, max_len, min_len
+
+from .errors import UserError
+
+HOST_CHARS_MAX = 255  # the longest name that DNS can carry
+PORT_MAX = 65_535
+
+_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?")
+_HINT = "write host:port, for example 203.0.113.7:7700, [2001:db8::7]:7700 or node.example:7700"
+
+
+def _check_host(text: str, host: str) -> None:
+    if not host:
+        raise UserError(f"the address {text!r} names no host", hint=_HINT)
+    if len(host) > HOST_CHARS_MAX:
+        raise UserError(f"a host name of {len(host)} characters is too long", hint=_HINT)
+    if ":" in host:
+        address, _, zone = host.partition("%")
+        try:
+            ipaddress.IPv6Address(address)
+        except ValueError:
+            raise UserError(f"{host!r} is not an IPv6 address", hint=_HINT) from None
+        if "%" in host and not _NAME.fullmatch(zone):
+            raise UserError(f"{host!r} has a bad zone", hint=_HINT)
+    elif not _NAME.fullmatch(host):
+        raise UserError(f"{host!r} is not a host name", hint=_HINT)
+
+
+@frozen
+class Address:
+    """Where a node can be dialled, or where it listens (port 0: any free one).
+
+    Attributes:
+      host: a name, an IPv4 address or an IPv6 address without brackets.
+    """
+
+    host: str = field(validator=and_(min_len(1), max_len(HOST_CHARS_MAX)))
+    port: int = field(validator=and_(ge(0), le(PORT_MAX)))
+
+    @classmethod
+    def parse(cls, text: str, default_port: int | None = None) -> Address:
+        """Read what a person typed.
+
+        Args:
+          default_port: used where the text names none; None: a port is required.
+
+        Raises:
+          UserError: with a hint that shows how to write it.
+        """
+        text = text.strip()
+        if len(text) > HOST_CHARS_MAX + 8:
+            raise UserError(f"an address of {len(text)} characters is too long", hint=_HINT)
+        if text.startswith("["):
+            host, bracket, rest = text[1:].partition("]")
+            if not bracket or (rest and not rest.startswith(":")) or ":" not in host:
+                raise UserError(f"{text!r} is not [IPv6]:port", hint=_HINT)
+            port_text = rest[1:] if rest else None
+        elif text.count(":") > 1:
+            host, port_text = text, None  # a bare IPv6 address: its last group is not a port
+        else:
+            host, colon, after = text.partition(":")
+            port_text = after if colon else None
+        _check_host(text, host)
+        if port_text is None:
+            if default_port is None:
+                raise UserError(f"the address {text!r} names no port", hint=_HINT)
+            return cls(host, default_port)
+        if not (port_text.isascii() and port_text.isdigit()) or int(port_text) > PORT_MAX:
+            raise UserError(f"{port_text!r} is not a port (0 to {PORT_MAX})", hint=_HINT)
+        return cls(host, int(port_text))
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

@@ -1,0 +1,140 @@
+"""The arenas: memory that a daemon and its trainer share, so tensor bytes cross no socket.
+
+There are two, of the same shape. The daemon writes the *shared* one (global values and counters),
+the trainer the *posted* one (pseudo-gradients). Each is
+
+    header   u64 slots, one page
+    table    per fragment two u64: sequence (odd while it is being written) and version
+    bodies   per fragment: float32 values, then int64 counters, each aligned to 64 bytes
+
+A reader of a fragment checks the sequence before and after (a seqlock), so it never uses a torn
+copy. Nobody waits for the other here: messages on the Unix socket say when there is something new,
+and ``MAIL_SLOT`` counts them so that a trainer with nothing to do needs no system call to know it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import LocalProtocolError
+from .messages import FragmentSize
+
+HEADER_BYTES = 4_096
+ALIGNMENT_BYTES = 64
+READ_ATTEMPTS_MAX = 10_000  # a writer needs milliseconds; more than this is a dead writer
+
+MAIL_SLOT = 0  # shared arena: messages the daemon has sent to the trainer
+STEP_SLOT = 0  # posted arena: the trainer's global step
+TOKENS_SLOT = 1  # posted arena: tokens trained since the trainer started
+LOSS_SLOT = 2  # posted arena: the last loss, float64 bits
+
+Values = NDArray[np.float32]
+Counters = NDArray[np.int64]
+
+
+def _align(offset: int) -> int:
+    return -(-offset // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def arena_bytes(sizes: Sequence[FragmentSize]) -> int:
+    """Bytes of an arena for fragments of these sizes."""
+    return _offsets(sizes)[1]
+
+
+def _offsets(sizes: Sequence[FragmentSize]) -> tuple[list[tuple[int, int]], int]:
+    offset = _align(HEADER_BYTES + 16 * len(sizes))
+    places = []
+    for size in sizes:
+        values_at = offset
+        counters_at = _align(values_at + 4 * size.value_count)
+        places.append((values_at, counters_at))
+        offset = _align(counters_at + 8 * size.counter_count)
+    return places, offset
+
+
+class Arena:
+    """Typed views over one arena's bytes.
+
+    Args:
+      buffer: writable bytes of ``arena_bytes(sizes)``: a memory map, or a ``bytearray`` in tests.
+      sizes: the fragments' sizes; equal on both sides.
+    """
+
+    def __init__(
+        self, buffer: mmap.mmap | bytearray | memoryview, sizes: Sequence[FragmentSize]
+    ) -> None:
+        places, total_bytes = _offsets(sizes)
+        if len(buffer) < total_bytes:
+            raise LocalProtocolError(f"an arena of {len(buffer)} bytes, {total_bytes} needed")
+        self.sizes = tuple(sizes)
+        self.slots: NDArray[np.uint64] = np.frombuffer(buffer, np.uint64, count=HEADER_BYTES // 8)
+        self.loss: NDArray[np.float64] = self.slots[LOSS_SLOT : LOSS_SLOT + 1].view(np.float64)
+        self._table: NDArray[np.uint64] = np.frombuffer(
+            buffer, np.uint64, count=2 * len(sizes), offset=HEADER_BYTES
+        ).reshape(len(sizes), 2)
+        self._values = [
+            np.frombuffer(buffer, np.float32, count=size.value_count, offset=values_at)
+            for size, (values_at, _) in zip(sizes, places, strict=True)
+        ]
+        self._counters = [
+            np.frombuffer(buffer, np.int64, count=size.counter_count, offset=counters_at)
+            for size, (_, counters_at) in zip(sizes, places, strict=True)
+        ]
+
+    def values(self, fragment: int) -> Values:
+        """Float32 values of a fragment, shape ``(value_count,)``; a view, not a copy."""
+        return self._values[fragment]
+
+    def counters(self, fragment: int) -> Counters:
+        """Int64 counters of a fragment, shape ``(counter_count,)``; a view, not a copy."""
+        return self._counters[fragment]
+
+    def version(self, fragment: int) -> int:
+        return int(self._table[fragment, 1])
+
+    @contextmanager
+    def writing(self, fragment: int, version: int) -> Iterator[None]:
+        """Mark the fragment as being written; on leaving it holds ``version``."""
+        self._table[fragment, 0] |= np.uint64(1)
+        yield
+        self._table[fragment, 1] = version
+        self._table[fragment, 0] += np.uint64(1)
+
+    def read(self, fragment: int, copy: Callable[[], None]) -> int:
+        """Call ``copy`` until it saw an unchanging fragment; returns that fragment's version.
+
+        ``copy`` must only read the arena and must be repeatable.
+        """
+        for _attempt in range(READ_ATTEMPTS_MAX):
+            before = int(self._table[fragment, 0])
+            if before % 2 == 0:
+                version = self.version(fragment)
+                copy()
+                if int(self._table[fragment, 0]) == before:
+                    return version
+            else:
+                os.sched_yield()
+        raise LocalProtocolError(f"fragment {fragment} of the arena never came to rest")
+
+
+def create_arena_file(sizes: Sequence[FragmentSize]) -> int:
+    """A file descriptor of an unnamed file of the right length; gone with its last holder."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("holdfast-arena", os.MFD_CLOEXEC)
+    else:
+        descriptor, path = tempfile.mkstemp(prefix="holdfast-arena-")
+        os.unlink(path)
+    os.ftruncate(descriptor, arena_bytes(sizes))
+    return descriptor
+
+
+def map_arena(descriptor: int, sizes: Sequence[FragmentSize]) -> Arena:
+    """Map an arena file for reading and writing, shared with the other process."""
+    return Arena(mmap.mmap(descriptor, arena_bytes(sizes)), sizes)

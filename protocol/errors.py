@@ -1,0 +1,82 @@
+"""The one hierarchy of errors: each class says what whoever catches it should do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class HoldfastError(Exception):
+    """Base of every error that holdfast raises on purpose."""
+
+
+class LocalProtocolError(HoldfastError):
+    """We broke the protocol: a bug of ours. Fix it; never retry."""
+
+
+class RemoteProtocolError(HoldfastError):
+    """The other side broke the protocol. Drop that connection, keep the run."""
+
+
+class PeerLostError(HoldfastError):
+    """A peer vanished. Repair, or retry under the next view.
+
+    Attributes:
+      peer: its peer id.
+      reason: what was seen (closed, reset, silent for N s).
+    """
+
+    def __init__(self, peer: str, reason: str) -> None:
+        super().__init__(f"lost peer {peer[:8]}: {reason}")
+        self.peer = peer
+        self.reason = reason
+
+
+class BadContributionError(HoldfastError):
+    """A peer's contribution must not be added. Exclude that peer, rerun without it."""
+
+    def __init__(self, peer: str, reason: str) -> None:
+        super().__init__(f"refused the contribution of peer {peer[:8]}: {reason}")
+        self.peer = peer
+        self.reason = reason
+
+
+class EvictedError(HoldfastError):
+    """The master removed us. Rejoin or stop, as the code says.
+
+    Attributes:
+      code: one of ``messages.RefusalCode``'s values.
+      reason: a sentence for the person who reads it.
+    """
+
+    def __init__(self, code: str, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = reason
+
+
+class StateMismatchError(HoldfastError):
+    """A copy of the state differs from the run's. Discard the copy, sync again.
+
+    Attributes:
+      blocks: indices of the blocks that differ, as far as they are known.
+      donor: the peer id that served them, or None when it is our own copy.
+    """
+
+    def __init__(self, reason: str, blocks: Sequence[int] = (), donor: str | None = None) -> None:
+        super().__init__(reason)
+        self.blocks = tuple(blocks)
+        self.donor = donor
+
+
+class UserError(HoldfastError):
+    """Something the person at the keyboard can mend; shown as one line, never a traceback.
+
+    Attributes:
+      exit_code: the process's exit status; ``daemon.exit_codes`` lists them.
+      hint: what to do next, or an empty string.
+    """
+
+    def __init__(self, message: str, *, exit_code: int = 1, hint: str = "") -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+        self.hint = hint

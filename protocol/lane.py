@@ -1,0 +1,328 @@
+"""Lanes: bulk bytes between two peers, one TCP connection each, AES-256-GCM records.
+
+A lane has no handshake of its own. Both sides know its two keys before it exists, from secrets that
+they exchanged inside their link's TLS control stream, so all that travels in clear is the preamble
+(which link, which lane) and the frames' headers:
+
+    dialer -> acceptor    magic 'H', version, kind of preamble, lane number, link id     24 bytes
+    then, both ways       header (32 bytes, in clear, authenticated) + ciphertext + tag (16 bytes)
+
+Each direction has its own key and counts its records; the count is the nonce and never travels, so
+a record that was replayed, reordered, dropped or sent back to its author fails authentication. The
+first record of each side is ``OPEN``, without payload: it proves that the other end has the keys.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Awaitable, Callable
+
+import trio
+from attrs import field, frozen
+from attrs.validators import and_, ge, in_, le, max_len, min_len
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from .errors import LocalProtocolError, RemoteProtocolError
+
+MAGIC = 0x48  # 'H': a TLS connection starts with 0x16
+VERSION = 1
+LINK_ID_BYTES = 16
+SECRET_BYTES = 32
+LANES_MAX = 64  # numbers of lanes of one link, 0 to 63; far more than one path can use
+PAYLOAD_BYTES_MAX = 8 * 2**20  # a chunk is about 1 MiB; what a lane buffers for the other side
+SOCKET_READ_BYTES = 2**18  # asked of a stream that cannot read into our buffer
+
+KEY_BYTES = 32
+TAG_BYTES = 16
+
+Buffer = bytes | bytearray | memoryview
+Place = Callable[["FrameHeader"], Awaitable[memoryview | None]]
+
+_PREAMBLE = struct.Struct(">BBHI16s")
+_HEADER = struct.Struct(">B3xQIIII4x")
+_NONCE = struct.Struct(">4xQ")
+
+PREAMBLE_BYTES = _PREAMBLE.size
+HEADER_BYTES = _HEADER.size
+
+
+class Direction(enum.IntEnum):
+    """Who sent the preamble; one that comes back to its author is no preamble."""
+
+    FROM_DIALER = 1
+
+
+class FrameKind(enum.IntEnum):
+    OPEN = 0  # first record of each side; empty
+    CONTRIBUTION = 1  # contributor -> owner: a chunk's encoded pseudo-gradient
+    RESULT = 2  # owner -> receivers: a chunk's encoded mean, forwarded verbatim
+    BLOCK = 3  # donor -> joiner: a block of state
+
+
+_KINDS = tuple(FrameKind)
+
+
+@frozen
+class FrameHeader:
+    """What a record carries; readable by anybody on the way, changeable by nobody.
+
+    Attributes:
+      index: of the chunk in its round, or of the block in its fragment.
+      transfer: the fragment for contributions and results, the joiner's number for blocks.
+    """
+
+    kind: FrameKind
+    round: int = field(validator=and_(ge(0), le(2**64 - 1)))
+    attempt: int = field(validator=and_(ge(0), le(2**32 - 1)))
+    index: int = field(validator=and_(ge(0), le(2**32 - 1)))
+    transfer: int = field(validator=and_(ge(0), le(2**32 - 1)))
+    payload_bytes: int = field(validator=and_(ge(0), le(PAYLOAD_BYTES_MAX)))
+
+    def pack(self) -> bytes:
+        return _HEADER.pack(
+            self.kind, self.round, self.attempt, self.index, self.transfer, self.payload_bytes
+        )
+
+    @classmethod
+    def unpack(cls, data: Buffer) -> FrameHeader:
+        """Raises RemoteProtocolError: no such kind, over-long, or padding that is not zero."""
+        kind, round_, attempt, index, transfer, payload_bytes = _HEADER.unpack(data)
+        if kind >= len(_KINDS):
+            raise RemoteProtocolError(f"no kind of frame is {kind}")
+        if payload_bytes > PAYLOAD_BYTES_MAX:
+            raise RemoteProtocolError(f"a frame of {payload_bytes} bytes is over-long")
+        header = cls(_KINDS[kind], round_, attempt, index, transfer, payload_bytes)
+        if header.pack() != data:
+            raise RemoteProtocolError("a frame's padding is not zero")
+        return header
+
+
+OPEN = FrameHeader(FrameKind.OPEN, 0, 0, 0, 0, 0)
+
+
+@frozen
+class Preamble:
+    """The first bytes of a lane, from its dialer: which link's keys to use."""
+
+    link_id: bytes = field(
+        validator=and_(min_len(LINK_ID_BYTES), max_len(LINK_ID_BYTES)),
+    )
+    lane: int = field(validator=and_(ge(0), le(LANES_MAX - 1)))
+    version: int = field(default=VERSION, validator=in_((VERSION,)))
+    direction: Direction = Direction.FROM_DIALER
+
+    def pack(self) -> bytes:
+        return _PREAMBLE.pack(MAGIC, self.version, self.direction, self.lane, self.link_id)
+
+    @classmethod
+    def unpack(cls, data: Buffer) -> Preamble:
+        """Raises RemoteProtocolError: that is no preamble of this version."""
+        if len(data) != PREAMBLE_BYTES:
+            raise RemoteProtocolError(f"a lane's preamble has {PREAMBLE_BYTES} bytes")
+        magic, version, direction, lane, link_id = _PREAMBLE.unpack(data)
+        if magic != MAGIC or direction != Direction.FROM_DIALER or lane >= LANES_MAX:
+            raise RemoteProtocolError("not a lane's preamble")
+        if version != VERSION:
+            raise RemoteProtocolError(f"a lane of version {version}, {VERSION} is spoken here")
+        return cls(link_id, lane)
+
+
+async def send_preamble(stream: trio.abc.Stream, link_id: bytes, lane: int) -> None:
+    """The dialer's first bytes."""
+    await stream.send_all(Preamble(link_id, lane).pack())
+
+
+async def receive_preamble(stream: trio.abc.Stream) -> Preamble:
+    """The acceptor reads which lane this is; the caller bounds the time.
+
+    Raises:
+      RemoteProtocolError: it is none.
+    """
+    data = bytearray()
+    while len(data) < PREAMBLE_BYTES:
+        more = await stream.receive_some(PREAMBLE_BYTES - len(data))
+        if not more:
+            raise RemoteProtocolError("a lane ended before its preamble")
+        data += more
+    return Preamble.unpack(data)
+
+
+def derive_lane_keys(
+    secret_dialer: bytes, secret_acceptor: bytes, link_id: bytes, lane: int
+) -> tuple[bytes, bytes]:
+    """Both keys of one lane, by HKDF-SHA256: (dialer to acceptor, acceptor to dialer).
+
+    ``dialer`` is who dialled the link's control stream and dials its lanes.
+    """
+    if len(secret_dialer) != SECRET_BYTES or len(secret_acceptor) != SECRET_BYTES:
+        raise LocalProtocolError(f"a link's secrets have {SECRET_BYTES} bytes")
+    material = HKDF(
+        algorithm=hashes.SHA256(),
+        length=2 * KEY_BYTES,
+        salt=link_id,
+        info=b"holdfast lane v1 " + lane.to_bytes(4, "big"),
+    ).derive(secret_dialer + secret_acceptor)
+    return material[:KEY_BYTES], material[KEY_BYTES:]
+
+
+class Lane:
+    """Authenticated records over a byte stream, both ways.
+
+    One task sends and one task receives at a time. Cancelling a send, or a receive in the middle of
+    a record, breaks that direction for good, as losing the connection would; close the lane then.
+    Cancelling a receive that still waits for a record loses nothing.
+
+    Attributes:
+      sent_bytes: header, ciphertext and tag of all records sent.
+      received_bytes: the same of all records received.
+
+    Args:
+      send_key: of this direction (32 bytes); never used by any other lane.
+      receive_key: of the other direction.
+    """
+
+    def __init__(self, stream: trio.abc.Stream, send_key: bytes, receive_key: bytes) -> None:
+        if send_key == receive_key:
+            raise LocalProtocolError("both directions of a lane share a key")
+        self._stream = stream
+        self._send_cipher = AESGCM(send_key)
+        self._receive_cipher = AESGCM(receive_key)
+        self._send_count = 0
+        self._receive_count = 0
+        self._send_torn = False
+        self._receive_torn = False
+        # Reused from record to record; each grows to the largest record that came by.
+        self._send_buffer = bytearray(HEADER_BYTES + TAG_BYTES)
+        self._receive_buffer = bytearray(TAG_BYTES)
+        self.sent_bytes = 0
+        self.received_bytes = 0
+
+    async def open(self) -> None:
+        """Prove to the other side that we hold the keys; the first thing either side sends."""
+        await self.send(OPEN, b"")
+
+    async def wait_open(self) -> None:
+        """Wait for the other side's proof; the caller bounds the time.
+
+        Raises:
+          RemoteProtocolError: it has other keys, or is no lane.
+        """
+        await self.receive(_nowhere)
+
+    async def send(self, header: FrameHeader, payload: Buffer) -> None:
+        """Send one record. ``payload`` is read before the first checkpoint and not needed after.
+
+        Raises:
+          LocalProtocolError: the header is of another payload, or the lane is not open yet.
+          trio.BrokenResourceError: the connection is gone, or a send was cancelled before.
+        """
+        view = memoryview(payload).cast("B")
+        if header.payload_bytes != len(view):
+            raise LocalProtocolError(f"{len(view)} bytes under a header of {header.payload_bytes}")
+        if (header.kind is FrameKind.OPEN) != (self._send_count == 0):
+            raise LocalProtocolError("OPEN is the first record of a lane, and only the first")
+        if self._send_torn:
+            raise trio.BrokenResourceError("an earlier send was cancelled")
+        record_bytes = HEADER_BYTES + len(view) + TAG_BYTES
+        if len(self._send_buffer) < record_bytes:
+            self._send_buffer = bytearray(record_bytes)
+        record = memoryview(self._send_buffer)[:record_bytes]
+        record[:HEADER_BYTES] = header.pack()
+        self._send_torn = True
+        self._send_cipher.encrypt_into(
+            _NONCE.pack(self._send_count),
+            view,
+            bytes(record[:HEADER_BYTES]),
+            record[HEADER_BYTES:],
+        )
+        self._send_count += 1
+        await self._stream.send_all(record)
+        self._send_torn = False
+        self.sent_bytes += record_bytes
+
+    async def receive(self, place: Place) -> tuple[FrameHeader, memoryview | bytearray]:
+        """Receive one record.
+
+        Args:
+          place: told the header, *before it is authenticated*, returns where the payload goes (a
+            writable view of ``payload_bytes`` bytes) or None: the payload is checked and dropped.
+            Neither the header nor the view's bytes may be used before this method returns.
+
+        Returns:
+          The header and the view that ``place`` gave; an empty buffer if it gave none.
+
+        Raises:
+          RemoteProtocolError: not authentic, out of sequence, or junk.
+          trio.EndOfChannel: the other side closed, between two records.
+          trio.BrokenResourceError: the connection is gone, or a receive was cancelled before.
+        """
+        if self._receive_torn:
+            raise trio.BrokenResourceError("an earlier receive was cancelled")
+        head = bytearray(HEADER_BYTES)
+        if not await self._read_into(memoryview(head)):
+            raise trio.EndOfChannel
+        header = FrameHeader.unpack(head)
+        if (header.kind is FrameKind.OPEN) != (self._receive_count == 0):
+            raise RemoteProtocolError("OPEN is the first record of a lane, and only the first")
+        if header.kind is FrameKind.OPEN and header != OPEN:
+            raise RemoteProtocolError("an OPEN record is empty")
+        target = await place(header)
+        if target is not None and target.nbytes != header.payload_bytes:
+            raise LocalProtocolError(f"a place of {target.nbytes} bytes for {header}")
+        sealed_bytes = header.payload_bytes + TAG_BYTES
+        if len(self._receive_buffer) < sealed_bytes:
+            self._receive_buffer = bytearray(sealed_bytes)
+        sealed = memoryview(self._receive_buffer)[:sealed_bytes]
+        if not await self._read_into(sealed):
+            raise RemoteProtocolError("a lane ended in the middle of a record")
+        into = sealed[: header.payload_bytes] if target is None else target.cast("B")
+        try:
+            self._receive_cipher.decrypt_into(
+                _NONCE.pack(self._receive_count), sealed, bytes(head), into
+            )
+        except InvalidTag:
+            raise RemoteProtocolError("a record is not authentic or out of sequence") from None
+        self._receive_count += 1
+        self._receive_torn = False
+        self.received_bytes += HEADER_BYTES + sealed_bytes
+        return header, bytearray() if target is None else target
+
+    async def aclose(self) -> None:
+        """Close the connection; the other side sees its end."""
+        await self._stream.aclose()
+
+    async def _read_into(self, view: memoryview) -> bool:
+        """Fill ``view``; False if the stream ended before its first byte."""
+        done = 0
+        stream = self._stream
+        if isinstance(stream, trio.SocketStream):
+            while done < len(view):  # straight into our buffer: no copy by Python
+                try:
+                    count = await stream.socket.recv_into(view[done:])
+                except OSError as error:
+                    if stream.socket.fileno() == -1:
+                        raise trio.ClosedResourceError("this side closed the lane") from None
+                    raise trio.BrokenResourceError(str(error)) from error
+                if not count:
+                    break
+                done += count
+                self._receive_torn = True
+        else:
+            while done < len(view):
+                data = await stream.receive_some(min(len(view) - done, SOCKET_READ_BYTES))
+                if not data:
+                    break
+                view[done : done + len(data)] = data
+                done += len(data)
+                self._receive_torn = True
+        if 0 < done < len(view):
+            raise RemoteProtocolError("a lane ended in the middle of a record")
+        return done > 0
+
+
+async def _nowhere(_header: FrameHeader) -> None:
+    return None

@@ -1,0 +1,554 @@
+"""A network without sockets: virtual hosts and links on trio's clock, faults from one seed.
+
+The production master and peers run on it unchanged, in one process, in virtual time:
+
+    MemoryWorld ── hosts ── MemoryNetwork (one per host; implements ``network.Network``)
+         │
+         └── links: delay, rate, and who can reach whom at this moment
+
+A stream is two pipes. Bytes pass a pipe in order: the sender waits for room in the pipe's buffer
+and for its turn on the link (streams of one pair take turns, a segment at a time), then the segment
+is under way for the link's delay. A fault never touches the code under test; it changes what its
+streams do, as the real fault would:
+
+    partition   bytes are held, nothing breaks; dials hang
+    freeze      the same for all that one host sends and receives
+    cut         the streams of a pair break at both ends
+    crash       the streams of a host break at the others, a part of its last bytes is lost
+
+Certificates do not exist here: the world says who is who.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+import trio
+from attrs import Factory, define, field, frozen
+
+from .addresses import Address
+from .errors import LocalProtocolError, RemoteProtocolError, UserError
+from .lane import HEADER_BYTES, PREAMBLE_BYTES
+from .network import Channel, ChannelHandler, LaneHandler, Party
+from .stream import run_handler
+
+T = TypeVar("T")
+
+SEGMENT_BYTES = 65_536  # what one stream puts on a link before the next one's turn
+BUFFER_BYTES = 4 * 2**20  # in a pipe; a sender waits beyond it, as behind a full socket buffer
+RECEIVE_BYTES = 65_536  # when the caller does not say how much
+BACKLOG_COUNT_MAX = 1_024  # connections that wait for a server; more are refused
+FIRST_FREE_PORT = 40_000
+TAKEN_EXIT_CODE = 4
+
+Filter = Callable[["Sent"], bytes]
+
+
+@frozen
+class Sent:
+    """One ``send_all`` on its way, as a test's filter sees it."""
+
+    source: str
+    target: str
+    lane: bool
+    data: bytes
+
+
+@define(eq=False)
+class _Link:
+    """One direction between two hosts; shared by all their streams."""
+
+    delay_s: float
+    bytes_per_s: float
+    jitter_s: float
+    turn: trio.StrictFIFOLock = Factory(trio.StrictFIFOLock)
+
+
+_Accepted = tuple["MemoryStream", "_Host", bool]  # our end, who dialled, whether it is a lane
+
+
+@define(eq=False)
+class _Host:
+    """One life of a host: a crash ends it, ``MemoryWorld.host`` begins the next."""
+
+    name: str
+    peer: str
+    party: Party
+    alive: bool = True
+    listeners: dict[int, trio.MemorySendChannel[_Accepted]] = field(factory=dict)
+    streams: dict[MemoryStream, None] = field(factory=dict)  # in order of their beginning
+
+
+class _Pipe:
+    """One direction of a stream."""
+
+    def __init__(self, world: MemoryWorld, source: _Host, target: _Host, lane: bool) -> None:
+        self._world = world
+        self.source = source
+        self.target = target
+        self.lane = lane
+        self._segments: deque[tuple[float, bytes]] = deque()  # when it arrives, what
+        self._buffered_bytes = 0
+        self._last_arrival_s = -math.inf
+        self._end_s = math.inf  # when the reader learns that no more comes
+        self._end_is_reset = False
+        self._gone_s = math.inf  # when the writer learns that nobody reads
+        self._writer_closed = False
+        self._reader_closed = False
+        self._lot = trio.lowlevel.ParkingLot()
+
+    def wake(self) -> None:
+        self._lot.unpark_all()
+
+    async def _wait_change(self, until_s: float) -> None:
+        with trio.move_on_at(until_s):
+            await self._lot.park()
+
+    def _held(self) -> bool:
+        return self._world.held(self.source.name, self.target.name)
+
+    # ------------------------------------------------------------ the writer's end
+
+    def check_writable(self) -> None:
+        if not self.source.alive:
+            raise trio.BrokenResourceError("this host crashed")
+        if self._writer_closed:
+            raise trio.ClosedResourceError("this side closed the stream")
+        if trio.current_time() >= self._gone_s and not self._held():
+            raise trio.BrokenResourceError("the other side is gone")
+
+    async def wait_room(self) -> None:
+        self.check_writable()
+        while self._buffered_bytes >= self._world.buffer_bytes:
+            await self._wait_change(math.inf if self._held() else self._gone_s)
+            self.check_writable()
+
+    async def transmit(self, data: bytes) -> None:
+        link = self._world.direction(self.source.name, self.target.name)
+        if link.bytes_per_s < math.inf:
+            async with link.turn:
+                await trio.sleep(len(data) / link.bytes_per_s)
+            self.check_writable()
+        if self._gone_s < math.inf:
+            return  # lost on the way: the news of it is still under way to us
+        jitter_s = self._world.rng.uniform(0.0, link.jitter_s) if link.jitter_s else 0.0
+        arrival_s = max(self._last_arrival_s, trio.current_time() + link.delay_s + jitter_s)
+        self._last_arrival_s = arrival_s
+        self._segments.append((arrival_s, data))
+        self._buffered_bytes += len(data)
+        self.wake()
+
+    def end(self, *, reset: bool) -> None:
+        """No more comes: the writer closed, or was cut off."""
+        self._writer_closed = self._writer_closed or not reset
+        if self._end_s == math.inf:
+            link = self._world.direction(self.source.name, self.target.name)
+            self._end_s = max(self._last_arrival_s, trio.current_time() + link.delay_s)
+            self._end_is_reset = reset
+        self.wake()
+
+    def lose_tail(self) -> None:
+        """Forget a random part of what was not read yet: it had not left the sender."""
+        keep_bytes = self._world.rng.randint(0, self._buffered_bytes)
+        kept: deque[tuple[float, bytes]] = deque()
+        for arrival_s, data in self._segments:
+            if keep_bytes <= 0:
+                break
+            kept.append((arrival_s, data[:keep_bytes]))
+            keep_bytes -= len(data)
+        self._segments = kept
+        self._buffered_bytes = sum(len(data) for _, data in kept)
+
+    # ------------------------------------------------------------ the reader's end
+
+    async def receive(self, max_bytes: int) -> bytes:
+        while True:
+            if not self.target.alive:
+                raise trio.BrokenResourceError("this host crashed")
+            if self._reader_closed:
+                raise trio.ClosedResourceError("this side closed the stream")
+            wake_s = math.inf
+            if not self._held():
+                now_s = trio.current_time()
+                if self._segments:
+                    wake_s = self._segments[0][0]
+                    if wake_s <= now_s:
+                        return self._take(max_bytes)
+                elif self._end_s <= now_s:
+                    if self._end_is_reset:
+                        raise trio.BrokenResourceError("the connection was reset")
+                    return b""
+                else:
+                    wake_s = self._end_s
+            await self._wait_change(wake_s)
+
+    def _take(self, max_bytes: int) -> bytes:
+        arrival_s, data = self._segments.popleft()
+        taken, rest = data[:max_bytes], data[max_bytes:]
+        if rest:
+            self._segments.appendleft((arrival_s, rest))
+        self._buffered_bytes -= len(taken)
+        self.wake()
+        return taken
+
+    def stop_reading(self) -> None:
+        """The reader closed; the writer learns it a delay later."""
+        link = self._world.direction(self.target.name, self.source.name)
+        self._reader_closed = True
+        self._segments.clear()
+        self.lose_reader(link.delay_s)
+
+    def lose_reader(self, after_s: float) -> None:
+        """Whatever is sent from now on is lost; the writer learns it after this time."""
+        self._gone_s = min(self._gone_s, trio.current_time() + after_s)
+        self.wake()
+
+
+class MemoryStream(trio.abc.Stream):
+    """One end of a connection between two virtual hosts."""
+
+    def __init__(self, world: MemoryWorld, host: _Host, outward: _Pipe, inward: _Pipe) -> None:
+        self._world = world
+        self._host = host
+        self._outward = outward
+        self._inward = inward
+        self._sending = False
+        self._receiving = False
+        self._closed = False
+        host.streams[self] = None
+
+    @contextmanager
+    def _only_sender(self) -> Iterator[None]:
+        if self._sending:
+            raise trio.BusyResourceError("another task is sending on this stream")
+        self._sending = True
+        try:
+            yield
+        finally:
+            self._sending = False
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        with self._only_sender():
+            await trio.lowlevel.checkpoint()
+            self._outward.check_writable()
+            content = self._world.pass_filter(self._outward, bytes(data))
+            for start in range(0, len(content), SEGMENT_BYTES):
+                await self._outward.wait_room()
+                await self._outward.transmit(content[start : start + SEGMENT_BYTES])
+
+    async def wait_send_all_might_not_block(self) -> None:
+        with self._only_sender():
+            await trio.lowlevel.checkpoint()
+            await self._outward.wait_room()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        if max_bytes is None:
+            max_bytes = RECEIVE_BYTES
+        if not isinstance(max_bytes, int):
+            raise TypeError("max_bytes must be an integer")
+        if max_bytes < 1:
+            raise ValueError("max_bytes must be at least 1")
+        if self._receiving:
+            raise trio.BusyResourceError("another task is receiving on this stream")
+        self._receiving = True
+        try:
+            await trio.lowlevel.checkpoint()
+            return await self._inward.receive(max_bytes)
+        finally:
+            self._receiving = False
+
+    async def aclose(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._outward.end(reset=False)
+            self._inward.stop_reading()
+            self._host.streams.pop(self, None)
+        await trio.lowlevel.checkpoint()
+
+    def crash(self) -> None:
+        """This end's host is no more; the other end learns it a delay later."""
+        self._outward.lose_tail()
+        self._outward.end(reset=True)
+        self._inward.stop_reading()
+
+    def cut(self) -> None:
+        """Both ends lose the connection; what is under way still arrives."""
+        for pipe in (self._outward, self._inward):
+            pipe.end(reset=True)
+            pipe.lose_reader(0.0)
+
+    def wake(self) -> None:
+        """Look again: a fault began or ended."""
+        self._outward.wake()
+        self._inward.wake()
+
+    @property
+    def other(self) -> str:
+        """The name of the host at the other end."""
+        return self._outward.target.name
+
+
+class MemoryWorld:
+    """All virtual hosts and links, and the faults that befall them.
+
+    Args:
+      rng: decides what the seed decides: lost tails, corrupted bytes, jitter.
+      delay_s: one way, of links that ``link`` did not set.
+      bytes_per_s: each way, shared by the pair's streams.
+      jitter_s: up to this much is added to each segment's delay.
+      buffer_bytes: of each pipe.
+
+    Attributes:
+      filter: sees every ``send_all`` and returns what is really sent (``b""``: dropped); tests set
+        it to lose or change bytes.
+      sent_bytes: by (source, target), all that ``send_all`` was given.
+    """
+
+    def __init__(
+        self,
+        rng: random.Random,
+        *,
+        delay_s: float = 0.01,
+        bytes_per_s: float = math.inf,
+        jitter_s: float = 0.0,
+        buffer_bytes: int = BUFFER_BYTES,
+    ) -> None:
+        self.rng = rng
+        self.buffer_bytes = buffer_bytes
+        self.filter: Filter | None = None
+        self.sent_bytes: Counter[tuple[str, str]] = Counter()
+        self._default = (delay_s, bytes_per_s, jitter_s)
+        self._hosts: dict[str, _Host] = {}
+        self._links: dict[tuple[str, str], _Link] = {}
+        self._partitions: set[frozenset[str]] = set()
+        self._frozen: set[str] = set()
+        self._unreachable: set[str] = set()
+        self._corruptions: Counter[tuple[str, str]] = Counter()
+        self._change = trio.lowlevel.ParkingLot()  # dials wait here for a fault to end
+
+    def host(self, name: str, peer_id: str, party: Party = Party.PEER) -> MemoryNetwork:
+        """A new host, or a crashed one's next life."""
+        old = self._hosts.get(name)
+        if old is not None and old.alive:
+            raise LocalProtocolError(f"the host {name} is alive already")
+        host = _Host(name, peer_id, party)
+        self._hosts[name] = host
+        return MemoryNetwork(self, host)
+
+    def link(
+        self,
+        a: str,
+        b: str,
+        *,
+        delay_s: float | None = None,
+        bytes_per_s: float | None = None,
+        jitter_s: float | None = None,
+    ) -> None:
+        """Set both directions of a pair; what is not given stays. Takes effect at once."""
+        for source, target in ((a, b), (b, a)):
+            link = self.direction(source, target)
+            link.delay_s = link.delay_s if delay_s is None else delay_s
+            link.bytes_per_s = link.bytes_per_s if bytes_per_s is None else bytes_per_s
+            link.jitter_s = link.jitter_s if jitter_s is None else jitter_s
+
+    def direction(self, source: str, target: str) -> _Link:
+        """The link from one host to another; made when it is first asked for."""
+        link = self._links.get((source, target))
+        if link is None:
+            delay_s, bytes_per_s, jitter_s = self._default
+            if source == target:
+                delay_s, bytes_per_s, jitter_s = 0.0, math.inf, 0.0
+            link = self._links[source, target] = _Link(delay_s, bytes_per_s, jitter_s)
+        return link
+
+    def held(self, source: str, target: str) -> bool:
+        """Whether bytes between these hosts stand still at this moment."""
+        return (
+            source in self._frozen
+            or target in self._frozen
+            or frozenset((source, target)) in self._partitions
+        )
+
+    # ------------------------------------------------------------ faults
+
+    def partition(self, a: str, b: str) -> None:
+        """Hold all bytes between two hosts; nothing breaks, new dials hang."""
+        self._partitions.add(frozenset((a, b)))
+
+    def heal(self, a: str, b: str) -> None:
+        """End a partition; what was held is delivered."""
+        self._partitions.discard(frozenset((a, b)))
+        self._wake()
+
+    def freeze(self, name: str) -> None:
+        """Nothing comes to this host or from it; its own tasks go on, so stop them if it matters."""
+        self._frozen.add(name)
+
+    def thaw(self, name: str) -> None:
+        self._frozen.discard(name)
+        self._wake()
+
+    def unreachable(self, name: str, *, unreachable: bool = True) -> None:
+        """Dials to this host fail, as behind a NAT; it can dial out."""
+        if unreachable:
+            self._unreachable.add(name)
+        else:
+            self._unreachable.discard(name)
+
+    def cut(self, a: str, b: str) -> None:
+        """Break every stream between two hosts; both may dial again at once."""
+        for near, far in ((a, b), (b, a)):  # both: one end may be closed already
+            for stream in list(self._hosts[near].streams):
+                if stream.other == far:
+                    stream.cut()
+
+    def crash(self, name: str) -> None:
+        """End a host's life: its streams break at the others, its listeners are gone.
+
+        Its tasks must be cancelled by whoever runs them; until then its streams raise
+        ``trio.BrokenResourceError`` and its dials OSError. Call ``host`` for the next life.
+        """
+        host = self._hosts[name]
+        host.alive = False
+        host.listeners.clear()
+        self._frozen.discard(name)  # the kernel of a stopped process closes its sockets too
+        for stream in list(host.streams):
+            stream.crash()
+        host.streams.clear()
+        self._wake()
+
+    def corrupt_next_lane_frame(self, a: str, b: str) -> None:
+        """Flip one bit in the ciphertext of the next record that ``a`` sends to ``b``."""
+        self._corruptions[a, b] += 1
+
+    # ------------------------------------------------------------ for streams and networks
+
+    def pass_filter(self, pipe: _Pipe, data: bytes) -> bytes:
+        """What really goes onto the link."""
+        source, target = pipe.source.name, pipe.target.name
+        self.sent_bytes[source, target] += len(data)
+        if pipe.lane and self._corruptions[source, target] and len(data) > PREAMBLE_BYTES:
+            self._corruptions[source, target] -= 1
+            changed = bytearray(data)
+            at = self.rng.randrange(min(HEADER_BYTES, len(data) - 1), len(data))
+            changed[at] ^= 1 << self.rng.randrange(8)
+            data = bytes(changed)
+        if self.filter is not None:
+            data = self.filter(Sent(source, target, pipe.lane, data))
+        return data
+
+    async def connect(
+        self, host: _Host, address: Address, *, lane: bool
+    ) -> tuple[MemoryStream, _Host]:
+        """Dial: a round trip, then a stream, or OSError; hangs while the pair is held."""
+        await trio.lowlevel.checkpoint()
+        link = self.direction(host.name, address.host)
+        await trio.sleep(2 * link.delay_s)
+        while self.held(host.name, address.host):
+            await self._change.park()
+        target = self._hosts.get(address.host)
+        if not host.alive:
+            raise OSError(errno.ENETDOWN, "this host crashed")
+        if target is None or not target.alive or address.host in self._unreachable:
+            raise OSError(errno.EHOSTUNREACH, f"no route to {address}")
+        listener = target.listeners.get(address.port)
+        if listener is None:
+            raise OSError(errno.ECONNREFUSED, f"{address} refused the connection")
+        there = _Pipe(self, host, target, lane)
+        back = _Pipe(self, target, host, lane)
+        stream = MemoryStream(self, host, there, back)
+        accepted = MemoryStream(self, target, back, there)
+        try:
+            listener.send_nowait((accepted, host, lane))
+        except (trio.WouldBlock, trio.BrokenResourceError):
+            raise OSError(errno.ECONNREFUSED, f"{address} refused the connection") from None
+        return stream, target
+
+    def _wake(self) -> None:
+        self._change.unpark_all()
+        for host in self._hosts.values():
+            for stream in host.streams:
+                stream.wake()
+
+
+class MemoryNetwork:
+    """``network.Network`` for one host of a ``MemoryWorld``."""
+
+    def __init__(self, world: MemoryWorld, host: _Host) -> None:
+        self._world = world
+        self._host = host
+
+    @property
+    def name(self) -> str:
+        return self._host.name
+
+    async def serve(
+        self,
+        bind: Sequence[Address],
+        on_channel: ChannelHandler,
+        on_lane: LaneHandler | None,
+        *,
+        task_status: trio.TaskStatus[Sequence[Address]] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """See ``network.Network.serve``; the host's name or any address may be bound."""
+        send, receive = trio.open_memory_channel[_Accepted](BACKLOG_COUNT_MAX)
+        host = self._host
+        ports: list[int] = []
+        try:
+            for address in bind:
+                port = address.port
+                while address.port == 0 and (port == 0 or port in host.listeners):
+                    port = max(port + 1, FIRST_FREE_PORT)
+                if host.listeners.setdefault(port, send) is not send:
+                    raise UserError(f"port {port} is taken", exit_code=TAKEN_EXIT_CODE)
+                ports.append(port)
+            async with trio.open_nursery() as nursery:
+                task_status.started([Address(host.name, port) for port in ports])
+                async for stream, dialer, lane in receive:
+                    nursery.start_soon(self._handle, stream, dialer, lane, on_channel, on_lane)
+        finally:
+            for port in ports:
+                if host.listeners.get(port) is send:
+                    del host.listeners[port]
+            while receive.statistics().current_buffer_used:
+                receive.receive_nowait()[0].cut()  # the kernel resets what nobody accepted
+
+    async def _handle(
+        self,
+        stream: MemoryStream,
+        dialer: _Host,
+        lane: bool,
+        on_channel: ChannelHandler,
+        on_lane: LaneHandler | None,
+    ) -> None:
+        if not lane:
+            channel = Channel(stream, dialer.party, dialer.peer, b"", f"{dialer.name}:0")
+            await run_handler(on_channel, channel, stream, dialer.name)
+        elif on_lane is not None:
+            await run_handler(on_lane, stream, stream, dialer.name)
+        else:
+            await stream.aclose()
+
+    async def dial(self, address: Address, *, party: Party, peer: str | None = None) -> Channel:
+        """See ``network.Network.dial``."""
+        stream, target = await self._world.connect(self._host, address, lane=False)
+        if target.party is not party or peer not in (None, target.peer):
+            await stream.aclose()
+            raise RemoteProtocolError(f"{address} is not the {party.value} that we look for")
+        return Channel(stream, target.party, target.peer, b"", str(address))
+
+    async def dial_lane(self, address: Address) -> trio.abc.Stream:
+        """See ``network.Network.dial_lane``."""
+        stream, _target = await self._world.connect(self._host, address, lane=True)
+        return stream
+
+    async def run_sync(self, function: Callable[[], T]) -> T:
+        """Run it here and now: no threads where time is virtual."""
+        await trio.lowlevel.checkpoint()
+        return function()

@@ -1,0 +1,646 @@
+"""Every message that crosses a control stream, as typed records; nothing else lives here.
+
+A message is an attrs class. Its limits are its fields' validators, so a record that exists is a
+record within limits, whoever made it. ``wire`` turns records into msgpack and back and refuses what
+does not fit. Tensor bytes never travel in messages: they are chunks on lanes.
+
+Units are last in names. Peers are named by their peer id, 32 hex digits (see ``identity``).
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from typing import Any, TypeVar
+
+import attrs
+from attrs import field, frozen
+from attrs.validators import and_, ge, le, matches_re, max_len, min_len
+
+VERSION_MIN = 1  # the oldest protocol version we still speak
+VERSION_MAX = 1  # the newest one
+
+TEXT_CHARS_MAX = 1_000  # reasons, names and addresses; longer ones are a bug or an attack
+MEMBERS_MAX = 1_024  # members of a view
+FRAGMENTS_MAX = 1_024  # fragments of a model
+TENSORS_MAX = 65_536  # tensors of a model; Mixture-of-experts models reach some ten thousand
+DIMENSIONS_MAX = 16
+OWNER_RUNS_MAX = 4_096  # runs of consecutive chunks with one owner, in a plan
+BLOCKS_MAX = 65_536  # block digests in one index: 64 GiB of state a fragment at 1 MiB a block
+METRICS_MAX = 32  # named figures a trainer reports beside its loss
+CERTIFICATE_BYTES_MAX = 8_192
+COUNT_MAX = 2**63 - 1
+
+T = TypeVar("T")
+
+_count: Any = and_(ge(0), le(COUNT_MAX))
+_text: Any = max_len(TEXT_CHARS_MAX)
+_peer: Any = matches_re(r"[0-9a-f]{32}")
+_digest: Any = and_(min_len(32), max_len(32))
+_blob: Any = max_len(CERTIFICATE_BYTES_MAX)
+
+
+def _finite(_instance: object, attribute: attrs.Attribute[Any], value: float) -> None:
+    if not math.isfinite(value) or value < 0:
+        raise ValueError(f"{attribute.name} must be finite and not negative, got {value}")
+
+
+def _each(validator: Any, count_max: int) -> Any:
+    return attrs.validators.deep_iterable(
+        member_validator=validator, iterable_validator=max_len(count_max)
+    )
+
+
+_peers = _each(_peer, MEMBERS_MAX)
+
+
+class Message:
+    """Base of everything that may cross a control stream."""
+
+    __slots__ = ()
+
+
+class Role(enum.Enum):
+    CONTRIBUTOR = "contributor"
+    SPARE = "spare"
+    RELAY = "relay"
+
+
+class RefusalCode(enum.Enum):
+    """Why somebody may not enter or stay; what the other side should do follows from it."""
+
+    VERSION = "version"  # upgrade, then come back
+    TOKEN = "token"  # ask for another invite
+    RUN = "run"  # that is another run's master
+    LAYOUT = "layout"  # the script's tensors are not the run's
+    UNREACHABLE = "unreachable"  # nobody can dial the advertised address
+    DUPLICATE = "duplicate"  # the same identity is connected already
+    KICKED = "kicked"  # removed by the run's owner; do not come back
+    SILENT = "silent"  # no sign of life within the deadline; may come back
+    PROTOCOL = "protocol"  # broke the protocol
+    LAGGING = "lagging"  # did not keep up; may come back
+    FULL = "full"  # no room for another member
+    FINISHED = "finished"  # the run is over
+    LEFT = "left"  # it asked to leave
+
+
+# ---------------------------------------------------------------- shared records
+
+
+@frozen
+class TensorSpec:
+    """One tensor of the model, as the trainer declares it; tied tensors appear once."""
+
+    name: str = field(validator=_text)
+    shape: tuple[int, ...] = field(validator=_each(_count, DIMENSIONS_MAX))
+    dtype: str = field(validator=max_len(32))  # torch's name without "torch.": "float32"
+    kind: str = field(validator=matches_re("parameter|buffer|counter"))
+    # parameter: outer momentum; buffer: floating, averaged plainly; counter: integer or bool, max
+
+
+@frozen
+class Layout:
+    """All tensors that are shared, in the order of ``model.state_dict()``; equal at all peers."""
+
+    tensors: tuple[TensorSpec, ...] = field(validator=max_len(TENSORS_MAX))
+
+
+@frozen
+class FragmentSize:
+    """Elements of a fragment: float32 values (parameters first, then buffers), int64 counters."""
+
+    value_count: int = field(validator=_count)
+    momentum_count: int = field(
+        validator=_count
+    )  # of the values, the first that have an outer momentum
+    counter_count: int = field(validator=_count)
+
+
+@frozen
+class FragmentHead:
+    """Which version of a fragment somebody holds, and its digest (empty: not known)."""
+
+    fragment: int = field(validator=_count)
+    version: int = field(validator=_count)
+    root: bytes = field(validator=max_len(32))
+
+
+@frozen
+class MemberInfo:
+    """What every member must know of another one."""
+
+    peer: str = field(validator=_peer)
+    name: str = field(validator=_text)
+    number: int = field(
+        validator=_count
+    )  # order of joining; also the order of addition in a reduction
+    addresses: tuple[str, ...] = field(validator=_each(_text, 16))  # "host:port", best first
+    role: Role
+    in_sync: bool
+
+
+@frozen
+class Contributor:
+    peer: str = field(validator=_peer)
+    weight: int = field(validator=_count)  # tokens behind its pseudo-gradient
+    scale: float = field(
+        validator=_finite
+    )  # clip factor applied by the owner before adding; 1.0 normally
+
+
+@frozen
+class OwnerRun:
+    """``chunk_count`` consecutive chunks that ``peer`` owns; runs follow each other from 0."""
+
+    peer: str = field(validator=_peer)
+    chunk_count: int = field(validator=_count)
+
+
+@frozen
+class Plan:
+    """How a fragment is cut and who owns what. The last chunk may be short.
+
+    Chunks ``0 .. ceil(value_count / chunk_elements) - 1`` hold values (weighted mean); one more
+    chunk follows when the fragment has counters (elementwise maximum, int64, sent verbatim).
+    """
+
+    chunk_elements: int = field(validator=and_(ge(1), le(2**24)))
+    owners: tuple[OwnerRun, ...] = field(validator=max_len(OWNER_RUNS_MAX))
+    codec_up: str = field(validator=max_len(32))  # contributor -> owner
+    codec_down: str = field(validator=max_len(32))  # owner -> receivers
+
+
+# ---------------------------------------------------------------- enrolment (before a certificate)
+
+
+@frozen
+class EnrolHello(Message):
+    """Newcomer: the first message on a stream without a client certificate."""
+
+    version_min: int = field(validator=_count)
+    version_max: int = field(validator=_count)
+
+
+@frozen
+class EnrolAuthority(Message):
+    """Master: the run's CA certificate; the newcomer compares its fingerprint with the invite."""
+
+    run_id: str = field(validator=_text)
+    authority_pem: bytes = field(validator=_blob)
+
+
+@frozen
+class EnrolRequest(Message):
+    """Newcomer: the invite's token and a certificate request signed by its identity."""
+
+    token: str = field(validator=max_len(128))
+    request_pem: bytes = field(validator=_blob)
+    name: str = field(validator=_text)
+
+
+@frozen
+class Enrolled(Message):
+    certificate_pem: bytes = field(validator=_blob)
+
+
+@frozen
+class Refused(Message):
+    """Either side, at any time: why this stream ends now."""
+
+    code: RefusalCode
+    reason: str = field(validator=_text)
+
+
+# ---------------------------------------------------------------- peer -> master
+
+
+@frozen
+class Hello(Message):
+    """Peer: the first message on a control stream."""
+
+    version_min: int = field(validator=_count)
+    version_max: int = field(validator=_count)
+    run_id: str = field(validator=_text)
+    name: str = field(validator=_text)
+    addresses: tuple[str, ...] = field(validator=_each(_text, 16))  # where others can dial us
+    incarnation: int = field(
+        validator=_count
+    )  # random per daemon process: tells a reconnect from a restart
+    layout: Layout | None  # of the trainer, once it is known
+    heads: tuple[FragmentHead, ...] = field(
+        validator=max_len(FRAGMENTS_MAX)
+    )  # committed state that we hold
+    lineage: bytes = field(validator=max_len(32))  # of that state; empty: we hold none
+    # A result that was reported but whose outcome we did not hear, by round:
+    undecided: tuple[Reduced, ...] = field(validator=max_len(FRAGMENTS_MAX))
+
+
+@frozen
+class Heartbeat(Message):
+    """Both ways: a sign of life, several per deadline."""
+
+    sequence: int = field(validator=_count)
+
+
+@frozen
+class Progress(Message):
+    """Peer: what its trainer does, about once a second while it changes."""
+
+    step: int = field(validator=_count)  # the run's global step at this trainer
+    tokens: int = field(validator=_count)  # since the daemon started
+    tokens_per_s: float = field(validator=_finite)
+    loss: float | None
+    phase: str = field(validator=max_len(64))  # "training", "waiting for commit", ...
+    bulk_sent_bytes: int = field(validator=_count)
+    bulk_received_bytes: int = field(validator=_count)
+    state_received_bytes: int = field(
+        validator=_count
+    )  # by state transfer, a part of the line above
+    metrics: dict[str, float] = field(validator=max_len(METRICS_MAX))
+
+
+@frozen
+class TrainerAttached(Message):
+    """Peer: the trainer is there and declared this layout."""
+
+    layout: Layout
+
+
+@frozen
+class TrainerLost(Message):
+    """Peer: no trainer at the moment; the supervisor may bring it back."""
+
+    reason: str = field(validator=_text)
+
+
+@frozen
+class Founded(Message):
+    """Peer, after ``Found``: version 0 of every fragment, taken from its trainer."""
+
+    layout: Layout
+    sizes: tuple[FragmentSize, ...] = field(validator=max_len(FRAGMENTS_MAX))
+    heads: tuple[FragmentHead, ...] = field(validator=max_len(FRAGMENTS_MAX))
+    lineage: bytes = field(validator=_digest)
+
+
+@frozen
+class Ready(Message):
+    """Peer: its pseudo-gradient for the round is posted and checked."""
+
+    round: int = field(validator=_count)
+    weight: int = field(validator=_count)
+    norm: float = field(validator=_finite)  # L2, of the float32 values
+    state_root: bytes = field(validator=_digest)  # of the fragment before the round
+    step: int = field(validator=_count)
+
+
+@frozen
+class NotReady(Message):
+    """Peer: it cannot contribute to this round and says why (not finite, trainer lost, ...)."""
+
+    round: int = field(validator=_count)
+    reason: str = field(validator=_text)
+
+
+@frozen
+class Reduced(Message):
+    """Peer: it holds the result of an attempt. ``digest``: BLAKE3 of the result's wire bytes."""
+
+    round: int = field(validator=_count)
+    attempt: int = field(validator=_count)
+    digest: bytes = field(validator=_digest)
+
+
+@frozen
+class ReduceFailed(Message):
+    """Peer: an attempt cannot finish here. ``accused``: who vanished or sent nonsense."""
+
+    round: int = field(validator=_count)
+    attempt: int = field(validator=_count)
+    accused: tuple[str, ...] = field(validator=_peers)
+    bad: bool  # True: the accused sent something that must not be added
+    reason: str = field(validator=_text)
+
+
+@frozen
+class Applied(Message):
+    """Peer: the outer step of a committed round is in its shared state, which now has this root."""
+
+    round: int = field(validator=_count)
+    head: FragmentHead
+
+
+@frozen
+class Synced(Message):
+    """Peer: a fragment fetched after ``SyncFragment`` is in place, buffered rounds included."""
+
+    head: FragmentHead
+    received_bytes: int = field(validator=_count)
+
+
+@frozen
+class SyncFailed(Message):
+    """Peer: a fragment could not be fetched; ``bad_donors`` served blocks with wrong digests."""
+
+    fragment: int = field(validator=_count)
+    version: int = field(validator=_count)
+    bad_donors: tuple[str, ...] = field(validator=_peers)
+    reason: str = field(validator=_text)
+
+
+@frozen
+class Leaving(Message):
+    """Peer: it wants to go; it stays until ``Released``."""
+
+    reason: str = field(validator=_text)
+
+
+@frozen
+class Renew(Message):
+    request_pem: bytes = field(validator=_blob)
+
+
+# ---------------------------------------------------------------- master -> peer
+
+
+@frozen
+class Welcome(Message):
+    """Master: the answer to ``Hello``; the view that includes the peer follows."""
+
+    version: int = field(validator=_count)
+    number: int = field(validator=_count)
+    spec_toml: str = field(validator=max_len(65_536))  # the run's spec as the owner wrote it
+    layout: Layout | None  # None: the run has no weights yet
+    lineage: bytes = field(validator=max_len(32))  # empty: the run has no weights yet
+    heads: tuple[FragmentHead, ...] = field(validator=max_len(FRAGMENTS_MAX))  # committed versions
+    step: int = field(validator=_count)  # the run's global step
+    # Outcomes of the rounds that the peer reported as undecided:
+    committed: tuple[Commit, ...] = field(validator=max_len(FRAGMENTS_MAX))
+    term: int = field(validator=_count)  # grows with every start of the master
+
+
+@frozen
+class View(Message):
+    number: int = field(validator=_count)
+    members: tuple[MemberInfo, ...] = field(validator=max_len(MEMBERS_MAX))
+
+
+@frozen
+class Found(Message):
+    """Master: this peer's trainer gives the run its first weights."""
+
+
+@frozen
+class Open(Message):
+    """Master: contribute to this round at the first step boundary at or after ``at_step``."""
+
+    round: int = field(validator=_count)
+    fragment: int = field(validator=_count)
+    version: int = field(validator=_count)  # of the fragment before the round
+    at_step: int = field(validator=_count)
+
+
+@frozen
+class Reduce(Message):
+    """Master: reduce now. Contributors and receivers are in order of member number."""
+
+    round: int = field(validator=_count)
+    attempt: int = field(validator=_count)
+    fragment: int = field(validator=_count)
+    version: int = field(validator=_count)  # before the round
+    view: int = field(validator=_count)
+    contributors: tuple[Contributor, ...] = field(validator=max_len(MEMBERS_MAX))
+    receivers: tuple[str, ...] = field(
+        validator=_peers
+    )  # everyone who gets the result, contributors too
+    plan: Plan
+
+
+@frozen
+class Commit(Message):
+    """Master: the round is decided and journaled; apply it. Version becomes ``version + 1``."""
+
+    round: int = field(validator=_count)
+    attempt: int = field(validator=_count)
+    fragment: int = field(validator=_count)
+    version: int = field(validator=_count)  # before the round
+    at_step: int = field(validator=_count)  # the run's global step is now at least this
+    contributors: tuple[Contributor, ...] = field(validator=max_len(MEMBERS_MAX))
+    digest: bytes = field(validator=_digest)
+
+
+@frozen
+class Abort(Message):
+    """Master: the round is void; drop its result. Local deltas stay local."""
+
+    round: int = field(validator=_count)
+    reason: str = field(validator=_text)
+
+
+@frozen
+class SyncFragment(Message):
+    """Master: fetch this version of a fragment from these donors, which have pinned it."""
+
+    head: FragmentHead
+    donors: tuple[str, ...] = field(validator=_peers)
+
+
+@frozen
+class Donate(Message):
+    """Master: keep this version of the fragment readable for ``receiver`` until ``Release``."""
+
+    head: FragmentHead
+    receiver: str = field(validator=_peer)
+
+
+@frozen
+class Release(Message):
+    fragment: int = field(validator=_count)
+    version: int = field(validator=_count)
+    receiver: str = field(validator=_peer)
+
+
+@frozen
+class Renewed(Message):
+    certificate_pem: bytes = field(validator=_blob)
+
+
+@frozen
+class Told(Message):
+    """Master: something the peer's person should read (its update was refused, ...)."""
+
+    text: str = field(validator=_text)
+
+
+@frozen
+class Released(Message):
+    """Master: the answer to ``Leaving``; nothing of the run depends on the peer any more."""
+
+
+@frozen
+class Finish(Message):
+    """Master: the run has committed all its rounds."""
+
+    round: int = field(validator=_count)
+
+
+# ---------------------------------------------------------------- peer <-> peer (a link's control stream)
+
+
+@frozen
+class LinkHello(Message):
+    """Both sides, first message: half of the lanes' secret. The dialer's ``link_id`` counts."""
+
+    version_min: int = field(validator=_count)
+    version_max: int = field(validator=_count)
+    link_id: bytes = field(validator=and_(min_len(16), max_len(16)))
+    secret: bytes = field(validator=_digest)  # 32 random bytes; lane keys come from both by HKDF
+
+
+@frozen
+class LinkReady(Message):
+    """The accepting side: the lanes may be dialled now."""
+
+
+@frozen
+class IndexRequest(Message):
+    """Joiner to donor: the block digests of a pinned version."""
+
+    head: FragmentHead
+
+
+@frozen
+class Index(Message):
+    """Donor: ``digests`` holds 32 bytes per block, in order; they hash to the root."""
+
+    head: FragmentHead
+    digests: bytes = field(validator=max_len(32 * BLOCKS_MAX))
+
+
+@frozen
+class BlocksRequest(Message):
+    """Joiner to donor: send these blocks over the lanes."""
+
+    fragment: int = field(validator=_count)
+    version: int = field(validator=_count)
+    transfer: int = field(
+        validator=_count
+    )  # the joiner's number for this transfer; comes back in the frames
+    blocks: tuple[int, ...] = field(validator=_each(_count, BLOCKS_MAX))
+
+
+@frozen
+class BlocksRefused(Message):
+    fragment: int = field(validator=_count)
+    version: int = field(validator=_count)
+    transfer: int = field(validator=_count)
+    reason: str = field(validator=_text)
+
+
+# ---------------------------------------------------------------- daemon <-> trainer (Unix socket)
+
+
+@frozen
+class TrainerHello(Message):
+    """Trainer: first message."""
+
+    version: int = field(validator=_count)
+    pid: int = field(validator=_count)
+    layout: Layout
+
+
+@frozen
+class ArenaOpened(Message):
+    """Daemon: two file descriptors come with this message, the shared and the posted arena.
+
+    ``fragments``: for each fragment the indices of its tensors in the layout, in order.
+    """
+
+    fragments: tuple[tuple[int, ...], ...] = field(validator=max_len(FRAGMENTS_MAX))
+    sizes: tuple[FragmentSize, ...] = field(validator=max_len(FRAGMENTS_MAX))
+    overlap_steps: int = field(validator=_count)
+    merge: str = field(validator=_text)
+
+
+@frozen
+class PostInitial(Message):
+    """Daemon: write the model's present tensors into the posted arena (the run is founded)."""
+
+
+@frozen
+class InitialPosted(Message):
+    pass
+
+
+@frozen
+class Load(Message):
+    """Daemon: replace the model's tensors by the shared state, drop local deltas."""
+
+    step: int = field(validator=_count)  # the run's global step from now on
+    hold_step: int = field(validator=_count)  # do not go beyond it before the next ``RoundOpened``
+    finished: bool
+
+
+@frozen
+class SetContributing(Message):
+    """Daemon: False keeps the trainer waiting at its step boundary (a spare)."""
+
+    contributing: bool
+    why: str = field(validator=_text)
+
+
+@frozen
+class RoundOpened(Message):
+    round: int = field(validator=_count)
+    fragment: int = field(validator=_count)
+    version: int = field(validator=_count)
+    at_step: int = field(validator=_count)
+    hold_step: int = field(validator=_count)
+
+
+@frozen
+class Posted(Message):
+    """Trainer: the pseudo-gradient of the fragment is in the posted arena."""
+
+    round: int = field(validator=_count)
+    fragment: int = field(validator=_count)
+    version: int = field(validator=_count)  # the version its local weights are based on
+    tokens: int = field(validator=_count)
+    step: int = field(validator=_count)
+
+
+@frozen
+class RoundEnded(Message):
+    """Daemon: what became of a round; on commit the shared arena holds ``version``."""
+
+    round: int = field(validator=_count)
+    fragment: int = field(validator=_count)
+    committed: bool
+    contributed: bool
+    version: int = field(validator=_count)
+    step: int = field(validator=_count)
+    hold_step: int = field(validator=_count)
+
+
+@frozen
+class Metrics(Message):
+    """Trainer: named figures for the dashboard."""
+
+    step: int = field(validator=_count)
+    values: dict[str, float] = field(validator=max_len(METRICS_MAX))
+
+
+@frozen
+class Finished(Message):
+    """Daemon: the run is over; ``run.finished`` becomes true at the next step boundary."""
+
+
+@frozen
+class Rejected(Message):
+    """Daemon: this trainer cannot take part, and why; it raises that text."""
+
+    reason: str = field(validator=_text)
+
+
+attrs.resolve_types(Hello)
+attrs.resolve_types(Welcome)

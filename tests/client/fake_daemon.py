@@ -1,0 +1,241 @@
+"""A daemon that says what a test tells it to, over a real socket and real arenas, on its own thread.
+
+    with talking(script) as path:              script(daemon) runs on a thread once we connect
+        run = attach(model, socket_path=path)
+
+What the script raises is raised again when the block ends.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import shutil
+import socket
+import struct
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.diloco.fragments import TensorShape, split
+from holdfast.protocol import wire
+from holdfast.protocol.arena import MAIL_SLOT, Arena, create_arena_file, map_arena
+from holdfast.protocol.messages import (
+    COUNT_MAX,
+    ArenaOpened,
+    FragmentSize,
+    InitialPosted,
+    Layout,
+    Load,
+    Message,
+    Posted,
+    PostInitial,
+    RoundEnded,
+    RoundOpened,
+    TrainerHello,
+)
+
+WAIT_S = 20.0  # for a trainer that is alive; then the test fails
+
+M = TypeVar("M", bound=Message)
+Values = NDArray[np.float32]
+
+
+class FakeDaemon:
+    """One trainer's daemon; every method is a line of the conversation."""
+
+    def __init__(self, stream: socket.socket) -> None:
+        stream.settimeout(WAIT_S)
+        self.stream = stream
+        self.layout = Layout(())
+        self.sizes: tuple[FragmentSize, ...] = ()
+        self.overlap_steps = 0
+        self._arenas: tuple[Arena, Arena] | None = None
+        self._sent_count = 0
+
+    @property
+    def shared(self) -> Arena:
+        assert self._arenas is not None
+        return self._arenas[0]
+
+    @property
+    def posted(self) -> Arena:
+        assert self._arenas is not None
+        return self._arenas[1]
+
+    # ------------------------------------------------------------ single messages
+
+    def say(self, message: Message, descriptors: Sequence[int] = ()) -> None:
+        body = wire.encode(message)
+        frame = struct.pack(">I", len(body)) + body
+        self._sent_count += 1
+        if self._arenas is not None:
+            self.shared.slots[MAIL_SLOT] = self._sent_count
+        if descriptors:
+            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
+            sent = self.stream.sendmsg([frame], [rights])
+            frame = frame[sent:]
+        self.stream.sendall(frame)
+
+    def hear(self, expected: type[M]) -> M:
+        (length,) = struct.unpack(">I", self._read(4))
+        message = wire.decode(self._read(length))
+        assert isinstance(message, expected), f"{message} instead of {expected.__name__}"
+        return message
+
+    def hears_nothing(self, seconds: float = 0.05) -> bool:
+        """The trainer is silent for a moment: it waits, or it trains."""
+        self.stream.settimeout(seconds)
+        try:
+            self.stream.recv(1, socket.MSG_PEEK)
+        except TimeoutError:
+            return True
+        finally:
+            self.stream.settimeout(WAIT_S)
+        return False
+
+    def _read(self, wanted_bytes: int) -> bytes:
+        data = b""
+        while len(data) < wanted_bytes:
+            more = self.stream.recv(wanted_bytes - len(data))
+            if not more:
+                raise EOFError("the trainer closed the socket")
+            data += more
+        return data
+
+    # ------------------------------------------------------------ whole turns
+
+    def open_arenas(
+        self, fragment_count: int = 1, overlap_steps: int = 0, merge: str = "delta"
+    ) -> None:
+        """From the trainer's hello to its arenas."""
+        self.layout = self.hear(TrainerHello).layout
+        shapes = [TensorShape(each.name, each.shape, each.kind) for each in self.layout.tensors]
+        fragments = split(shapes, fragment_count)
+        self.overlap_steps = overlap_steps
+        self.sizes = tuple(
+            FragmentSize(each.value_count, each.momentum_count, each.counter_count)
+            for each in fragments
+        )
+        files = [create_arena_file(self.sizes) for _ in range(2)]
+        self._arenas = (map_arena(files[0], self.sizes), map_arena(files[1], self.sizes))
+        self.say(
+            ArenaOpened(
+                tuple(each.tensors for each in fragments), self.sizes, overlap_steps, merge
+            ),
+            files,
+        )
+        for file in files:
+            os.close(file)
+
+    def found(self) -> None:
+        """Take the model's weights as the run's."""
+        self.say(PostInitial())
+        self.hear(InitialPosted)
+        for fragment in range(len(self.sizes)):
+            values, counters = self.posted.values(fragment), self.posted.counters(fragment)
+            self.share(fragment, 0, values, counters)
+
+    def share(
+        self,
+        fragment: int,
+        version: int,
+        values: Values | None = None,
+        counters: NDArray[np.int64] | None = None,
+    ) -> None:
+        """Put a version into the shared arena."""
+        with self.shared.writing(fragment, version):
+            if values is not None:
+                self.shared.values(fragment)[:] = values
+            if counters is not None:
+                self.shared.counters(fragment)[:] = counters
+
+    def load(self, step: int = 0, hold_step: int = COUNT_MAX, finished: bool = False) -> None:
+        self.say(Load(step, hold_step, finished))
+
+    def start(self, fragment_count: int = 1, overlap_steps: int = 0, merge: str = "delta") -> None:
+        """Everything up to where ``attach`` returns, at the model's own weights."""
+        self.open_arenas(fragment_count, overlap_steps, merge)
+        self.found()
+        self.load()
+
+    def open_round(
+        self, number: int, at_step: int, fragment: int = 0, hold_step: int = COUNT_MAX
+    ) -> None:
+        version = self.shared.version(fragment)
+        self.say(RoundOpened(number, fragment, version, at_step, hold_step))
+
+    def end_round(
+        self,
+        number: int,
+        fragment: int = 0,
+        committed: bool = True,
+        contributed: bool = True,
+        step: int = 0,
+        hold_step: int = COUNT_MAX,
+    ) -> None:
+        version = self.shared.version(fragment)
+        self.say(RoundEnded(number, fragment, committed, contributed, version, step, hold_step))
+
+    def round(self, number: int, at_step: int, change: float | Values, fragment: int = 0) -> Posted:
+        """A whole round with our contribution, after which the shared values are ``- change``."""
+        self.open_round(number, at_step, fragment)
+        posted = self.hear(Posted)
+        values = self.shared.values(fragment) - np.float32(change)
+        self.share(fragment, self.shared.version(fragment) + 1, values)
+        self.end_round(number, fragment, step=at_step)
+        return posted
+
+
+Script = Callable[[FakeDaemon], None]
+
+
+@contextmanager
+def talking(script: Script, *, stay: bool = False) -> Iterator[str]:
+    """Run ``script`` on a thread against the trainer that connects; yields the socket's path.
+
+    Args:
+      stay: keep the connection open after the script, until the block ends.
+    """
+    folder = tempfile.mkdtemp(prefix="holdfast-")  # short: a socket's path has 108 bytes at most
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(f"{folder}/s")
+    listener.listen()
+    listener.settimeout(WAIT_S)
+    failures: list[BaseException] = []
+    leave = threading.Event()
+
+    def run() -> None:
+        try:
+            stream, _ = listener.accept()
+            with stream:
+                script(FakeDaemon(stream))
+                if stay:
+                    leave.wait(WAIT_S)
+        except BaseException as error:  # noqa: BLE001 - carried to the test's thread
+            failures.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield f"{folder}/s"
+    except BaseException:
+        leave.set()
+        thread.join()
+        if failures:
+            failures[0].add_note("(the daemon's thread; the trainer failed too)")
+            raise failures[0]  # noqa: B904 - it is the cause of what the trainer saw
+        raise
+    else:
+        leave.set()
+        thread.join()
+        if failures:
+            raise failures[0]
+    finally:
+        listener.close()
+        shutil.rmtree(folder)

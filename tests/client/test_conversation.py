@@ -1,0 +1,688 @@
+"""Conversations between a trainer and its daemon: attach, rounds, waiting, and how it all ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import holdfast
+from holdfast.client.hook import Run, attach
+from holdfast.protocol.arena import LOSS_SLOT, STEP_SLOT, TOKENS_SLOT, create_arena_file
+from holdfast.protocol.errors import RemoteProtocolError
+from holdfast.protocol.messages import (
+    ArenaOpened,
+    Finished,
+    FragmentSize,
+    Heartbeat,
+    InitialPosted,
+    Load,
+    Metrics,
+    Posted,
+    PostInitial,
+    Rejected,
+    RoundEnded,
+    SetContributing,
+    TrainerHello,
+)
+from tests.client.fake_daemon import FakeDaemon, talking
+
+
+def line(value: float = 0.0, count: int = 3) -> nn.Linear:
+    """A model of ``count`` equal weights."""
+    model = nn.Linear(count, 1, bias=False)
+    nn.init.constant_(model.weight, value)
+    return model
+
+
+def move(model: nn.Module, amount: float) -> None:
+    """An inner step: every parameter grows by ``amount``."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += amount
+
+
+def train(run: Run, pause_s: float = 0.0) -> None:
+    """Steps until something happens."""
+    deadline_s = time.monotonic() + 10
+    while not run.finished and time.monotonic() < deadline_s:
+        run.step()
+        time.sleep(pause_s)
+
+
+def weights(model: nn.Linear) -> list[float]:
+    return [float(value) for value in model.weight.detach().reshape(-1)]
+
+
+def settled(condition: Callable[[], bool]) -> None:
+    """Wait, on the daemon's thread, for what the trainer's thread is about to do."""
+    for _ in range(2_000):
+        if condition():
+            return
+        time.sleep(0.001)
+    raise AssertionError("it never came")
+
+
+# ---------------------------------------------------------------- attaching
+
+
+def test_founding_posts_the_models_tensors_and_loads_them_back() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+    def script(daemon: FakeDaemon) -> None:
+        daemon.open_arenas()
+        daemon.found()
+        values = daemon.shared.values(0)
+        assert values.tolist() == [
+            *before["0.weight"].reshape(-1).tolist(),
+            *before["0.bias"].tolist(),
+            *before["1.weight"].tolist(),
+            *before["1.bias"].tolist(),
+            *before["1.running_mean"].tolist(),
+            *before["1.running_var"].tolist(),
+        ]
+        assert daemon.sizes == (FragmentSize(14, 10, 1),)
+        assert np.isnan(daemon.posted.loss[0])  # none so far
+        daemon.load(step=0)
+
+    with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
+        assert (run.global_step, run.finished, run.contributing) == (0, False, True)
+        for name, tensor in model.state_dict().items():
+            assert torch.equal(tensor, before[name])
+
+
+def test_a_joiner_takes_the_runs_weights_and_step() -> None:
+    model = line(1.0)
+
+    def script(daemon: FakeDaemon) -> None:
+        daemon.open_arenas()
+        daemon.share(0, 7, np.array([4, 5, 6], np.float32))
+        daemon.load(step=700)
+
+    with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
+        assert run.global_step == 700
+        assert weights(model) == [4, 5, 6]
+
+
+def test_the_hello_says_who_and_what() -> None:
+    def script(daemon: FakeDaemon) -> None:
+        hello = daemon.hear(TrainerHello)
+        assert hello.pid == os.getpid()
+        assert [each.name for each in hello.layout.tensors] == ["weight"]
+        daemon.say(Rejected("that will do"))
+
+    with talking(script) as path, pytest.raises(holdfast.AttachRefused, match="that will do"):
+        attach(line(), socket_path=path)
+
+
+def test_without_a_daemon_the_error_says_how_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOLDFAST_SOCKET", raising=False)
+    with pytest.raises(holdfast.NoDaemonError, match=r"holdfast join INVITE -- python train.py"):
+        attach(line())
+
+
+def test_a_socket_where_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_SOCKET", "/nowhere/at/all")
+    with pytest.raises(holdfast.NoDaemonError, match="/nowhere/at/all"):
+        attach(line())
+
+
+def test_the_environment_names_the_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    with talking(FakeDaemon.start, stay=True) as path:
+        monkeypatch.setenv("HOLDFAST_SOCKET", path)
+        with attach(line()) as run:
+            assert run.global_step == 0
+
+
+def test_the_seed_is_the_member_number_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def seed() -> int:
+        with talking(FakeDaemon.start, stay=True) as path, attach(line(), socket_path=path) as run:
+            return run.seed
+
+    monkeypatch.setenv("HOLDFAST_MEMBER", "12")
+    assert seed() == 12
+    monkeypatch.setenv("HOLDFAST_MEMBER", "gpu-box")
+    assert seed() == seed() != 12
+    monkeypatch.delenv("HOLDFAST_MEMBER")
+    assert seed() == os.getpid()
+
+
+def test_an_optimizer_of_another_model_is_refused() -> None:
+    optimizer = torch.optim.SGD(line().parameters(), lr=0.1)
+    with pytest.raises(holdfast.ModelError, match="none of this model's parameters"):
+        attach(line(), optimizer, socket_path="/nowhere")
+
+
+def test_a_daemon_that_dies_while_we_attach() -> None:
+    with talking(lambda daemon: daemon.open_arenas()) as path:
+        with pytest.raises(holdfast.DaemonGone):
+            attach(line(), socket_path=path)
+
+
+def test_attaching_to_a_run_that_is_over() -> None:
+    model = line()
+
+    def script(daemon: FakeDaemon) -> None:
+        daemon.open_arenas()
+        daemon.share(0, 3, np.full(3, 9, np.float32))
+        daemon.load(step=300, finished=True)
+
+    with talking(script) as path, attach(model, socket_path=path) as run:
+        assert run.finished
+        assert weights(model) == [9, 9, 9]
+        run.step(loss=1.0)  # harmless
+        run.log(validation_loss=1.0)
+
+
+@pytest.mark.parametrize("fault", ["sizes", "tensors", "merge", "descriptors", "order"])
+def test_a_daemon_that_talks_nonsense(fault: str) -> None:
+    def script(daemon: FakeDaemon) -> None:
+        daemon.hear(TrainerHello)
+        if fault == "order":
+            daemon.load()
+            return
+        size = FragmentSize(3 + (fault == "sizes"), 3, 0)
+        files = [create_arena_file([size]) for _ in range(2)]
+        tensors = (1,) if fault == "tensors" else (0,)
+        merge = "mean" if fault == "merge" else "delta"
+        sent = files[:1] if fault == "descriptors" else files
+        daemon.say(ArenaOpened((tensors,), (size,), 0, merge), sent)
+        for file in files:
+            os.close(file)
+
+    with talking(script) as path, pytest.raises(RemoteProtocolError):
+        attach(line(), socket_path=path)
+
+
+def test_attaching_leaks_no_file_descriptors() -> None:
+    def count() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    before = count()
+    for _ in range(3):
+        with talking(FakeDaemon.start) as path, attach(line(), socket_path=path):
+            pass
+    # Each arena's map holds one of its own until the last view of it is gone.
+    settled(lambda: count() <= before)
+
+
+# ---------------------------------------------------------------- quiet steps
+
+
+def test_a_quiet_step_writes_its_figures_and_says_nothing() -> None:
+    heard = threading.Event()
+
+    def script(daemon: FakeDaemon) -> None:
+        daemon.start()
+        heard.wait(10)
+        assert daemon.posted.slots[[STEP_SLOT, TOKENS_SLOT]].tolist() == [2, 100]
+        assert daemon.posted.slots.view(np.float64)[LOSS_SLOT] == 2.5
+        assert daemon.hears_nothing()
+
+    with talking(script) as path, attach(line(), socket_path=path) as run:
+        run.step(loss=3.5, tokens=60)
+        run.step(loss=2.5, tokens=40)
+        heard.set()
+
+
+def test_figures_reach_the_dashboard_without_those_that_are_not_finite() -> None:
+    def script(daemon: FakeDaemon) -> None:
+        daemon.start()
+        assert daemon.hear(Metrics) == Metrics(1, {"validation_loss": 2.0})
+
+    with talking(script) as path, attach(line(), socket_path=path) as run:
+        run.step()
+        run.log(validation_loss=np.float32(2.0), gradient=float("inf"))
+        with pytest.raises(ValueError, match="at most 32"):
+            run.log(**{f"figure_{number}": 0.0 for number in range(33)})
+
+
+def test_the_cost_of_a_quiet_step(capsys: pytest.CaptureFixture[str]) -> None:
+    """Reported, not judged: machines differ, and a busy one would fail for nothing."""
+    with talking(FakeDaemon.start, stay=True) as path, attach(line(), socket_path=path) as run:
+        count = 20_000
+        started_s = time.perf_counter()
+        for _ in range(count):
+            run.step(loss=1.0, tokens=768)
+        cost_s = (time.perf_counter() - started_s) / count
+        assert run.global_step == count
+    with capsys.disabled():
+        print(f" [a quiet step costs {cost_s * 1e6:.2f} microseconds] ", end="")
+
+
+# ---------------------------------------------------------------- rounds without overlap
+
+
+def test_a_round_posts_the_delta_and_takes_the_new_weights() -> None:
+    model = line(1.0)
+
+    def script(daemon: FakeDaemon) -> None:
+        daemon.start()
+        daemon.open_round(1, at_step=2)
+        posted = daemon.hear(Posted)
+        assert posted == Posted(round=1, fragment=0, version=0, tokens=20, step=2)
+        assert daemon.posted.values(0).tolist() == [-4, -4, -4]  # anchor minus local
+        assert daemon.hears_nothing()  # it waits for the outcome
+        daemon.share(0, 1, np.array([7, 8, 9], np.float32))
+        daemon.end_round(1, step=5)
+
+    with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
+        for _ in range(2):
+            move(model, 2.0)
+            run.step(loss=1.0, tokens=10)
+        assert weights(model) == [7, 8, 9]
+        assert run.global_step == 5  # the run's, which is ahead of ours
+        assert run.round_count == 1
+        assert run.waited_s > 0.04
+
+
+def test_after_a_commit_the_next_delta_starts_at_zero() -> None:
+    model = line(1.0)
+
+    def script(daemon: FakeDaemon) -> None:
+        daemon.start()
+        daemon.round(1, 1, change=0.25)
+        posted = daemon.round(2, 2, change=0.25)
+        assert (posted.version, posted.tokens) == (1, 3)
+        assert daemon.posted.values(0).tolist() == [-0.5] * 3
+
+    with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
+        move(model, 4.0)
+        run.step(tokens=5)
+        move(model, 0.5)
+        run.step(tokens=3)
+        assert weights(model) == [0.5] * 3
+
+
+def test_an_aborted_round_changes_nothing_and_the_delta_comes_again() -> None:
+    model = line(1.0)
+
+    def script(daemon: FakeDaemon) -> None:
+        daemon.start()
+        daemon.open_round(1, at_step=1)
+        daemon.hear(Posted)
+        daemon.end_round(1, committed=False, step=9)
+        daemon.open_round(2, at_step=2)
+        posted = daemon.hear(Posted)
+        assert (posted.tokens, posted.version, posted.step) == (11, 0, 2)
+        assert daemon.posted.values(0).tolist() == [-3] * 3
+        daemon.end_round(2, committed=False)
+
+    with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
+        for amount, tokens in ((1.0, 10), (2.0, 1)):
+            move(model, amount)
+            run.step(tokens=tokens)
+        assert weights(model) == [4] * 3
+        assert (run.global_step, run.round_count) == (2, 0)
+
+
+def test_an_excluded_trainer_keeps_its_delta_on_top_of_the_commit() -> None:
+    model = line(1.0)
+
+    def script(daemon: FakeDaemon) -> None:
+        daemon.start()
+        daemon.open_round(1, at_step=1)
+        daemon.hear(Posted)
+        daemon.share(0, 1, np.full(3, 10, np.float32))
+        daemon.end_round(1, contributed=False)
+        daemon.open_round(2, at_step=2)
+        posted = daemon.hear(Posted)
+        assert (posted.tokens, posted.version) == (12, 1)
+        assert daemon.posted.values(0).tolist() == [-5] * 3  # both steps' worth
+        daemon.share(0, 2, np.full(3, 20, np.float32))
+        daemon.end_round(2)
+
+    with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
+        move(model, 2.0)
+        run.step(tokens=5)
+        assert weights(model) == [12] * 3
+        move(model, 3.0)
+        run.step(tokens=7)
+        assert weights(model) == [20] * 3
+
+
+def test_a_commit_that_comes_without_its_round_is_merged_all_the_same() -> None:
+    model = line(1.0)
+    moved = threading.Event()
+
+    def script(daemon: FakeDaemon) -> None:
+        daemon.start()
+        moved.wait(10)
+        daemon.share(0, 1, np.full(3, 10, np.float32))
+        daemon.end_round(1, contributed=False, step=4)
+        daemon.round(2, 1, change=1.0)
+
+    with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
+        move(model, 0.5)
+        moved.set()
+        while run.round_count < 2:
+            run.step()
+        assert weights(model) == [9] * 3
+
+
+def test_a_round_is_posted_at_the_first_step_boundary_at_or_after_its_step() -> None:
+    model = line()
+    late = threading.Event()
+
+    def script(daemon: FakeDaemon) -> None:
+        daemon.start()
+        late.wait(10)
+        daemon.open_round(1, at_step=3)
+        assert daemon.hear(Posted).step >= 5
+        daemon.end_round(1, committed=False)
+        daemon.say(Finished())
+
+    with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
+        for _ in range(4):
+            run.step()
+        late.set()
+        while not run.finished:
+            run.step()
+
+
+def test_the_new_weights_are_the_shared_ones_bit_for_bit() -> None:
+    model = line(0.1, count=64)
+    theta = np.random.default_rng(1).standard_normal(64).astype(np.float32) * np.float32(1e-3)
+    theta[:4] = [-0.0, 1e-42, -1e-45, 3.4e38]
+
+    def script(daemon: FakeDaemon) -> None:
+        daemon.start()
+        daemon.open_round(1, at_step=1)
+        daemon.hear(Posted)
+        daemon.share(0, 1, theta)
+        daemon.end_round(1)
+
+    with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
+        move(model, 0.3)
+        run.step()
+        assert model.weight.detach().numpy().tobytes() == theta.tobytes()
+
+
+def test_two_fragments_have_rounds_of_their_own() -> None:
+    model = nn.Sequential(line(1.0, 2), line(2.0, 2))
+
+    def script(daemon: FakeDaemon) -> None:
+        daemon.start(fragment_count=2)
+        assert daemon.round(1, 1, change=0.5, fragment=1).tokens == 5
+        assert daemon.posted.values(1).tolist() == [-1, -1]
+        posted = daemon.round(2, 2, change=0.5, fragment=0)
+        assert (posted.tokens, posted.version) == (10, 0)
+        assert daemon.posted.values(0).tolist() == [-2, -2]
+        assert daemon.round(3, 3, change=0.5, fragment=1).tokens == 10
+
+    with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
+        for _ in range(3):
+            move(model, 1.0)
+            run.step(tokens=5)
+        assert [float(tensor[0, 0]) for tensor in model.parameters()] == [1.5, 1.0]
+
+
+def test_the_trainer_does_not_go_beyond_the_hold_step() -> None:
+    model = line()
+
+    def script(daemon: FakeDaemon) -> None:
+        daemon.open_arenas()
+        daemon.found()
+        daemon.load(hold_step=3)
+        settled(lambda: daemon.posted.slots[STEP_SLOT] == 3)
+        assert daemon.hears_nothing()
+        assert daemon.posted.slots[STEP_SLOT] == 3
+        daemon.open_round(1, at_step=3, hold_step=5)
+        assert daemon.hear(Posted).step == 3
+        daemon.end_round(1, committed=False, hold_step=6)
+        settled(lambda: daemon.posted.slots[STEP_SLOT] == 6)
+        assert daemon.hears_nothing()
+        assert daemon.posted.slots[STEP_SLOT] == 6
+        daemon.say(Finished())
+
+    with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
+        while not run.finished:
+            run.step()
+        assert run.global_step == 6
+
+
+# ---------------------------------------------------------------- spares and resyncs
+
+
+def test_a_spare_waits_in_its_first_step_and_follows_every_commit() -> None:
+    model = line(1.0)
+
+    def script(daemon: FakeDaemon) -> None:
+        daemon.open_arenas()
+        daemon.found()
+        daemon.say(SetContributing(False, "all places are taken"))
+        daemon.load()
+        settled(lambda: daemon.posted.slots[STEP_SLOT] == 1)
+        for version in (1, 2):
+            daemon.open_round(version, at_step=0)
+            daemon.share(0, version, np.full(3, 10.0 * version, np.float32))
+            daemon.end_round(version, contributed=False, step=100 * version)
+        settled(lambda: daemon.posted.slots[STEP_SLOT] == 200)
+        assert daemon.hears_nothing()  # it posts nothing
+        daemon.say(SetContributing(True, ""))
+        daemon.load(step=200, hold_step=201)
+        daemon.open_round(3, at_step=201)
+        posted = daemon.hear(Posted)
+        assert (posted.tokens, posted.version, posted.step) == (4, 2, 201)
+        assert daemon.posted.values(0).tolist() == [-2] * 3  # the warm-up step is not in it
+        daemon.end_round(3, committed=False)
+
+    with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
+        assert not run.contributing
+        move(model, 5.0)
+        run.step(tokens=9)
+        assert run.contributing
+        assert weights(model) == [20] * 3
+        assert run.global_step == 200
+        move(model, 2.0)
+        run.step(tokens=4)
+
+
+def test_a_contributor_that_becomes_a_spare_waits_and_loses_its_delta() -> None:
+    model = line(1.0)
+
+    def script(daemon: FakeDaemon) -> None:
+        daemon.start()
+        daemon.round(1, 1, change=1.0)
+        daemon.say(SetContributing(False, "a faster one came"))
+        daemon.share(0, 2, np.full(3, 5, np.float32))
+        daemon.end_round(2, contributed=False)
+        settled(lambda: daemon.posted.slots[TOKENS_SLOT] >= 2)
+        daemon.say(Finished())
+
+    with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
+        while not run.finished:
+            move(model, 1.0)
+            run.step()
+        assert weights(model) == [5] * 3
+
+
+def test_a_resync_replaces_the_weights_and_drops_delta_and_tokens() -> None:
+    model = line(1.0)
+
+    def script(daemon: FakeDaemon) -> None:
+        daemon.start()
+        daemon.open_round(1, at_step=1)
+        daemon.hear(Posted)  # now it waits
+        daemon.share(0, 4, np.full(3, 50, np.float32))
+        daemon.say(Load(40, 2**40, False))
+        daemon.open_round(2, at_step=41)
+        posted = daemon.hear(Posted)
+        assert (posted.version, posted.tokens, posted.step) == (4, 7, 41)
+        assert daemon.posted.values(0).tolist() == [-1] * 3
+        daemon.end_round(2, committed=False)
+
+    with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
+        move(model, 3.0)
+        run.step(tokens=100)
+        assert (run.global_step, weights(model)) == (40, [50] * 3)
+        move(model, 1.0)
+        run.step(tokens=7)
+
+
+def test_a_round_posted_before_a_resync_is_no_longer_ours() -> None:
+    """Its delta is in no tensor any more, so the commit must not take it off again."""
+    model = line(1.0)
+
+    def script(daemon: FakeDaemon) -> None:
+        daemon.start(overlap_steps=5)
+        daemon.open_round(1, at_step=1)
+        daemon.hear(Posted)
+        daemon.share(0, 3, np.full(3, 30, np.float32))
+        daemon.load(step=10, hold_step=11)
+        settled(lambda: daemon.posted.slots[STEP_SLOT] == 11)
+        daemon.share(0, 4, np.full(3, 40, np.float32))
+        daemon.end_round(1, contributed=True, step=11)
+        daemon.say(Rejected("enough"))
+
+    with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
+        move(model, 8.0)
+        run.step()
+        while run.global_step < 10:
+            run.step()
+        move(model, 0.5)
+        with pytest.raises(holdfast.AttachRefused):
+            run.step()
+        assert weights(model) == [40.5] * 3
+
+
+# ---------------------------------------------------------------- the end
+
+
+def test_the_end_leaves_the_runs_weights_in_the_model_and_no_traceback() -> None:
+    model = line(1.0)
+
+    def script(daemon: FakeDaemon) -> None:
+        daemon.start(overlap_steps=3)
+        daemon.open_round(1, at_step=1)
+        daemon.hear(Posted)
+        daemon.share(0, 1, np.full(3, 6, np.float32))
+        daemon.end_round(1)
+        daemon.say(Finished())
+
+    with talking(script) as path:
+        run = attach(model, socket_path=path)
+        while not run.finished:
+            move(model, 1.0)
+            run.step()
+    assert weights(model) == [6] * 3
+    run.log(validation_loss=1.0)  # the daemon is gone, and that is no fault now
+    run.step()
+    run.close()
+    run.close()
+
+
+def test_the_end_is_heard_even_when_the_socket_breaks_first() -> None:
+    """The daemon said Finished and went; what fails is our next send."""
+    gone = threading.Event()
+    model = line()
+
+    def script(daemon: FakeDaemon) -> None:
+        daemon.start()
+        daemon.say(Finished())
+
+    with talking(script) as path, attach(model, socket_path=path) as run:
+        threading.Timer(0.1, gone.set).start()
+        gone.wait()
+        run.log(validation_loss=1.0)
+        assert run.finished
+
+
+def test_a_daemon_that_dies_is_noticed_within_a_second_or_so() -> None:
+    with talking(FakeDaemon.start) as path, attach(line(), socket_path=path) as run:
+        started_s = time.monotonic()
+        with pytest.raises(holdfast.DaemonGone, match="no longer part of the run"):
+            train(run, pause_s=0.001)
+        assert time.monotonic() - started_s < 5
+
+
+def test_a_daemon_that_dies_while_the_trainer_waits() -> None:
+    def script(daemon: FakeDaemon) -> None:
+        daemon.start()
+        daemon.open_round(1, at_step=1)
+        daemon.hear(Posted)
+
+    with talking(script) as path, attach(line(), socket_path=path) as run:
+        with pytest.raises(holdfast.DaemonGone):
+            train(run)
+
+
+def test_a_rejection_in_the_middle_is_raised_with_its_reason() -> None:
+    def script(daemon: FakeDaemon) -> None:
+        daemon.start()
+        daemon.say(Rejected("its updates are not finite"))
+
+    with talking(script) as path, attach(line(), socket_path=path) as run:
+        with pytest.raises(holdfast.AttachRefused, match="its updates are not finite"):
+            train(run)
+
+
+def test_a_message_that_is_no_business_of_a_trainers() -> None:
+    def script(daemon: FakeDaemon) -> None:
+        daemon.start()
+        daemon.say(Heartbeat(1))
+
+    with talking(script) as path, attach(line(), socket_path=path) as run:
+        with pytest.raises(RemoteProtocolError, match="Heartbeat"):
+            train(run)
+
+
+def test_a_commit_that_the_arena_does_not_hold() -> None:
+    def script(daemon: FakeDaemon) -> None:
+        daemon.start()
+        daemon.say(RoundEnded(1, 0, True, False, 5, 0, 2**40))
+
+    with talking(script) as path, attach(line(), socket_path=path) as run:
+        with pytest.raises(RemoteProtocolError, match="version 5"):
+            train(run)
+
+
+def test_ctrl_c_works_while_the_trainer_waits() -> None:
+    main_thread = threading.get_ident()
+
+    def script(daemon: FakeDaemon) -> None:
+        daemon.start()
+        daemon.open_round(1, at_step=1)
+        daemon.hear(Posted)
+        assert daemon.hears_nothing()
+        signal.pthread_kill(main_thread, signal.SIGINT)
+
+    with talking(script, stay=True) as path, attach(line(), socket_path=path) as run:
+        with pytest.raises(KeyboardInterrupt):
+            train(run)
+
+
+# ---------------------------------------------------------------- the package
+
+
+def test_importing_holdfast_does_not_import_torch() -> None:
+    code = (
+        "import sys, holdfast\n"
+        "holdfast.NoDaemonError, holdfast.AttachRefused\n"
+        "assert 'torch' not in sys.modules and 'numpy' not in sys.modules\n"
+        "holdfast.attach\n"
+        "assert 'torch' in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd="/")
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="detach"):
+        getattr(holdfast, "detach")  # noqa: B009 - the point
+
+
+def types_are_public(run: Run) -> Any:
+    """Checked by mypy, not run: what scripts use is typed."""
+    holdfast.attach(nn.Linear(1, 1)).step(loss=0.0)
+    return run.seed, PostInitial, InitialPosted

@@ -1,0 +1,187 @@
+"""Which tensors of a model are shared, under which names, and that reading and writing fit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from holdfast.client.errors import ModelError
+from holdfast.client.tensors import find_shared, layout_of
+
+
+def names(model: nn.Module) -> list[str]:
+    return [tensor.spec.name for tensor in find_shared(model)]
+
+
+def kinds(model: nn.Module) -> dict[str, str]:
+    return {tensor.spec.name: tensor.spec.kind for tensor in find_shared(model)}
+
+
+def network() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv1d(2, 3, 1), nn.BatchNorm1d(3), nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+    )
+
+
+def test_order_and_names_are_those_of_state_dict() -> None:
+    assert names(network()) == list(network().state_dict())
+
+
+def test_statistics_are_buffers_and_their_count_is_a_counter() -> None:
+    found = kinds(nn.BatchNorm1d(3))
+    assert found == {
+        "weight": "parameter",
+        "bias": "parameter",
+        "running_mean": "buffer",
+        "running_var": "buffer",
+        "num_batches_tracked": "counter",
+    }
+
+
+def test_buffers_that_are_not_persistent_stay_local() -> None:
+    model = nn.Linear(2, 2)
+    model.register_buffer("scratch", torch.zeros(3), persistent=False)
+    model.register_buffer("kept", torch.zeros(3))
+    assert names(model) == ["weight", "bias", "kept"]
+
+
+def test_tied_tensors_are_declared_once() -> None:
+    model = nn.ModuleDict({"embedding": nn.Embedding(5, 4), "head": nn.Linear(4, 5, bias=False)})
+    head = model["head"]
+    embedding = model["embedding"]
+    assert isinstance(head, nn.Linear)
+    assert isinstance(embedding, nn.Embedding)
+    head.weight = embedding.weight
+    assert names(model) == ["embedding.weight"]
+
+
+def test_two_parameters_over_one_memory_are_declared_once() -> None:
+    model = nn.ModuleList([nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)])
+    first, second = model[0], model[1]
+    assert isinstance(first, nn.Linear)
+    assert isinstance(second, nn.Linear)
+    second.weight = nn.Parameter(first.weight.detach())
+    assert names(model) == ["0.weight"]
+
+
+def test_a_module_used_twice_is_declared_once() -> None:
+    layer = nn.Linear(2, 2)
+    assert names(nn.Sequential(layer, layer)) == ["0.weight", "0.bias"]
+
+
+def test_wrappers_leave_no_trace_in_the_names() -> None:
+    plain = names(network())
+    assert names(nn.DataParallel(network())) == plain
+    compiled = torch.compile(network(), backend="eager")
+    assert isinstance(compiled, nn.Module)
+    assert names(compiled) == plain
+    assert names(nn.DataParallel(compiled)) == plain
+    inside = network()
+    assert isinstance(inside, nn.Sequential)
+    inside[2] = torch.compile(inside[2], backend="eager")  # type: ignore[assignment]
+    assert names(inside) == plain
+
+
+def test_a_childs_own_name_module_stays() -> None:
+    model = nn.ModuleDict({"module": nn.Linear(2, 2)})
+    assert names(model) == ["module.weight", "module.bias"]
+
+
+def test_equal_models_declare_equal_layouts() -> None:
+    assert layout_of(find_shared(network())) == layout_of(find_shared(network()))
+
+
+@pytest.mark.parametrize(
+    ("tensor", "why"),
+    [
+        (torch.zeros(2, dtype=torch.complex64), "complex64"),
+        (torch.zeros(2, dtype=torch.float8_e4m3fn), "float8_e4m3fn"),
+        (torch.zeros(2, dtype=torch.uint64), "uint64"),
+        (torch.zeros(2, device="meta"), "meta"),
+        (torch.zeros(2, 2).to_sparse(), "sparse"),
+    ],
+)
+def test_a_tensor_that_cannot_be_shared_is_named(tensor: torch.Tensor, why: str) -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    model[0].register_buffer("odd", tensor)
+    with pytest.raises(ModelError, match=rf"'0\.odd'.*{why}"):
+        find_shared(model)
+
+
+def test_a_lazy_parameter_asks_for_a_batch_first() -> None:
+    with pytest.raises(ModelError, match="run one batch"):
+        find_shared(nn.LazyLinear(3))
+
+
+def test_a_model_without_tensors_is_refused() -> None:
+    with pytest.raises(ModelError, match="no parameters"):
+        find_shared(nn.ReLU())
+
+
+def test_a_tensor_of_over_sixteen_dimensions_is_named() -> None:
+    model = nn.Linear(1, 1)
+    model.register_buffer("deep", torch.zeros([1] * 17))
+    with pytest.raises(ModelError, match="'deep'"):
+        find_shared(model)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str
+)
+def test_write_then_read_gives_the_values_back(dtype: torch.dtype) -> None:
+    model = nn.Linear(3, 2, bias=False).to(dtype)
+    (shared,) = find_shared(model)
+    values = np.array([0.5, -0.0, 3.0, -2.0, 1.25, 8.0], np.float32)
+    shared.write(values)
+    assert shared.read().tobytes() == values.tobytes()
+    assert model.weight.dtype == dtype
+
+
+def test_low_precision_rounds_to_nearest_even() -> None:
+    model = nn.Linear(4, 1, bias=False).to(torch.bfloat16)
+    (shared,) = find_shared(model)
+    ulp = 2.0**-7  # of bfloat16 at 1
+    shared.write(np.array([1 + 0.49 * ulp, 1 + 0.5 * ulp, 1 + 0.51 * ulp, 1 + 1.5 * ulp], "f4"))
+    assert shared.read().tolist() == [1.0, 1.0, 1 + ulp, 1 + 2 * ulp]
+
+
+def test_a_parameter_that_is_not_contiguous() -> None:
+    model = nn.Linear(2, 3, bias=False)
+    model.weight = nn.Parameter(torch.arange(6.0).reshape(2, 3).t())
+    (shared,) = find_shared(model)
+    assert shared.read().tolist() == [0, 3, 1, 4, 2, 5]
+    shared.write(np.arange(6, dtype=np.float32) * 10)
+    assert model.weight.tolist() == [[0, 10], [20, 30], [40, 50]]
+
+
+def test_scalars_and_empty_tensors() -> None:
+    model = nn.Module()
+    model.scale = nn.Parameter(torch.tensor(2.0))
+    model.nothing = nn.Parameter(torch.zeros(0, 4))
+    model.other = nn.Parameter(torch.zeros(0, 4))  # empty ones have no memory: never tied
+    scale, nothing, other = find_shared(model)
+    assert (scale.count, nothing.count, other.count) == (1, 0, 0)
+    scale.write(np.array([5.0], np.float32))
+    nothing.write(np.array([], np.float32))
+    assert model.scale.item() == 5.0
+    assert nothing.read().shape == (0,)
+
+
+def test_a_buffer_that_is_assigned_anew_is_still_the_shared_one() -> None:
+    model = nn.Module()
+    model.register_buffer("average", torch.zeros(2))
+    (shared,) = find_shared(model)
+    model.average = torch.ones(2)
+    assert shared.read().tolist() == [1, 1]
+    shared.write(np.array([3.0, 4.0], np.float32))
+    assert model.average.tolist() == [3, 4]
+
+
+def test_a_tensor_that_changes_its_shape_is_named() -> None:
+    model = nn.Linear(2, 2, bias=False)
+    (shared,) = find_shared(model)
+    model.weight = nn.Parameter(torch.zeros(3, 2))
+    with pytest.raises(ModelError, match=r"'weight'.*must not change"):
+        shared.read()

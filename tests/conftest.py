@@ -1,0 +1,50 @@
+"""Runs every ``async def`` test under trio: in virtual time, unless it is marked ``real_time``."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Awaitable, Callable
+
+import pytest
+import trio
+import trio.testing
+from hypothesis import HealthCheck, settings
+
+VIRTUAL_SECONDS_MAX = 3_600.0  # a deadlock spends this hour at once and fails by name
+REAL_SECONDS_MAX = 55.0
+
+# CI tries the same examples every time: a red build is the change's doing. At a desk every run tries
+# others and keeps the failing ones in .hypothesis/. How long an example takes says nothing where
+# other tests run beside it.
+settings.register_profile(
+    "dev",
+    settings.get_profile("default"),
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile("ci", settings.get_profile("dev"), derandomize=True, database=None)
+settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+async def _bounded(test: Callable[[], Awaitable[None]], seconds: float) -> None:
+    with trio.fail_after(seconds):
+        await test()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Take over coroutine tests; plain functions are left to pytest."""
+    function = pyfuncitem.obj
+    if not inspect.iscoroutinefunction(function):
+        return None
+    names = inspect.signature(function).parameters
+    bound = functools.partial(function, **{name: pyfuncitem.funcargs[name] for name in names})
+    if pyfuncitem.get_closest_marker("real_time") is None:
+        clock = trio.testing.MockClock(autojump_threshold=0)
+        trio.run(_bounded, bound, VIRTUAL_SECONDS_MAX, clock=clock)
+    else:
+        trio.run(_bounded, bound, REAL_SECONDS_MAX)
+    return True

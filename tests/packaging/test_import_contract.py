@@ -1,0 +1,145 @@
+"""The import contract holds, and breaks where a room reaches for what is not its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LINT_IMPORTS = Path(sys.executable).with_name("lint-imports")
+
+DOWNWARDS = "imports go downwards, and every room has its place"
+TORCH = "only the client imports torch"
+PURE = "rules and messages touch no clock, network, thread, file or chance"
+
+PLANTS = [
+    ("protocol", "from ..membership import planted", DOWNWARDS),
+    ("protocol", "from ..diloco import planted", DOWNWARDS),
+    ("membership", "from ..daemon import planted", DOWNWARDS),
+    ("collectives", "from ..checkpoint import planted", DOWNWARDS),
+    ("diloco", "from ..client import planted", DOWNWARDS),
+    ("daemon", "from ..client import planted", DOWNWARDS),
+    ("client", "from ..daemon import planted", DOWNWARDS),
+    ("membership", "from ..diloco import planted", DOWNWARDS),
+    ("collectives", "from ..membership import planted", "collectives imports protocol only"),
+    (
+        "checkpoint",
+        "from ..membership import planted",
+        "checkpoint imports protocol and collectives only",
+    ),
+    ("diloco", "from ..protocol import planted", "diloco imports nothing of ours"),
+    ("client", "from ..collectives import planted", "client imports protocol and diloco only"),
+    ("daemon", "import torch", TORCH),
+    ("daemon", "def late():\n    import torch.nn", TORCH),
+    ("protocol", "from torch import Tensor", TORCH),
+    ("membership", "import trio", PURE),
+    ("membership", "from time import monotonic", PURE),
+    ("membership", "import random", PURE),
+    ("membership", "from ..protocol.network import planted", PURE),
+    ("protocol/messages", "import socket", PURE),
+]
+ALLOWED = [
+    ("client", "import torch"),
+    ("client", "from ..diloco import planted"),
+    ("daemon", "from .. import __version__"),
+    ("daemon", "from ..checkpoint import planted"),
+    ("checkpoint", "from ..collectives import planted"),
+    ("membership", "from ..protocol.messages import planted"),
+    ("protocol", "import trio"),
+]
+
+
+def lint_imports(folder: Path, config: Path) -> tuple[int, str]:
+    """Run the checker on the package ``holdfast`` that ``folder`` sees."""
+    environment = {**os.environ, "COLUMNS": "200"}
+    done = subprocess.run(
+        [LINT_IMPORTS, "--config", config, "--no-cache"],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def named_modules(config: dict[str, Any]) -> set[str]:
+    """All modules of ours that the contracts name."""
+    names: set[str] = set()
+    for contract in config["tool"]["importlinter"]["contracts"]:
+        for key in ("source_modules", "forbidden_modules"):
+            names.update(name for name in contract.get(key, []) if name.startswith("holdfast."))
+    return names
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """An empty copy of the package: all rooms, no code, the root with a lazy way to the client."""
+    package = tmp_path / "holdfast"
+    for room in ROOT.glob("[a-z]*/__init__.py"):
+        (package / room.parent.name).mkdir(parents=True)
+        (package / room.parent.name / "__init__.py").touch()
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    for name in named_modules(config):
+        path = tmp_path / Path(*name.split("."))
+        if not path.is_dir():
+            path.with_suffix(".py").touch()
+    (package / "protocol" / "network.py").write_text("import trio\n")
+    (package / "client" / "hook.py").write_text("import torch\n")
+    (package / "__init__.py").write_text("def lazy():\n    from .client import hook\n")
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    return package
+
+
+def plant(package: Path, where: str, line: str) -> None:
+    """Put ``line`` into the room or module ``where``, and what it asks for where it looks."""
+    if "/" in where:
+        (package / where).with_suffix(".py").write_text(f"{line}\n")
+    else:
+        (package / where / "planted.py").write_text(f"{line}\n")
+    if line.startswith("from .."):
+        asked = package / line.split()[1].removeprefix("..").replace(".", "/")
+        if asked != package and asked.is_dir():
+            (asked / "planted.py").touch()
+
+
+def test_the_rooms_keep_the_contract() -> None:
+    status, output = lint_imports(ROOT, ROOT / "pyproject.toml")
+
+    assert status == 0, output
+
+
+@pytest.mark.parametrize(("where", "line", "contract"), PLANTS)
+def test_a_planted_import_is_found(package: Path, where: str, line: str, contract: str) -> None:
+    plant(package, where, line)
+
+    status, output = lint_imports(package.parent, package.parent / "pyproject.toml")
+
+    assert status == 1, output
+    assert f"{contract} BROKEN" in output
+
+
+@pytest.mark.parametrize(("where", "line"), ALLOWED)
+def test_a_proper_import_is_let_through(package: Path, where: str, line: str) -> None:
+    plant(package, where, line)
+
+    status, output = lint_imports(package.parent, package.parent / "pyproject.toml")
+
+    assert status == 0, output
+
+
+def test_a_room_outside_the_table_is_found(package: Path) -> None:
+    (package / "attic").mkdir()
+    (package / "attic" / "__init__.py").touch()
+
+    status, output = lint_imports(package.parent, package.parent / "pyproject.toml")
+
+    assert status == 1, output
+    assert f"{DOWNWARDS} BROKEN" in output or "holdfast.attic" in output

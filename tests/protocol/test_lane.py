@@ -1,0 +1,340 @@
+"""Lanes: what arrives is what was sent, in that order, or the lane ends."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+import trio
+import trio.testing
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.protocol import lane as lanes
+from holdfast.protocol.addresses import Address
+from holdfast.protocol.errors import LocalProtocolError, RemoteProtocolError
+from holdfast.protocol.lane import (
+    HEADER_BYTES,
+    OPEN,
+    PAYLOAD_BYTES_MAX,
+    TAG_BYTES,
+    FrameHeader,
+    FrameKind,
+    Lane,
+    Preamble,
+    derive_lane_keys,
+    receive_preamble,
+    send_preamble,
+)
+from holdfast.protocol.memory import MemoryWorld
+
+KEYS = derive_lane_keys(b"d" * 32, b"a" * 32, b"l" * 16, 3)
+RECORD_BYTES = HEADER_BYTES + TAG_BYTES
+
+
+def header(payload: bytes, index: int = 0) -> FrameHeader:
+    return FrameHeader(FrameKind.CONTRIBUTION, 2**40, 1, index, 2, len(payload))
+
+
+async def anywhere(frame: FrameHeader) -> memoryview:
+    return memoryview(bytearray(frame.payload_bytes))
+
+
+async def nowhere(_: FrameHeader) -> None:
+    return None
+
+
+class Wiretap:
+    """A sender's records, and a receiver that is fed what a test makes of them."""
+
+    def __init__(self) -> None:
+        near, self._tap = trio.testing.memory_stream_pair()
+        self._feed, far = trio.testing.memory_stream_pair()
+        self.sender = Lane(near, KEYS[0], KEYS[1])
+        self.receiver = Lane(far, KEYS[1], KEYS[0])
+
+    async def record(self, payload: bytes, index: int = 0) -> bytes:
+        await self.sender.send(header(payload, index), payload)
+        return await self.take(len(payload))
+
+    async def opening(self) -> bytes:
+        await self.sender.open()
+        return await self.take(0)
+
+    async def take(self, payload_bytes: int) -> bytes:
+        data = b""
+        while len(data) < RECORD_BYTES + payload_bytes:
+            data += await self._tap.receive_some(RECORD_BYTES + payload_bytes - len(data))
+        return data
+
+    async def feed(self, *records: bytes, end: bool = False) -> None:
+        for record in records:
+            await self._feed.send_all(record)
+        if end:
+            await self._feed.aclose()
+
+    async def open(self) -> None:
+        await self.feed(await self.opening())
+        await self.receiver.wait_open()
+
+
+async def test_payloads_arrive_where_they_are_placed() -> None:
+    world = MemoryWorld(random.Random(0))
+    a, b = world.host("a", "a" * 32), world.host("b", "b" * 32)
+    payloads = [os.urandom(size) for size in (1, 0, 100_000, 2**20, 3)]
+    received: list[bytes] = []
+    done = trio.Event()
+
+    async def on_lane(stream: trio.abc.Stream) -> None:
+        preamble = await receive_preamble(stream)
+        assert preamble == Preamble(b"l" * 16, 3)
+        lane = Lane(stream, KEYS[1], KEYS[0])
+        await lane.open()
+        await lane.wait_open()
+        room = bytearray(2**20)
+        for index, payload in enumerate(payloads):
+
+            async def place(frame: FrameHeader) -> memoryview:
+                return memoryview(room)[: frame.payload_bytes]
+
+            frame, view = await lane.receive(place)
+            assert frame == header(payload, index)
+            assert isinstance(view, memoryview)
+            received.append(bytes(view))
+            assert bytes(room[: len(payload)]) == payload
+        with pytest.raises(trio.EndOfChannel):
+            await lane.receive(place)
+        done.set()
+
+    async def on_channel(_: object) -> None:
+        raise AssertionError("only lanes here")
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(b.serve, [Address("b", 1)], on_channel, on_lane)
+        stream = await a.dial_lane(Address("b", 1))
+        await send_preamble(stream, b"l" * 16, 3)
+        lane = Lane(stream, KEYS[0], KEYS[1])
+        await lane.open()
+        await lane.wait_open()
+        for index, payload in enumerate(payloads):
+            await lane.send(header(payload, index), memoryview(payload))
+        await lane.aclose()
+        await done.wait()
+        nursery.cancel_scope.cancel()
+    assert received == payloads
+    assert lane.sent_bytes == sum(map(len, payloads)) + RECORD_BYTES * (len(payloads) + 1)
+
+
+async def test_a_payload_without_a_place_is_checked_and_dropped() -> None:
+    tap = Wiretap()
+    await tap.open()
+    first, second = await tap.record(b"dropped", 1), await tap.record(b"kept", 2)
+    await tap.feed(first, second)
+    frame, data = await tap.receiver.receive(nowhere)
+    assert (frame.index, bytes(data)) == (1, b"")
+    frame, data = await tap.receiver.receive(anywhere)
+    assert (frame.index, bytes(data)) == (2, b"kept")
+    broken = bytearray(await tap.record(b"dropped", 3))
+    broken[-1] ^= 1
+    await tap.feed(bytes(broken))
+    with pytest.raises(RemoteProtocolError, match="not authentic"):
+        await tap.receiver.receive(nowhere)
+
+
+@pytest.mark.parametrize("at", range(HEADER_BYTES + 5 + TAG_BYTES))
+async def test_a_record_with_any_byte_changed_is_refused(at: int) -> None:
+    tap = Wiretap()
+    await tap.open()
+    record = bytearray(await tap.record(b"bytes"))
+    record[at] ^= 0x01
+    await tap.feed(bytes(record), end=True)
+    with pytest.raises(RemoteProtocolError):
+        await tap.receiver.receive(anywhere)
+
+
+async def test_a_replayed_record_is_refused() -> None:
+    tap = Wiretap()
+    await tap.open()
+    record = await tap.record(b"once")
+    await tap.feed(record, record)
+    await tap.receiver.receive(anywhere)
+    with pytest.raises(RemoteProtocolError):
+        await tap.receiver.receive(anywhere)
+
+
+async def test_reordered_and_dropped_records_are_refused() -> None:
+    tap = Wiretap()
+    await tap.open()
+    _first, second = await tap.record(b"1"), await tap.record(b"2")
+    await tap.feed(second)
+    with pytest.raises(RemoteProtocolError):
+        await tap.receiver.receive(anywhere)
+
+
+async def test_a_record_sent_back_to_its_author_is_refused() -> None:
+    near, far = trio.testing.memory_stream_pair()
+    lane = Lane(near, KEYS[0], KEYS[1])
+    await lane.open()
+    await far.send_all(await far.receive_some())
+    with pytest.raises(RemoteProtocolError):
+        await lane.wait_open()
+
+
+@pytest.mark.parametrize("kept", [1, HEADER_BYTES - 1, HEADER_BYTES, RECORD_BYTES + 3])
+async def test_a_truncated_record_is_refused(kept: int) -> None:
+    tap = Wiretap()
+    await tap.open()
+    record = await tap.record(b"bytes")
+    await tap.feed(record[:kept], end=True)
+    with pytest.raises(RemoteProtocolError, match="ended in the middle"):
+        await tap.receiver.receive(anywhere)
+
+
+async def test_the_first_record_proves_the_keys_and_nothing_else() -> None:
+    tap = Wiretap()
+    with pytest.raises(LocalProtocolError):
+        await tap.sender.send(header(b"early"), b"early")
+    await tap.open()
+    with pytest.raises(LocalProtocolError):
+        await tap.sender.open()
+    other = derive_lane_keys(b"d" * 32, b"x" * 32, b"l" * 16, 3)
+    near, far = trio.testing.memory_stream_pair()
+    await Lane(near, *other).open()
+    with pytest.raises(RemoteProtocolError, match="not authentic"):
+        await Lane(far, KEYS[1], KEYS[0]).wait_open()
+
+
+async def test_a_lane_that_starts_with_another_record_is_refused() -> None:
+    tap = Wiretap()
+    await tap.opening()
+    await tap.feed(await tap.record(b"not an opening"))
+    with pytest.raises(RemoteProtocolError, match="OPEN"):
+        await tap.receiver.receive(anywhere)
+
+
+async def test_a_receive_that_still_waits_may_be_cancelled() -> None:
+    tap = Wiretap()
+    await tap.open()
+    with trio.move_on_after(1) as scope:
+        await tap.receiver.receive(anywhere)
+    assert scope.cancelled_caught
+    record = await tap.record(b"later")
+    await tap.feed(record)
+    _, data = await tap.receiver.receive(anywhere)
+    assert bytes(data) == b"later"
+    await tap.feed((await tap.record(b"torn"))[:-1])
+    with trio.move_on_after(1) as scope:
+        await tap.receiver.receive(anywhere)
+    assert scope.cancelled_caught
+    with pytest.raises(trio.BrokenResourceError):
+        await tap.receiver.receive(anywhere)
+
+
+async def test_a_place_of_the_wrong_size_is_our_bug() -> None:
+    async def cramped(_: FrameHeader) -> memoryview:
+        return memoryview(bytearray(3))
+
+    tap = Wiretap()
+    await tap.open()
+    await tap.feed(await tap.record(b"four"))
+    with pytest.raises(LocalProtocolError):
+        await tap.receiver.receive(cramped)
+    with pytest.raises(LocalProtocolError):
+        await tap.sender.send(header(b"four"), b"five!")
+
+
+async def test_the_world_can_corrupt_a_record() -> None:
+    world = MemoryWorld(random.Random(0))
+    a, b = world.host("a", "a" * 32), world.host("b", "b" * 32)
+    refused = trio.Event()
+
+    async def on_lane(stream: trio.abc.Stream) -> None:
+        await receive_preamble(stream)
+        lane = Lane(stream, KEYS[1], KEYS[0])
+        await lane.wait_open()
+        await lane.receive(anywhere)
+        with pytest.raises(RemoteProtocolError, match="not authentic"):
+            await lane.receive(anywhere)
+        refused.set()
+
+    async def on_channel(_: object) -> None:
+        pass
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(b.serve, [Address("b", 1)], on_channel, on_lane)
+        stream = await a.dial_lane(Address("b", 1))
+        await send_preamble(stream, b"l" * 16, 3)
+        lane = Lane(stream, KEYS[0], KEYS[1])
+        await lane.open()
+        await lane.send(header(b"fine"), b"fine")
+        world.corrupt_next_lane_frame("a", "b")
+        await lane.send(header(b"spoilt"), b"spoilt")
+        await refused.wait()
+        nursery.cancel_scope.cancel()
+
+
+def test_every_lane_and_direction_has_its_own_key() -> None:
+    keys = {
+        key
+        for link_id in (b"l" * 16, b"m" * 16)
+        for number in range(8)
+        for key in derive_lane_keys(b"d" * 32, b"a" * 32, link_id, number)
+    }
+    keys.update(derive_lane_keys(b"a" * 32, b"d" * 32, b"l" * 16, 0))
+    assert len(keys) == 2 * 8 * 2 + 2
+    with pytest.raises(LocalProtocolError):
+        derive_lane_keys(b"short", b"a" * 32, b"l" * 16, 0)
+
+
+def test_keys_of_a_known_link_stay_what_they_are() -> None:
+    """Two versions of holdfast must derive the same keys."""
+    forward, back = KEYS
+    assert forward.hex()[:16] == "0b69a23c6f6035eb"
+    assert back.hex()[:16] == "5dff76fed278b290"
+
+
+headers = st.builds(
+    FrameHeader,
+    st.sampled_from(FrameKind),
+    st.integers(0, 2**64 - 1),
+    st.integers(0, 2**32 - 1),
+    st.integers(0, 2**32 - 1),
+    st.integers(0, 2**32 - 1),
+    st.integers(0, PAYLOAD_BYTES_MAX),
+)
+
+
+@given(headers)
+def test_headers_round_trip(frame: FrameHeader) -> None:
+    data = frame.pack()
+    assert len(data) == HEADER_BYTES
+    assert FrameHeader.unpack(data) == frame
+    assert FrameHeader.unpack(bytearray(data)) == frame
+
+
+@given(st.binary(min_size=HEADER_BYTES, max_size=HEADER_BYTES))
+def test_a_header_of_junk_is_refused_or_is_exactly_a_header(data: bytes) -> None:
+    try:
+        frame = FrameHeader.unpack(data)
+    except RemoteProtocolError:
+        return
+    assert frame.pack() == data
+
+
+@given(st.binary(max_size=2 * lanes.PREAMBLE_BYTES) | st.binary().map(lambda data: b"H" + data))
+def test_a_preamble_of_junk_is_refused_or_is_exactly_a_preamble(data: bytes) -> None:
+    try:
+        preamble = Preamble.unpack(data)
+    except RemoteProtocolError:
+        return
+    assert preamble.pack() == data
+
+
+def test_preambles_round_trip_and_start_with_the_magic() -> None:
+    preamble = Preamble(b"0123456789abcdef", lanes.LANES_MAX - 1)
+    assert Preamble.unpack(preamble.pack()) == preamble
+    assert preamble.pack()[0] == lanes.MAGIC == 0x48
+    with pytest.raises(RemoteProtocolError, match="version"):
+        Preamble.unpack(b"H\x02" + preamble.pack()[2:])
+    assert OPEN.payload_bytes == 0

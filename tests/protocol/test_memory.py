@@ -1,0 +1,302 @@
+"""The virtual network: streams like real ones, and the faults that tests ask for."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import trio
+import trio.testing
+
+from holdfast.protocol.addresses import Address
+from holdfast.protocol.memory import MemoryNetwork, MemoryWorld
+from holdfast.protocol.network import Channel, Party
+
+PEER_A, PEER_B = "a" * 32, "b" * 32
+PORT = 7_700
+
+
+class Pair:
+    """Two hosts with one stream between them: ``near`` dialled ``far``."""
+
+    def __init__(self, nursery: trio.Nursery, world: MemoryWorld | None = None) -> None:
+        self.nursery = nursery
+        self.world = world or MemoryWorld(random.Random(0))
+        self.a = self.world.host("a", PEER_A)
+        self.b = self.world.host("b", PEER_B)
+        self._send, self._receive = trio.open_memory_channel[trio.abc.Stream](100)
+
+    async def connect(self, *, lane: bool = False) -> tuple[trio.abc.Stream, trio.abc.Stream]:
+        if not any(self.b._host.listeners):
+            await self.nursery.start(self._serve)
+        near: trio.abc.Stream
+        if lane:
+            near = await self.a.dial_lane(Address("b", PORT))
+        else:
+            near = (await self.a.dial(Address("b", PORT), party=Party.PEER, peer=PEER_B)).stream
+        return near, await self._receive.receive()
+
+    async def _serve(self, task_status: trio.TaskStatus[object]) -> None:
+        async def on_lane(stream: trio.abc.Stream) -> None:
+            await self._send.send(stream)
+            await trio.sleep_forever()
+
+        async def on_channel(channel: Channel) -> None:
+            await on_lane(channel.stream)
+
+        await self.b.serve([Address("::", PORT)], on_channel, on_lane, task_status=task_status)
+
+
+async def receive_exactly(stream: trio.abc.Stream, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        more = await stream.receive_some(count - len(data))
+        assert more, f"the stream ended after {len(data)} bytes"
+        data += more
+    return data
+
+
+async def test_a_stream_is_what_trio_calls_a_stream() -> None:
+    async with trio.open_nursery() as nursery:
+        world = MemoryWorld(random.Random(0), delay_s=0.0, buffer_bytes=2**16)
+        pair = Pair(nursery, world)
+
+        async def make() -> tuple[trio.abc.Stream, trio.abc.Stream]:
+            return await pair.connect()
+
+        async def make_clogged() -> tuple[trio.abc.Stream, trio.abc.Stream]:
+            near, far = await pair.connect()
+            for stream in (near, far):
+                await stream.send_all(bytes(2**16))
+            return near, far
+
+        await trio.testing.check_two_way_stream(make, make_clogged)
+        nursery.cancel_scope.cancel()
+
+
+async def test_bytes_take_the_delay_and_the_rate_of_the_link() -> None:
+    async with trio.open_nursery() as nursery:
+        pair = Pair(nursery)
+        near, far = await pair.connect()
+        pair.world.link("a", "b", delay_s=0.5, bytes_per_s=1e6)
+        start_s = trio.current_time()
+        nursery.start_soon(near.send_all, bytes(2_000_000))
+        await receive_exactly(far, 2_000_000)
+        assert trio.current_time() - start_s == pytest.approx(2.5)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_small_message_overtakes_the_bulk_of_another_stream() -> None:
+    async with trio.open_nursery() as nursery:
+        pair = Pair(nursery, MemoryWorld(random.Random(0), delay_s=0.01, bytes_per_s=1e6))
+        bulk, _ = await pair.connect(lane=True)
+        near, far = await pair.connect()
+        nursery.start_soon(bulk.send_all, bytes(3_000_000))
+        await trio.sleep(0.5)
+        start_s = trio.current_time()
+        await near.send_all(b"beat")
+        assert await receive_exactly(far, 4) == b"beat"
+        assert trio.current_time() - start_s < 0.2
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_sender_waits_for_a_reader_that_does_not_read() -> None:
+    async with trio.open_nursery() as nursery:
+        pair = Pair(nursery, MemoryWorld(random.Random(0), buffer_bytes=100_000))
+        near, far = await pair.connect()
+        with trio.move_on_after(10) as scope:
+            await near.send_all(bytes(1_000_000))
+        assert scope.cancelled_caught
+        with trio.move_on_after(10) as scope:
+            received = 0
+            while True:
+                received += len(await far.receive_some())
+        assert 100_000 <= received <= 200_000
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_partition_holds_bytes_and_dials_and_healing_delivers_them() -> None:
+    async with trio.open_nursery() as nursery:
+        pair = Pair(nursery)
+        near, far = await pair.connect()
+        pair.world.partition("a", "b")
+        await near.send_all(b"held")
+        for attempt in (lambda: far.receive_some(), lambda: pair.connect(lane=True)):
+            with trio.move_on_after(60) as scope:
+                await attempt()
+            assert scope.cancelled_caught
+        nursery.start_soon(trio.testing.wait_all_tasks_blocked)
+        pair.world.heal("a", "b")
+        assert await far.receive_some() == b"held"
+        await far.send_all(b"back")
+        assert await near.receive_some() == b"back"
+        nursery.cancel_scope.cancel()
+
+
+async def test_healing_wakes_who_waits_already() -> None:
+    async with trio.open_nursery() as nursery:
+        pair = Pair(nursery)
+        near, far = await pair.connect()
+        pair.world.partition("a", "b")
+        await near.send_all(b"held")
+
+        async def heal_later() -> None:
+            await trio.sleep(100)
+            pair.world.heal("a", "b")
+
+        nursery.start_soon(heal_later)
+        assert await far.receive_some() == b"held"
+        assert 100 <= trio.current_time() < 101
+        pair.world.partition("a", "b")
+        nursery.start_soon(heal_later)
+        await pair.connect()
+        assert 200 <= trio.current_time() < 202
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_frozen_host_neither_speaks_nor_hears_and_nothing_breaks() -> None:
+    async with trio.open_nursery() as nursery:
+        pair = Pair(nursery)
+        near, far = await pair.connect()
+        pair.world.freeze("b")
+        await near.send_all(b"to b")
+        await far.send_all(b"to a")
+        for stream in (near, far):
+            with trio.move_on_after(1_000) as scope:
+                await stream.receive_some()
+            assert scope.cancelled_caught
+        pair.world.thaw("b")
+        assert await near.receive_some() == b"to a"
+        assert await far.receive_some() == b"to b"
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_crash_breaks_the_streams_at_the_others_and_refuses_dials() -> None:
+    async with trio.open_nursery() as nursery:
+        pair = Pair(nursery)
+        near, far = await pair.connect()
+        start_s = trio.current_time()
+        pair.world.crash("b")
+        with pytest.raises(trio.BrokenResourceError):
+            await near.receive_some()
+        assert trio.current_time() - start_s == pytest.approx(0.01)
+        with pytest.raises(trio.BrokenResourceError):
+            await near.send_all(b"x")
+        with pytest.raises(trio.BrokenResourceError):
+            await far.receive_some()
+        with pytest.raises(OSError, match="no route"):
+            await pair.a.dial_lane(Address("b", PORT))
+        with pytest.raises(OSError, match="crashed"):
+            await pair.b.dial_lane(Address("a", PORT))
+        pair.b = pair.world.host("b", PEER_B)
+        with pytest.raises(OSError, match="refused"):
+            await pair.a.dial_lane(Address("b", PORT))
+        near, far = await pair.connect()
+        await near.send_all(b"again")
+        assert await far.receive_some() == b"again"
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_crash_behind_a_partition_looks_like_silence() -> None:
+    async with trio.open_nursery() as nursery:
+        pair = Pair(nursery)
+        near, _ = await pair.connect()
+        pair.world.partition("a", "b")
+        pair.world.crash("b")
+        with trio.move_on_after(1_000) as scope:
+            await near.receive_some()
+        assert scope.cancelled_caught
+        pair.world.heal("a", "b")
+        with pytest.raises(trio.BrokenResourceError):
+            await near.receive_some()
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_crash_loses_a_part_of_the_last_bytes_and_the_seed_says_which() -> None:
+    async def last_words(seed: int) -> int:
+        async with trio.open_nursery() as nursery:
+            pair = Pair(nursery, MemoryWorld(random.Random(seed)))
+            near, far = await pair.connect()
+            await far.send_all(bytes(1_000_000))
+            pair.world.crash("b")
+            received = 0
+            try:
+                while True:
+                    received += len(await near.receive_some())
+            except trio.BrokenResourceError:
+                pass
+            nursery.cancel_scope.cancel()
+        return received
+
+    first = [await last_words(seed) for seed in range(5)]
+    assert first == [await last_words(seed) for seed in range(5)]
+    assert len(set(first)) > 1
+    assert all(0 <= count <= 1_000_000 for count in first)
+
+
+async def test_cutting_breaks_both_ends_and_both_may_dial_again() -> None:
+    async with trio.open_nursery() as nursery:
+        pair = Pair(nursery)
+        near, far = await pair.connect()
+        await near.send_all(b"under way")
+        pair.world.cut("a", "b")
+        assert await far.receive_some() == b"under way"
+        for stream in (near, far):
+            with pytest.raises(trio.BrokenResourceError):
+                await stream.receive_some()
+            with pytest.raises(trio.BrokenResourceError):
+                await stream.send_all(b"x")
+        near, far = await pair.connect()
+        await near.send_all(b"again")
+        assert await far.receive_some() == b"again"
+        nursery.cancel_scope.cancel()
+
+
+async def test_an_unreachable_host_can_dial_but_not_be_dialled() -> None:
+    async with trio.open_nursery() as nursery:
+        pair = Pair(nursery)
+        pair.world.unreachable("a")
+        await pair.connect()
+
+        async def on_channel(_: Channel) -> None:
+            raise AssertionError("nobody can get here")
+
+        await nursery.start(pair.a.serve, [Address("::", PORT)], on_channel, None)
+        with pytest.raises(OSError, match="no route"):
+            await pair.b.dial(Address("a", PORT), party=Party.PEER)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_filter_drops_and_changes_what_is_sent() -> None:
+    async with trio.open_nursery() as nursery:
+        pair = Pair(nursery)
+        near, far = await pair.connect()
+        pair.world.filter = lambda sent: (
+            b"" if sent.data == b"lost" else sent.data.replace(b"1", b"2")
+        )
+        for data in (b"lost", b"a1"):
+            await near.send_all(data)
+        assert await far.receive_some() == b"a2"
+        assert pair.world.sent_bytes["a", "b"] == 6
+        nursery.cancel_scope.cancel()
+
+
+async def test_connections_that_nobody_accepted_are_reset_when_the_server_stops() -> None:
+    world = MemoryWorld(random.Random(0))
+    a: MemoryNetwork = world.host("a", PEER_A)
+    b: MemoryNetwork = world.host("b", PEER_B)
+
+    async def on_lane(_: trio.abc.Stream) -> None:
+        await trio.sleep_forever()
+
+    async def on_channel(_: Channel) -> None:
+        pass
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(b.serve, [Address("::", PORT)], on_channel, on_lane)
+        stream = await a.dial_lane(Address("b", PORT))
+        nursery.cancel_scope.cancel()
+    with pytest.raises(OSError, match="refused"):
+        await a.dial_lane(Address("b", PORT))
+    with trio.fail_after(1), pytest.raises((trio.BrokenResourceError, AssertionError)):
+        assert await stream.receive_some()
