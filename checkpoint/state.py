@@ -11,8 +11,8 @@ only by whole rounds or whole transfers, and keeps old versions readable for tho
                            is not valid; the fragment has no head until finish()
 
 Everything here is synchronous. ``load_initial``, ``apply``, ``begin``, ``finish`` and ``block`` are
-heavy: call them through ``network.run_sync``. One task at a time may change a fragment; reading,
-pinning and releasing are safe beside that, from any thread.
+heavy: call them through ``network.run_sync``. Whoever changes a fragment waits for whoever does so
+already; reading, pinning and releasing are safe beside that, from any thread, and wait for nobody.
 """
 
 from __future__ import annotations
@@ -84,6 +84,7 @@ class FragmentState:
         self.head: FragmentHead | None = None
         self.digests = b""
         self.incoming: Incoming | None = None
+        self.changes = threading.Lock()  # held for as long as the live arrays change
         self._writing = False  # True: the live arrays serve no version
         self._pins: dict[int, Pin] = {}
         # Held for moments only: while a block is copied out, while a pin is changed.
@@ -235,7 +236,7 @@ class Incoming:
             raise LocalProtocolError(f"{len(self.missing)} blocks are still missing")
         fragment = self._fragment
         try:
-            with fragment.changing():
+            with fragment.changes, fragment.changing():
                 self._mark()
                 for index, block in self._staged.items():
                     self.place(index).of(fragment.parts)[:] = block
@@ -339,9 +340,11 @@ class SharedState:
 
     def load_initial(self, fragment: int, values: Values, counters: Counters) -> FragmentHead:
         """Make these the fragment's version 0, with zero momentum."""
-        state = self._changeable(fragment)
+        state = self._fragments[fragment]
         _check_shapes(state, values, counters)
-        with state.changing(), self.arena.writing(fragment, 0):
+        with state.changes, state.changing(), self.arena.writing(fragment, 0):
+            if state.incoming is not None:
+                state.incoming.abandon()
             state.parts.values[:] = values
             state.parts.momentum[:] = 0
             state.parts.counters[:] = counters
@@ -357,6 +360,9 @@ class SharedState:
     ) -> FragmentHead:
         """Apply a committed round.
 
+        A fragment that is valid while it is being received may still take the round it was about to
+        take; the transfer finds out at its end if that changed bytes that it had relied on.
+
         Args:
           version_after: the present version plus 1.
           mean_values: ``(value_count,)``, mean pseudo-gradient.
@@ -366,16 +372,17 @@ class SharedState:
         Raises:
           LocalProtocolError: the fragment is not at the version before; nothing was changed.
         """
-        state = self._changeable(fragment)
-        if state.head is None or state.head.version + 1 != version_after:
-            raise LocalProtocolError(
-                f"version {version_after} of fragment {fragment} cannot follow {state.head}"
-            )
+        state = self._fragments[fragment]
         _check_shapes(state, mean_values, mean_counters)
-        with state.changing(), self.arena.writing(fragment, version_after):
-            step(state.parts.values, state.parts.momentum, mean_values)
-            state.parts.counters[:] = mean_counters
-            return self._digest(state, version_after)
+        with state.changes:
+            if state.head is None or state.head.version + 1 != version_after:
+                raise LocalProtocolError(
+                    f"version {version_after} of fragment {fragment} cannot follow {state.head}"
+                )
+            with state.changing(), self.arena.writing(fragment, version_after):
+                step(state.parts.values, state.parts.momentum, mean_values)
+                state.parts.counters[:] = mean_counters
+                return self._digest(state, version_after)
 
     def check_index(self, head: FragmentHead, digests: bytes) -> bool:
         """Whether these are the block digests of that head."""
@@ -395,17 +402,12 @@ class SharedState:
         if not self.check_index(head, digests):
             raise StateMismatchError(f"the index of fragment {head.fragment} does not fit its root")
         state = self._fragments[head.fragment]
-        if state.incoming is not None:
-            state.incoming.abandon()
-        incoming = state.incoming = Incoming(self, state, head, digests)
-        incoming.start()
+        with state.changes:
+            if state.incoming is not None:
+                state.incoming.abandon()
+            incoming = state.incoming = Incoming(self, state, head, digests)
+            incoming.start()
         return incoming
-
-    def _changeable(self, fragment: int) -> FragmentState:
-        state = self._fragments[fragment]
-        if state.incoming is not None:
-            raise LocalProtocolError(f"fragment {fragment} is being received")
-        return state
 
     def _digest(self, state: FragmentState, version: int) -> FragmentHead:
         digests = digest_blocks(state.parts, state.places)

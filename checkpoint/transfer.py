@@ -7,23 +7,23 @@ The root comes from the master, the index must hash to the root, every block mus
 in the index: a donor can be slow or gone, but it cannot make us believe other bytes. A donor that
 tries is dropped and named.
 
-    Joiner.fetch                     one fragment; fails only when no donor is left
-     └── _Fetch._draw                one per donor: asks it for the next blocks as it delivers
-          └── _Fetch._watch          wakes it when the link is lost
+    Joiner.fetch                 one fragment; fails only when no donor is left
+     └── _Fetch._draw            one per donor: asks it for the next blocks as it delivers
+          └── _Fetch._watch      wakes it when the link is lost
 
-    Donor.run                        until cancelled
-     └── Donor._serve                a few per receiver, while it waits for blocks
+    Donor.run                    until cancelled
+     └── Donor._serve            a few per receiver, while it waits for blocks
 
-``Joiner.receive`` and ``Donor.receive`` take the messages that come in over the links; they never
-block, so a link's control stream never waits for bulk bytes.
+``Joiner.receive`` and ``Donor.receive`` take the messages that come in over the links. They never
+wait, so a link's control stream never queues behind blocks.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
+import secrets
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Protocol
@@ -32,7 +32,6 @@ import trio
 from attrs import Factory, define, frozen
 
 from ..protocol.errors import (
-    LocalProtocolError,
     PeerLostError,
     RemoteProtocolError,
     StateMismatchError,
@@ -66,7 +65,7 @@ WINDOW_S = 1.0
 QUEUED_MAX = 1_024
 SENDERS_MAX = 4  # frames handed to one link at once: enough to keep its lanes busy
 
-Progress = Callable[[int, int], None]  # (bytes that came, bytes that had to come)
+Progress = Callable[[int, int], None]  # (blocks that came, blocks that had to come)
 
 
 class BlockLink(Protocol):
@@ -90,6 +89,9 @@ class BlockSink(Protocol):
 
 class BlockHub(Protocol):
     """What a transfer needs of ``collectives.hub.LinkHub``."""
+
+    @property
+    def links(self) -> Mapping[str, BlockLink]: ...
 
     async def link(self, peer: str, deadline_s: float = ...) -> BlockLink: ...
 
@@ -165,7 +167,7 @@ class _DonorView:
 
 
 class Joiner:
-    """Fetches fragments; one per hub, for it numbers the hub's transfers.
+    """Fetches fragments of the state, several at once if need be.
 
     Args:
       stall_s: see ``STALL_S``.
@@ -178,8 +180,8 @@ class Joiner:
         self.hub = hub
         self.network = network
         self.stall_s = stall_s
-        self._transfers = itertools.count(1)
         self._fetches: dict[int, _Fetch] = {}
+        self._turns: dict[int, trio.Lock] = {}
 
     def receive(self, peer: str, message: Index | BlocksRefused) -> None:
         """Take an answer that came over a link; one that nobody waits for is ignored."""
@@ -192,7 +194,8 @@ class Joiner:
         """Make a fragment what ``order.head`` says, with the help of ``order.donors``.
 
         Blocks whose bytes we hold already are not sent again; all others come from all donors at
-        once, each giving as fast as it can.
+        once, each giving as fast as it can. A fetch of the same fragment that has not ended (it may
+        have been cancelled just now) is waited for.
 
         Args:
           progress: called after each block.
@@ -201,28 +204,29 @@ class Joiner:
           FetchFailedError: every donor is lost, refuses, stalls or lies.
           StateMismatchError: the fragment changed behind our back; it is not valid.
 
-        Cancellation: safe; a fragment that was valid stays what it was.
+        Cancellation: safe; a fragment that was valid stays what it was, and one that was not keeps
+        the blocks that came, for the next fetch.
         """
         fragment = order.head.fragment
-        if fragment in self._fetches:
-            raise LocalProtocolError(f"fragment {fragment} is being fetched already")
-        fetch = self._fetches[fragment] = _Fetch(self, order, next(self._transfers), progress)
-        try:
-            return await fetch.run()
-        finally:
-            del self._fetches[fragment]
+        async with self._turns.setdefault(fragment, trio.Lock()):
+            fetch = self._fetches[fragment] = _Fetch(self, order, progress)
+            try:
+                return await fetch.run()
+            finally:
+                del self._fetches[fragment]
 
 
 class _Fetch:
     """One transfer of one fragment; the hub's sink for its frames."""
 
-    def __init__(
-        self, joiner: Joiner, order: SyncFragment, transfer: int, progress: Progress | None
-    ) -> None:
-        self._joiner = joiner
+    def __init__(self, joiner: Joiner, order: SyncFragment, progress: Progress | None) -> None:
         self._state = joiner.state
+        self._hub = joiner.hub
+        self._network = joiner.network
+        self._stall_s = joiner.stall_s
         self._head = order.head
-        self._transfer = transfer
+        # Random, so that frames for a daemon that was restarted since mean nothing to this one.
+        self._transfer = secrets.randbits(32)
         self._progress = progress
         self._donors = {
             peer: _DonorView(peer, *trio.open_memory_channel[_Item](math.inf))
@@ -231,7 +235,8 @@ class _Fetch:
         self._incoming: Incoming | None = None
         self._beginning = trio.Lock()
         self._unassigned: deque[int] = deque()
-        self._wanted_bytes = 0
+        self._wanted_count = 0
+        self._received_count = 0
         self._received_bytes = 0
         self._bad: list[str] = []
         self._reasons: dict[str, str] = {}
@@ -240,7 +245,7 @@ class _Fetch:
     async def run(self) -> FetchReport:
         try:
             await self._begin_with_our_own_index()
-            with self._joiner.hub.register((FrameKind.BLOCK, self._transfer), self):
+            with self._hub.register((FrameKind.BLOCK, self._transfer), self):
                 with self._done:
                     if not self._complete():
                         async with trio.open_nursery() as nursery:
@@ -248,7 +253,7 @@ class _Fetch:
                                 nursery.start_soon(self._draw, donor)
             if self._incoming is None or self._incoming.missing:
                 raise FetchFailedError(self._head, self._bad, self._reasons)
-            await self._joiner.network.run_sync(self._incoming.finish)
+            await self._network.run_sync(self._incoming.finish)
         finally:
             if self._incoming is not None:
                 self._incoming.abandon()
@@ -296,7 +301,7 @@ class _Fetch:
     async def _draw(self, donor: _DonorView) -> None:
         """Get what this donor can give, until all has come or it is of no use any more."""
         try:
-            link = await self._joiner.hub.link(donor.peer, LINK_WAIT_S)
+            link = await self._hub.link(donor.peer, LINK_WAIT_S)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch, link, donor)
                 await self._learn_index(link, donor)
@@ -353,11 +358,11 @@ class _Fetch:
         """The next thing from this donor; raises PeerLostError if it owes us and is silent."""
         owes = donor.outstanding or donor.asked_index
         while True:
-            deadline_s = donor.heard_s + self._joiner.stall_s if owes else math.inf
+            deadline_s = donor.heard_s + self._stall_s if owes else math.inf
             with trio.move_on_at(deadline_s):
                 return await donor.inbox.receive()
-            if trio.current_time() >= donor.heard_s + self._joiner.stall_s:
-                raise PeerLostError(donor.peer, f"it sent nothing for {self._joiner.stall_s:g} s")
+            if trio.current_time() >= donor.heard_s + self._stall_s:
+                raise PeerLostError(donor.peer, f"it sent nothing for {self._stall_s:g} s")
 
     async def _take(self, donor: _DonorView, item: _Item) -> None:
         if isinstance(item, PeerLostError):
@@ -367,18 +372,17 @@ class _Fetch:
         if not isinstance(item, _Arrived) or item.block not in donor.outstanding:
             return  # woken up, or the block came twice
         assert self._incoming is not None
-        await self._joiner.network.run_sync(
-            partial(self._incoming.accept, item.block, item.payload)
-        )
+        await self._network.run_sync(partial(self._incoming.accept, item.block, item.payload))
         del donor.outstanding[item.block]
         donor.gave += 1
+        self._received_count += 1
         self._received_bytes += len(item.payload)
         if self._progress is not None:
-            self._progress(self._received_bytes, self._wanted_bytes)
+            self._progress(self._received_count, self._wanted_count)
         self._complete()
 
     async def _within_stall(self, sending: Awaitable[None], donor: _DonorView) -> None:
-        with trio.move_on_after(self._joiner.stall_s) as scope:
+        with trio.move_on_after(self._stall_s) as scope:
             await sending
         if scope.cancelled_caught:
             raise PeerLostError(donor.peer, "its link takes no messages")
@@ -407,7 +411,7 @@ class _Fetch:
         Raises:
           StateMismatchError: the index does not hash to the root.
         """
-        run_sync = self._joiner.network.run_sync
+        run_sync = self._network.run_sync
         async with self._beginning:
             if self._incoming is not None:
                 if not await run_sync(partial(self._state.check_index, self._head, digests)):
@@ -416,9 +420,7 @@ class _Fetch:
             await run_sync(partial(self._begin_sync, digests))
             assert self._incoming is not None
             self._unassigned.extend(sorted(self._incoming.missing))
-            self._wanted_bytes = sum(
-                self._incoming.place(block).size_bytes for block in self._unassigned
-            )
+            self._wanted_count = len(self._unassigned)
             self._complete()
 
     def _begin_sync(self, digests: bytes) -> None:
@@ -438,17 +440,30 @@ class _Fetch:
 
 @frozen
 class _Wanted:
-    """One block for one receiver."""
+    """One block, or the index (``block`` None), asked for over a link; the answer takes that link.
 
-    request: BlocksRequest
-    block: int
+    Frames of a transfer that its joiner has forgotten, because it was restarted, would hold up the
+    lanes of its new link.
+    """
+
+    link: BlockLink
+    request: IndexRequest | BlocksRequest
+    block: int | None
+
+
+def _asked_over(link: BlockLink, wanted: _Wanted) -> bool:
+    return wanted.link is link
 
 
 @define(eq=False)
 class _Receiver:
-    peer: str
-    queue: deque[IndexRequest | _Wanted] = Factory(deque)
+    queue: deque[_Wanted] = Factory(deque)
     senders: int = 0
+
+    def forget(self, unwanted: Callable[[_Wanted], bool]) -> None:
+        kept = [wanted for wanted in self.queue if not unwanted(wanted)]
+        self.queue.clear()
+        self.queue.extend(kept)
 
 
 class Donor:
@@ -462,10 +477,12 @@ class Donor:
         self._nursery: trio.Nursery | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve until cancelled."""
+        """Serve until cancelled; requests that came before wait for it."""
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
+                for peer in list(self._receivers):
+                    self._start_senders(peer)
                 task_status.started()
                 await trio.sleep_forever()
         finally:
@@ -478,12 +495,10 @@ class Donor:
         Raises:
           RemoteProtocolError: it asks for what does not exist, or for far too much at once.
         """
-        if self._nursery is None:
-            raise LocalProtocolError("the donor is not running")
-        wanted: list[IndexRequest | _Wanted]
+        blocks: tuple[int | None, ...]
         if isinstance(message, IndexRequest):
             self._check_fragment(message.head.fragment)
-            wanted = [message]
+            blocks = (None,)
         else:
             self._check_fragment(message.fragment)
             block_count = len(self._state.places(message.fragment))
@@ -491,34 +506,44 @@ class Donor:
                 raise RemoteProtocolError(f"fragment {message.fragment} has no such block")
             if message.transfer >= 2**32:
                 raise RemoteProtocolError("a transfer's number has 32 bits")
-            wanted = [_Wanted(message, block) for block in message.blocks]
-        receiver = self._receivers.setdefault(peer, _Receiver(peer))
-        if len(receiver.queue) + len(wanted) > QUEUED_MAX:
+            blocks = message.blocks
+        receiver = self._receivers.setdefault(peer, _Receiver())
+        if len(receiver.queue) + len(blocks) > QUEUED_MAX:
             raise RemoteProtocolError(f"more than {QUEUED_MAX} blocks asked for at once")
-        receiver.queue.extend(wanted)
-        while receiver.senders < min(SENDERS_MAX, len(receiver.queue)):
-            receiver.senders += 1
-            self._nursery.start_soon(self._serve, receiver)
+        if (link := self._hub.links.get(peer)) is not None:
+            receiver.queue.extend(_Wanted(link, message, block) for block in blocks)
+        self._start_senders(peer)
 
     def _check_fragment(self, fragment: int) -> None:
         if fragment >= len(self._state.sizes):
             raise RemoteProtocolError(f"there is no fragment {fragment}")
 
-    async def _serve(self, receiver: _Receiver) -> None:
+    def _start_senders(self, peer: str) -> None:
+        receiver = self._receivers[peer]
+        if self._nursery is not None:
+            while receiver.senders < min(SENDERS_MAX, len(receiver.queue)):
+                receiver.senders += 1
+                self._nursery.start_soon(self._serve, peer, receiver)
+        if not receiver.senders and not receiver.queue:
+            del self._receivers[peer]
+
+    async def _serve(self, peer: str, receiver: _Receiver) -> None:
         try:
             while receiver.queue:
                 wanted = receiver.queue.popleft()
-                link = await self._hub.link(receiver.peer, LINK_WAIT_S)
-                if isinstance(wanted, IndexRequest):
-                    await link.send(await self._index(wanted.head))
-                else:
-                    await self._send_block(link, receiver, wanted)
-        except PeerLostError:
-            receiver.queue.clear()  # it will ask again when it is back
+                link = wanted.link
+                try:
+                    if isinstance(wanted.request, IndexRequest):
+                        await link.send(await self._index(wanted.request.head))
+                    else:
+                        assert wanted.block is not None
+                        await self._send_block(link, receiver, wanted.request, wanted.block)
+                except PeerLostError:
+                    receiver.forget(partial(_asked_over, link))
         finally:
             receiver.senders -= 1
-            if not receiver.senders and self._receivers.get(receiver.peer) is receiver:
-                del self._receivers[receiver.peer]
+            if not receiver.senders and self._receivers.get(peer) is receiver:
+                del self._receivers[peer]
 
     async def _index(self, head: FragmentHead) -> Index | BlocksRefused:
         try:
@@ -530,19 +555,19 @@ class Donor:
             return BlocksRefused(head.fragment, head.version, 0, "our copy has another root")
         return Index(head, digests)
 
-    async def _send_block(self, link: BlockLink, receiver: _Receiver, wanted: _Wanted) -> None:
-        request = wanted.request
-        read = partial(self._state.block, request.fragment, request.version, wanted.block)
+    async def _send_block(
+        self, link: BlockLink, receiver: _Receiver, request: BlocksRequest, block: int
+    ) -> None:
+        read = partial(self._state.block, request.fragment, request.version, block)
         try:
             payload = await self._network.run_sync(read)
         except NotHeldError as error:
-            of_others = [
-                item
-                for item in receiver.queue
-                if isinstance(item, IndexRequest) or item.request.transfer != request.transfer
-            ]
-            receiver.queue.clear()
-            receiver.queue.extend(of_others)
+            receiver.forget(
+                lambda other: (
+                    isinstance(other.request, BlocksRequest)
+                    and other.request.transfer == request.transfer
+                )
+            )
             await link.send(
                 BlocksRefused(request.fragment, request.version, request.transfer, str(error))
             )
@@ -551,7 +576,7 @@ class Donor:
             kind=FrameKind.BLOCK,
             round=0,
             attempt=0,
-            index=wanted.block,
+            index=block,
             transfer=request.transfer,
             payload_bytes=len(payload),
         )

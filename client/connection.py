@@ -19,6 +19,8 @@ RECEIVE_BYTES = 65_536  # asked of the socket at once; nearly all messages are b
 DESCRIPTORS_MAX = 8  # held at once; the daemon sends two, once
 
 _LENGTH = struct.Struct(">I")
+_DESCRIPTOR = struct.Struct("i")
+_ANCILLARY_BYTES = socket.CMSG_SPACE(DESCRIPTORS_MAX * _DESCRIPTOR.size)
 _CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)  # Linux; elsewhere children inherit them
 
 
@@ -107,14 +109,18 @@ class Connection:
 
     def _fill(self, flags: int) -> None:
         try:
-            data, descriptors, _, _ = socket.recv_fds(
-                self._stream, RECEIVE_BYTES, DESCRIPTORS_MAX, flags | _CLOSE_ON_EXEC
+            # Not socket.recv_fds, which ignores its flags (in Python 3.11, and perhaps later).
+            data, ancillary, _, _ = self._stream.recvmsg(
+                RECEIVE_BYTES, _ANCILLARY_BYTES, flags | _CLOSE_ON_EXEC
             )
         except BlockingIOError:
             raise
         except OSError as error:
             raise _gone(error) from error
-        self._descriptors += descriptors
+        for level, kind, rights in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                whole = len(rights) - len(rights) % _DESCRIPTOR.size
+                self._descriptors += [each for (each,) in _DESCRIPTOR.iter_unpack(rights[:whole])]
         if len(self._descriptors) > DESCRIPTORS_MAX:
             raise RemoteProtocolError(f"the daemon sent over {DESCRIPTORS_MAX} file descriptors")
         if not data:

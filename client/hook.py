@@ -20,7 +20,7 @@ import os
 import time
 import zlib
 from types import TracebackType
-from typing import Self, cast
+from typing import Self, SupportsFloat, cast
 
 import numpy as np
 import torch
@@ -154,7 +154,7 @@ class Run:
             return
         self._boundary()
 
-    def log(self, **values: float) -> None:
+    def log(self, **values: SupportsFloat) -> None:
         """Report named figures to the dashboard. Those that are not finite are left out.
 
         Raises:

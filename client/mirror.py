@@ -32,6 +32,9 @@ Counters = NDArray[np.int64]
 
 FOUNDING_VERSION = 0  # of the weights that a run starts from
 
+# Weights that are not finite are the daemon's to refuse, and masks of infinities are handled below.
+_ROUGH = np.errstate(invalid="ignore", over="ignore")
+
 
 class Mirror:
     """A fragment's tensors and their anchor.
@@ -84,6 +87,7 @@ class Mirror:
                 values[place] = tensor.read()
             self._post_counters()
 
+    @_ROUGH
     def post(self) -> None:
         """Write the pseudo-gradient, anchor minus local, into the posted arena."""
         if self._overlap and self._snapshot is None:
@@ -112,6 +116,7 @@ class Mirror:
         for tensor, place in self._integer:
             tensor.write(counters[place])
 
+    @_ROUGH
     def merge(self, merge: Merge, *, contributed: bool) -> None:
         """Take over a committed version and keep what was trained beside it.
 

@@ -131,11 +131,12 @@ class Reduction:
         self._check_order()
         self.encoded_input = self._own_input(values, counters, encoded_input)
 
-        self._result = memoryview(np.empty(self._layout.down_bytes, np.uint8))
+        self._result = np.empty(self._layout.down_bytes, np.uint8).data
         self._values = np.empty(size.value_count, np.float32)
         self._counters = np.empty(size.counter_count, np.int64)
         self._up_bytes_max = max((cut.up_bytes for cut in self._layout.cuts), default=0)
         self._spare_buffers: list[memoryview] = []
+        self._lent_buffers: dict[tuple[int, str], memoryview] = {}  # by chunk and contributor
         self._placed: dict[tuple[FrameKind, int, str], memoryview] = {}
         self._arrived: dict[int, dict[str, memoryview]] = {}  # contributions, by owned chunk
         self._owed = self._expected_frames()  # frames still to come, by peer
@@ -306,7 +307,7 @@ class Reduction:
         if header.kind is FrameKind.RESULT:
             view = self._result[self._layout.cuts[header.index].down]
         else:
-            view = self._buffer(header.payload_bytes)
+            view = self._lend_buffer(header.index, peer)[: header.payload_bytes]
         self._placed[header.kind, header.index, peer] = view
         return view
 
@@ -353,11 +354,12 @@ class Reduction:
         if self._owed[peer] == 0:
             self._watches[peer].cancel()
 
-    def _buffer(self, count: int) -> memoryview:
+    def _lend_buffer(self, index: int, peer: str) -> memoryview:
         """A buffer for a contribution; they are used again chunk after chunk."""
         if not self._spare_buffers:
-            self._spare_buffers.append(memoryview(np.empty(self._up_bytes_max, np.uint8)))
-        return self._spare_buffers.pop()[:count]
+            self._spare_buffers.append(np.empty(self._up_bytes_max, np.uint8).data)
+        buffer = self._lent_buffers[index, peer] = self._spare_buffers.pop()
+        return buffer
 
     # ------------------------------------------------------------ arithmetic
 
@@ -367,8 +369,8 @@ class Reduction:
             await self._network.run_sync(partial(self._reduce if mine else self._decode, index))
             if mine:
                 self._reduced.append(index)
-                for view in self._arrived.pop(index, {}).values():
-                    self._spare_buffers.append(memoryview(view.obj))
+                for peer in self._arrived.pop(index, {}):
+                    self._spare_buffers.append(self._lent_buffers.pop((index, peer)))
             self._done[index] = True
             self._done_count += 1
             if self._done_count == len(self._done):

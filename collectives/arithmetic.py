@@ -149,10 +149,11 @@ class Factors:
         if heaviest == 0:
             raise RemoteProtocolError("a reduction without any weight")
         coefficients = [np.float32(c.weight / heaviest) for c in contributors]
-        factors = tuple(
-            np.float32(float(coefficient) * c.scale)
-            for coefficient, c in zip(coefficients, contributors, strict=True)
-        )
+        with np.errstate(over="ignore"):  # refused just below
+            factors = tuple(
+                np.float32(float(coefficient) * c.scale)
+                for coefficient, c in zip(coefficients, contributors, strict=True)
+            )
         if not all(np.isfinite(factor) for factor in factors):
             raise RemoteProtocolError("a clip factor that float32 cannot hold")
         divisor = np.float32(0)
@@ -273,7 +274,7 @@ class EncodedInput:
         self._values = values
         self._counters = counters
         self._done = [False] * len(self._layout.cuts)
-        self._data = memoryview(np.empty(self._layout.up_bytes, np.uint8)).cast("B")
+        self._data = np.empty(self._layout.up_bytes, np.uint8).data
 
     def fits(self, plan: Plan, size: FragmentSize) -> bool:
         """Whether the bytes can be used under that plan; owners may differ, cuts may not."""

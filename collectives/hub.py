@@ -148,9 +148,14 @@ class LinkHub:
         before, self._members = self._members, {member.peer: member for member in members}
         if self.me not in self._members:
             self._members = {}  # we are out: so is everybody else, as seen from here
-        for peer, member in before.items():
+
+        def stays(peer: str) -> bool:
             now = self._members.get(peer)
-            if now is None or now.number != member.number:
+            return now is not None and peer in before and now.number == before[peer].number
+
+        for peer in before:
+            # Who joined anew starts anew, with everybody; so do we.
+            if not stays(peer) or not stays(self.me):
                 self._cut_off(peer, "it left the view")
         for member in self._members.values():
             self._start_dialler(member)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import trio
 
@@ -24,6 +24,9 @@ EARLY_WAIT_S = 10.0  # how long a lane waits for somebody to want its frame; the
 # Rounds and transfers whose end is remembered. A frame of one forgotten before that only costs its
 # own lane the early wait.
 ENDED_MAX = 4_096
+
+T = TypeVar("T")
+U = TypeVar("U")
 
 Key = tuple[int, ...]
 
@@ -65,6 +68,7 @@ class FrameRouter:
         self._changed = trio.Event()
         self._ended_attempts: OrderedDict[int, int] = OrderedDict()  # round -> last one over
         self._ended_transfers: OrderedDict[Key, None] = OrderedDict()
+        self._given_up: OrderedDict[Key, None] = OrderedDict()  # nobody came for a frame of these
 
     @contextmanager
     def register(self, key: Key, sink: Sink) -> Iterator[None]:
@@ -79,6 +83,7 @@ class FrameRouter:
             raise LocalProtocolError(f"frames of {key} are registered already, or over")
         if key[0] != FrameKind.BLOCK:
             self.forget_through(key[1], key[2] - 1)
+        self._given_up.pop(key, None)
         self._sinks[key] = sink
         self._wake()
         try:
@@ -87,8 +92,7 @@ class FrameRouter:
             del self._sinks[key]
             if key[0] == FrameKind.BLOCK:
                 self._ended_transfers[key] = None
-                if len(self._ended_transfers) > ENDED_MAX:
-                    self._ended_transfers.popitem(last=False)
+                _bound(self._ended_transfers)
             else:
                 self.forget_through(key[1], key[2])
             self._wake()
@@ -97,17 +101,20 @@ class FrameRouter:
         """Frames of this round, up to this attempt, are dropped from now on."""
         ended = self._ended_attempts.pop(round_, -1)
         self._ended_attempts[round_] = max(ended, attempt)
-        if len(self._ended_attempts) > ENDED_MAX:
-            self._ended_attempts.popitem(last=False)
+        _bound(self._ended_attempts)
         self._wake()
 
     async def place(
         self, peer: str, header: FrameHeader
     ) -> tuple[Sink, memoryview] | tuple[None, None]:
-        """Find the frame's sink and place, waiting for the sink if it is early."""
+        """Find the frame's sink and place, waiting for the sink if it is early.
+
+        Only the first frames of a key wait: once one has waited in vain, whoever registers late
+        misses a frame anyway, and a hundred more need not hold up their lane in turn.
+        """
         key = frame_key(header)
-        with trio.move_on_after(self._early_wait_s):
-            while not self._is_over(key):
+        with trio.move_on_after(self._early_wait_s) as scope:
+            while not self._is_over(key) and key not in self._given_up:
                 sink = self._sinks.get(key)
                 if sink is not None:
                     view = sink.place(peer, header)
@@ -115,6 +122,10 @@ class FrameRouter:
                         break
                     return sink, view
                 await self._changed.wait()
+        if scope.cancelled_caught:
+            self._given_up[key] = None
+            _bound(self._given_up)
+            self._wake()
         self.dropped_frames += 1
         return None, None
 
@@ -131,3 +142,9 @@ class FrameRouter:
     def _wake(self) -> None:
         self._changed.set()
         self._changed = trio.Event()
+
+
+def _bound(table: OrderedDict[T, U]) -> None:
+    """Forget the oldest entry of a table that is too long."""
+    if len(table) > ENDED_MAX:
+        table.popitem(last=False)

@@ -255,13 +255,13 @@ class Demo:
             if "final_validation_loss" in metrics:
                 watch.loss_end[name] = metrics["final_validation_loss"]
             key = f"{name}#{member.get('number')}"
-            sent = int(member.get("bulk_sent_bytes") or 0)
+            sent = int(member["bytes"]["bulk_sent"])
             watch.sent_bytes[key] = max(sent, watch.sent_bytes.get(key, 0))
-            for head in member.get("heads") or []:
-                if head["version"] >= watch.versions.get(name, -1):
+            for head in member["heads"]:
+                if head["state"] == "held" and head["version"] >= watch.versions.get(name, -1):
                     watch.versions[name] = head["version"]
                     watch.digests[name] = head["root"]
-        for ended in status.get("recent_rounds", []):
+        for ended in status["past_rounds"]:
             watch.rounds[int(ended["round"])] = ended
 
     def act(self, status: Mapping[str, Any]) -> None:
@@ -281,7 +281,7 @@ class Demo:
 
     def hunt(self, status: Mapping[str, Any]) -> None:
         """Kill the victim when a reduction it takes part in has begun."""
-        reducing = [r for r in status["rounds"] if r["phase"] == "reduce"]
+        reducing = [r for r in status["rounds"] if r["phase"] == "reducing"]
         if not reducing:
             return
         watch = self.watch
@@ -293,7 +293,7 @@ class Demo:
         watch.stage, watch.kill_round = Stage.KILLED, int(reducing[0]["round"])
         watch.kill_phase = reducing[0]["phase"]
         watch.committed_at_kill = watch.committed
-        watch.spare_bytes_at_kill = int(spare.get("state_received_bytes") or 0)
+        watch.spare_bytes_at_kill = int(spare["bytes"]["state_received"])
         self.say(f"SIGKILL {VICTIM} in the middle of round {watch.kill_round}'s reduction")
 
     def follow_promotion(self, status: Mapping[str, Any]) -> None:
@@ -303,7 +303,7 @@ class Demo:
             self.say(f"next commit {watch.kill_to_commit_s:.2f} s after the kill")
         spare = self.member(status, SPARE)
         if spare is not None and spare["role"] == "contributor":
-            received = int(spare.get("state_received_bytes") or 0) - watch.spare_bytes_at_kill
+            received = int(spare["bytes"]["state_received"]) - watch.spare_bytes_at_kill
             if watch.promotion_state_bytes is None:
                 self.say(f"{SPARE} is a contributor now; {received} bytes of state were moved")
             watch.promotion_state_bytes = received
@@ -323,7 +323,11 @@ class Demo:
     def show(self, status: Mapping[str, Any]) -> None:
         """One line per committed round."""
         watch = self.watch
-        losses = [m["loss"] for m in status["members"] if m.get("loss") is not None]
+        losses = [
+            m["loss"]
+            for m in status["members"]
+            if m["loss"] is not None and m["role"] == "contributor"
+        ]
         rate = sum(m.get("tokens_per_s") or 0.0 for m in status["members"])
         line = (
             f"round {watch.committed:2d}/{self.rounds}  {status['state']:<24.24}  "

@@ -108,7 +108,7 @@ def bind_http(address: Address) -> tuple[socket.socket, str]:
 async def serve_http(app: Starlette, listener: socket.socket) -> None:
     """Serve until cancelled."""
     config = hypercorn.config.Config()
-    config.bind = [f"fd://{listener.fileno()}"]
+    config.bind = [f"fd://{listener.detach()}"]  # it closes the descriptor itself
     config.accesslog = None
     config.errorlog = logging.getLogger("holdfast.http")
     config.graceful_timeout = 0.5

@@ -172,7 +172,7 @@ class MasterService:
     async def _beat(self) -> None:
         sequence = 0
         while True:
-            await trio.sleep(self.coordinator.spec.heartbeat_s)
+            await trio.sleep(self.coordinator.context.spec.heartbeat_s)
             sequence += 1
             for peer in list(self.sessions):
                 self._send(peer, Heartbeat(sequence))

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
@@ -32,7 +33,8 @@ from attrs import define, field
 
 from ..checkpoint.state import SharedState
 from ..checkpoint.transfer import Donor, FetchFailedError, Joiner
-from ..collectives.allreduce import EncodedInput, ReduceResult, Reduction
+from ..collectives.allreduce import ReduceResult, Reduction
+from ..collectives.arithmetic import EncodedInput
 from ..collectives.hub import LinkHub
 from ..collectives.limiter import UploadLimiter
 from ..diloco.outer import outer_step
@@ -104,6 +106,7 @@ DIAL_S = 10.0  # one attempt to reach the master, TLS handshake included
 BACKOFF_FIRST_S = 0.2
 BACKOFF_MAX_S = 5.0
 PROGRESS_S = 1.0
+PACE_S = 10.0  # tokens/s is the mean over so long
 NORM_CHUNK_COUNT = 1 << 18  # elements squared at a time in float64
 RESULTS_HELD_MAX = 512  # results kept for rounds that are not applied yet
 
@@ -209,7 +212,7 @@ class PeerService:
         self._over: EvictedError | None = None
         self._stop = trio.CancelScope()
         self._progress_sent: Progress | None = None
-        self._pace = (0.0, 0, 0.0)  # time, tokens and tokens/s at the last progress report
+        self._pace: deque[tuple[float, int]] = deque()  # (time, tokens) of late, oldest first
 
     # ------------------------------------------------------------ life
 
@@ -732,10 +735,11 @@ class PeerService:
             value = float(self.posted.loss[0])
             loss = value if int(self.posted.slots[LOSS_SLOT]) and math.isfinite(value) else None
         now = trio.current_time()
-        then, tokens_then, rate = self._pace
-        if now - then >= PROGRESS_S:
-            rate = max(0.0, (tokens - tokens_then) / (now - then)) if then else 0.0
-            self._pace = (now, tokens, rate)
+        self._pace.append((now, tokens))
+        while now - self._pace[0][0] > PACE_S:
+            self._pace.popleft()
+        then, tokens_then = self._pace[0]
+        rate = max(0.0, (tokens - tokens_then) / (now - then)) if now > then else 0.0
         return Progress(
             step,
             tokens,

@@ -94,7 +94,7 @@ class Master:
         terms = [record.term for record in records if isinstance(record, TermStarted)]
         started = TermStarted(max(terms, default=0) + 1)
         self.store.append(started)
-        return run_id, Coordinator.restore(self.spec, [*records, started], started.term)
+        return run_id, Coordinator.restore(self.spec, run_id, [*records, started], started.term)
 
     def _check_same_run(self, before: RunSpec) -> None:
         if before.diloco.fragments != self.spec.diloco.fragments:
@@ -139,7 +139,9 @@ class Master:
                 self._announce(bound, url)
 
     def _announce(self, bound: Sequence[Address], url: str) -> None:
-        self.tell(f"run {self.spec.run.name} ({self.run_id[:8]}), term {self.coordinator.term}")
+        self.tell(
+            f"run {self.spec.run.name} ({self.run_id[:8]}), term {self.coordinator.context.term}"
+        )
         self.tell(f"listening on {', '.join(map(str, bound))}; status at {url}/api/status")
         self.tell(f"state in {self.options.state}")
         if self.options.invite:
@@ -169,6 +171,9 @@ class Master:
         status["run_id"] = self.run_id
         status["name"] = self.spec.run.name
         status["uptime_s"] = time.time() - self.started_s
+        status["value_count"] = sum(
+            size.value_count for size in self.coordinator.context.history.sizes
+        )
         status["addresses"] = list(self._addresses())
         return status
 

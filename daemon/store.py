@@ -15,11 +15,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgpack
 from attrs import frozen
 
 from ..membership import journal
 from ..protocol import wire
-from ..protocol.errors import UserError
+from ..protocol.errors import RemoteProtocolError, UserError
 from ..protocol.messages import Role
 from .exit_codes import ExitCode
 
@@ -79,7 +80,7 @@ class Store:
 
     def append(self, record: journal.JournalRecord) -> None:
         """Write one record; on return it is on disk."""
-        body = wire.pack(wire.to_plain(record))
+        body = msgpack.packb(wire.to_plain(record))
         self._db.execute(
             "insert into records (kind, body, at_s) values (?, ?, ?)",
             (type(record).__name__, body, self._now()),
@@ -96,8 +97,8 @@ class Store:
             "select id, kind, body from records order by id"
         ):
             try:
-                found.append(wire.from_plain(journal.RECORDS[kind], wire.unpack(body)))
-            except (KeyError, ValueError) as error:
+                found.append(wire.from_plain(journal.RECORDS[kind], msgpack.unpackb(body)))
+            except (KeyError, ValueError, RemoteProtocolError) as error:
                 raise UserError(
                     f"record {number} ({kind}) of the journal cannot be read: {error}",
                     exit_code=ExitCode.CONFIG,

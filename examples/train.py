@@ -186,7 +186,8 @@ def main() -> None:
             validated_round = run.round_count
             run.log(validation_loss=validate(model, held_out, arguments.batch, 4))  # (*)
 
-    run.log(validation_loss=validate(model, held_out, arguments.batch, VALIDATION_BATCHES))
+    final_loss = validate(model, held_out, arguments.batch, VALIDATION_BATCHES)
+    run.log(validation_loss=final_loss, final_validation_loss=final_loss)
     run.close()
 
 

@@ -31,9 +31,7 @@ def refusal(context: Context, peer: str, hello: Hello) -> Refusal | None:
             f"this master serves run {context.run_id}, you asked for run {quoted(hello.run_id)}"
         )
     if peer in history.revoked:
-        return RefusalCode.KICKED, (
-            f"removed by the run's owner: {quoted(history.revoked[peer])}"
-        )
+        return RefusalCode.KICKED, (f"removed by the run's owner: {quoted(history.revoked[peer])}")
     if history.finished:
         return RefusalCode.FINISHED, (
             f"the run has committed all its rounds (the last was round {history.last_round})"

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 
 from ..protocol.messages import (
+    MEMBERS_MAX,
     TEXT_CHARS_MAX,
     Abort,
     Commit,
@@ -155,14 +156,16 @@ class Conductor:
             for round_ in self.rounds.values()
         )
 
-    def needs(self, peer: str) -> bool:
-        """Whether a round counts on what this member has promised."""
-        return any(
-            peer in round_.ready
-            if round_.phase is Phase.OPEN
-            else peer in round_.running().survivors()
-            for round_ in self.rounds.values()
-        )
+    def awaits(self, peer: str) -> bool:
+        """Whether a round is to add what this member has posted."""
+        return any(peer in round_.ready for round_ in self._in(Phase.OPEN))
+
+    def adds(self, peer: str) -> bool:
+        """Whether a reduction that runs needs this member."""
+        return any(peer in round_.running().survivors() for round_ in self._in(Phase.REDUCING))
+
+    def _in(self, phase: Phase) -> list[Round]:
+        return [round_ for round_ in self.rounds.values() if round_.phase is phase]
 
     def _attempt(self, number: int, attempt_number: int) -> Attempt | None:
         round_ = self.rounds.get(number)
@@ -178,7 +181,7 @@ class Conductor:
                 round_.number == message.round
                 and round_.phase is Phase.COMMITTED
                 and round_.running().number == message.attempt
-                and round_.running().agreed() not in (None, message.digest)
+                and round_.digest != message.digest
             ):
                 self._missed(member, message.round, "its result differs from the one committed")
 
@@ -193,6 +196,8 @@ class Conductor:
         """Announce, tell and count a contribution that must not be added."""
         count = self.bad_counts.get(peer, 0) + 1
         self.bad_counts[peer] = count
+        if len(self.bad_counts) > MEMBERS_MAX:
+            del self.bad_counts[next(iter(self.bad_counts))]
         if round_.attempt is not None:
             round_.refused.add(peer)
             round_.attempt.lost[peer] = f"its update was refused: {why}"
@@ -256,7 +261,8 @@ class Conductor:
         return [
             member.peer
             for member in self.context.roster.by_number()
-            if member.peer in round_.invited and (member.peer in able or member.peer in round_.ready)
+            if member.peer in round_.invited
+            and (member.peer in able or member.peer in round_.ready)
         ]
 
     def _invite(self, round_: Round) -> None:
@@ -325,9 +331,7 @@ class Conductor:
         )
         needed = self._quorum(expected_count)
         if len(contributors) < needed:
-            self._abort(
-                round_, self._shortage(round_, len(contributors), expected_count, needed)
-            )
+            self._abort(round_, self._shortage(round_, len(contributors), expected_count, needed))
             return
         for contributor in contributors:
             if contributor.scale != 1.0:
@@ -395,7 +399,7 @@ class Conductor:
             self._remove_accused(round_)
         elif self.context.now_s >= self._lag_limit_s(attempt):
             self._leave_behind(attempt)
-        elif self.context.now_s >= attempt.moved_s + self.context.spec.membership.deadline_s:
+        elif self.context.now_s >= self._stall_limit_s(attempt):
             self._stalled(round_)
         else:
             return False
@@ -418,6 +422,11 @@ class Conductor:
             return math.inf
         taken_s = attempt.quorum_s - attempt.started_s
         return attempt.quorum_s + max(self.context.spec.membership.deadline_s, taken_s)
+
+    def _stall_limit_s(self, attempt: Attempt) -> float:
+        if attempt.accusers:
+            return math.inf  # we know already who is in the way; ``settle_s`` runs
+        return attempt.moved_s + self.context.spec.membership.deadline_s
 
     def _leave_behind(self, attempt: Attempt) -> None:
         for peer in attempt.unreported():
@@ -475,6 +484,7 @@ class Conductor:
         )
         self.context.record(RoundCommitted(commit))
         round_.turn(Turn.AGREE)
+        round_.digest = digest
         wrong = dict(attempt.missed)
         for peer, reported in attempt.digests.items():
             if reported != digest:
@@ -500,9 +510,7 @@ class Conductor:
         round_.turn(Turn.VOID)
         self.abort_count += 1
         self.backoff.aborted(self.context.now_s)
-        self.context.announce(
-            EventKind.ROUND, None, f"round {round_.number} was aborted: {reason}"
-        )
+        self.context.announce(EventKind.ROUND, None, f"round {round_.number} was aborted: {reason}")
         self._end(round_, reason)
 
     def _end(self, round_: Round, outcome: str) -> None:
@@ -522,7 +530,7 @@ class Conductor:
                 attempt = round_.running()
                 deadlines += [
                     attempt.accused_s + spec.settle_s,
-                    attempt.moved_s + spec.membership.deadline_s,
+                    self._stall_limit_s(attempt),
                     self._lag_limit_s(attempt),
                 ]
         if not self.rounds and self.backoff.until_s > self.context.now_s:

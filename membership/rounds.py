@@ -88,9 +88,7 @@ class Attempt:
 
     def agreed(self) -> bytes | None:
         """The digest of more than half of the survivors; None if there is none."""
-        reported = Counter(
-            self.digests[peer] for peer in self.survivors() if peer in self.digests
-        )
+        reported = Counter(self.digests[peer] for peer in self.survivors() if peer in self.digests)
         if not reported:
             return None
         digest, count = reported.most_common(1)[0]
@@ -123,6 +121,7 @@ class Round:
     original_count: int = 0  # contributors of the first attempt
     attempt: Attempt | None = None
     refused: set[str] = Factory(set)  # sent what must not be added; out for this round
+    digest: bytes = b""  # of the committed result
     stall_count: int = 0  # attempts in which nothing moved
     outcome: str = ""  # a sentence, once it is over
 

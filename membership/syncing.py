@@ -291,8 +291,11 @@ class Syncing:
 
     def transfer(self, excluded: Excluded) -> bool:
         """Start every transfer that may start. True if one did."""
-        members = self.context.roster.by_number() if self.context.history.founded else []
-        return any([self._start_transfers(member, excluded) for member in members])
+        changed = False
+        if self.context.history.founded:
+            for member in self.context.roster.by_number():
+                changed |= self._start_transfers(member, excluded)
+        return changed
 
     def _settle_in_sync(self, member: Member, excluded: Excluded) -> bool:
         """In sync: from holding the newest of everything until a copy is found wanting."""

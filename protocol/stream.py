@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import struct
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import TypeVar, overload
 
 import trio
 
@@ -35,6 +35,7 @@ CONNECTION_ENDS = (
 _log = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=Message)
+N = TypeVar("N", bound=Message)
 T = TypeVar("T")
 
 _LENGTH = struct.Struct(">I")
@@ -127,7 +128,14 @@ class MessageStream:
         del self._buffer[:end]
         return wire.decode(body)
 
-    async def receive_expected(self, *types: type[M]) -> M:
+    @overload
+    async def receive_expected(self, first: type[M], /) -> M: ...
+    @overload
+    async def receive_expected(self, first: type[M], second: type[N], /) -> M | N: ...
+    @overload
+    async def receive_expected(self, *types: type[Message]) -> Message: ...
+
+    async def receive_expected(self, *types: type[Message]) -> Message:
         """The next message, which must be of one of these types.
 
         Raises:

@@ -346,15 +346,13 @@ def test_equal_bytes_of_another_version_cost_nothing() -> None:
     assert target.arena.version(0) == 2
 
 
-def test_while_it_is_received_a_fragment_has_no_head_and_takes_no_round() -> None:
+def test_while_it_is_received_a_fragment_has_no_head() -> None:
     source, target = founded(SMALL, SMALL), founded(SMALL, SMALL, seed=1)
     old, before = target.heads(), content(target)
     head = source.heads()[0]
     incoming = target.begin(head, source.index(0, 0))
     assert target.heads() == old[1:]
     assert target.head(0) is None
-    with pytest.raises(LocalProtocolError, match="being received"):
-        target.apply(0, 1, np.zeros(7, np.float32), np.zeros(2, np.int64), step)
     incoming.accept(0, source.block(0, 0, 0))
     assert content(target) == before  # a valid fragment is not touched before the end
     incoming.abandon()
@@ -425,6 +423,63 @@ def test_a_change_behind_our_back_is_found_at_the_end() -> None:
     assert caught.value.blocks == (3,)
     assert target.heads() == ()
     assert receive(target, source) == [3]
+
+
+def test_a_round_that_comes_after_the_transfer_began_is_found_at_its_end() -> None:
+    source, target = founded(SIZE), founded(SIZE)
+    incoming = target.begin(source.heads()[0], source.index(0, 0))
+    assert incoming.missing == set()
+    assert (
+        target.apply(
+            0, 1, np.ones(SIZE.value_count, np.float32), np.zeros(5, np.int64), step
+        ).version
+        == 1
+    )
+    with pytest.raises(StateMismatchError):
+        incoming.finish()
+    assert target.heads() == ()
+    assert receive(target, source) == list(range(6))
+
+
+def test_founding_ends_a_transfer() -> None:
+    source, target = founded(SMALL), make_state(SMALL)
+    incoming = target.begin(source.heads()[0], source.index(0, 0))
+    head = target.load_initial(0, np.ones(7, np.float32), np.zeros(2, np.int64))
+    assert target.heads() == (head,)
+    with pytest.raises(LocalProtocolError, match="given up"):
+        incoming.accept(0, source.block(0, 0, 0))
+
+
+def test_changes_wait_for_each_other() -> None:
+    state = founded(SMALL)
+    order: list[str] = []
+    stepping, go_on = threading.Event(), threading.Event()
+
+    def slow(values: Values, momentum: Values, mean: Values) -> None:
+        stepping.set()
+        assert go_on.wait(10)
+        values -= mean
+        order.append("stepped")
+
+    zeros = np.zeros(2, np.int64)
+    one = threading.Thread(target=lambda: state.apply(0, 1, np.ones(7, np.float32), zeros, slow))
+    one.start()
+    assert stepping.wait(10)
+    other = threading.Thread(
+        target=lambda: order.append(
+            str(state.load_initial(0, np.ones(7, np.float32), zeros).version)
+        )
+    )
+    other.start()
+    assert state.heads()[0].version == 0  # the last whole version is told meanwhile
+    with pytest.raises(NotHeldError):
+        state.index(0, 0)  # but nobody is served from arrays that change
+    assert not state.pin(0, 0, "late")
+    assert state.pin(0, 1, "early")
+    go_on.set()
+    one.join()
+    other.join()
+    assert order == ["stepped", "0"]
 
 
 def test_a_pinned_version_survives_a_transfer_over_it() -> None:

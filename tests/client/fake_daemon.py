@@ -47,7 +47,11 @@ Values = NDArray[np.float32]
 
 
 class FakeDaemon:
-    """One trainer's daemon; every method is a line of the conversation."""
+    """One trainer's daemon; every method is a line of the conversation.
+
+    A ``hold_step`` makes the trainer wait there for the next round. Scripts with several rounds
+    need it: else the trainer may be past the next round's step before that is opened.
+    """
 
     def __init__(self, stream: socket.socket) -> None:
         stream.settimeout(WAIT_S)
@@ -158,11 +162,17 @@ class FakeDaemon:
     def load(self, step: int = 0, hold_step: int = COUNT_MAX, finished: bool = False) -> None:
         self.say(Load(step, hold_step, finished))
 
-    def start(self, fragment_count: int = 1, overlap_steps: int = 0, merge: str = "delta") -> None:
+    def start(
+        self,
+        fragment_count: int = 1,
+        overlap_steps: int = 0,
+        merge: str = "delta",
+        hold_step: int = COUNT_MAX,
+    ) -> None:
         """Everything up to where ``attach`` returns, at the model's own weights."""
         self.open_arenas(fragment_count, overlap_steps, merge)
         self.found()
-        self.load()
+        self.load(hold_step=hold_step)
 
     def open_round(
         self, number: int, at_step: int, fragment: int = 0, hold_step: int = COUNT_MAX
@@ -182,13 +192,20 @@ class FakeDaemon:
         version = self.shared.version(fragment)
         self.say(RoundEnded(number, fragment, committed, contributed, version, step, hold_step))
 
-    def round(self, number: int, at_step: int, change: float | Values, fragment: int = 0) -> Posted:
+    def round(
+        self,
+        number: int,
+        at_step: int,
+        change: float | Values,
+        fragment: int = 0,
+        hold_step: int = COUNT_MAX,
+    ) -> Posted:
         """A whole round with our contribution, after which the shared values are ``- change``."""
         self.open_round(number, at_step, fragment)
         posted = self.hear(Posted)
         values = self.shared.values(fragment) - np.float32(change)
         self.share(fragment, self.shared.version(fragment) + 1, values)
-        self.end_round(number, fragment, step=at_step)
+        self.end_round(number, fragment, step=at_step, hold_step=hold_step)
         return posted
 
 

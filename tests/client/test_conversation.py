@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -17,6 +18,8 @@ import torch
 from torch import nn
 
 import holdfast
+from holdfast.client import hook
+from holdfast.client.connection import Connection
 from holdfast.client.hook import Run, attach
 from holdfast.protocol.arena import LOSS_SLOT, STEP_SLOT, TOKENS_SLOT, create_arena_file
 from holdfast.protocol.errors import RemoteProtocolError
@@ -27,6 +30,7 @@ from holdfast.protocol.messages import (
     Heartbeat,
     InitialPosted,
     Load,
+    Message,
     Metrics,
     Posted,
     PostInitial,
@@ -49,7 +53,7 @@ def move(model: nn.Module, amount: float) -> None:
     """An inner step: every parameter grows by ``amount``."""
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter += amount
+            parameter.add_(amount)
 
 
 def train(run: Run, pause_s: float = 0.0) -> None:
@@ -62,6 +66,10 @@ def train(run: Run, pause_s: float = 0.0) -> None:
 
 def weights(model: nn.Linear) -> list[float]:
     return [float(value) for value in model.weight.detach().reshape(-1)]
+
+
+def equals(model: nn.Linear, value: float) -> bool:
+    return all(weight == value for weight in weights(model))
 
 
 def settled(condition: Callable[[], bool]) -> None:
@@ -221,19 +229,51 @@ def test_attaching_leaks_no_file_descriptors() -> None:
 
 
 def test_a_quiet_step_writes_its_figures_and_says_nothing() -> None:
-    heard = threading.Event()
+    stepped, checked = threading.Event(), threading.Event()
 
     def script(daemon: FakeDaemon) -> None:
         daemon.start()
-        heard.wait(10)
+        stepped.wait(10)
         assert daemon.posted.slots[[STEP_SLOT, TOKENS_SLOT]].tolist() == [2, 100]
         assert daemon.posted.slots.view(np.float64)[LOSS_SLOT] == 2.5
         assert daemon.hears_nothing()
+        checked.set()
 
     with talking(script) as path, attach(line(), socket_path=path) as run:
         run.step(loss=3.5, tokens=60)
         run.step(loss=2.5, tokens=40)
-        heard.set()
+        stepped.set()
+        checked.wait(10)
+
+
+def test_quiet_steps_make_no_system_call_and_the_mailbox_alone_wakes_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hook, "POLL_INTERVAL_S", 1e9)
+    calls = []
+    receive_nowait = Connection.receive_nowait
+
+    def counted(connection: Connection) -> Message | None:
+        calls.append(1)
+        return receive_nowait(connection)
+
+    monkeypatch.setattr(Connection, "receive_nowait", counted)
+    quiet = threading.Event()
+
+    def script(daemon: FakeDaemon) -> None:
+        daemon.start()
+        quiet.wait(10)
+        daemon.say(Finished())
+
+    with talking(script, stay=True) as path, attach(line(), socket_path=path) as run:
+        run.step()
+        looked = len(calls)
+        for _ in range(100):
+            run.step()
+        assert len(calls) == looked
+        quiet.set()
+        train(run)
+        assert run.finished
 
 
 def test_figures_reach_the_dashboard_without_those_that_are_not_finite() -> None:
@@ -268,7 +308,7 @@ def test_a_round_posts_the_delta_and_takes_the_new_weights() -> None:
     model = line(1.0)
 
     def script(daemon: FakeDaemon) -> None:
-        daemon.start()
+        daemon.start(hold_step=2)
         daemon.open_round(1, at_step=2)
         posted = daemon.hear(Posted)
         assert posted == Posted(round=1, fragment=0, version=0, tokens=20, step=2)
@@ -291,8 +331,8 @@ def test_after_a_commit_the_next_delta_starts_at_zero() -> None:
     model = line(1.0)
 
     def script(daemon: FakeDaemon) -> None:
-        daemon.start()
-        daemon.round(1, 1, change=0.25)
+        daemon.start(hold_step=1)
+        daemon.round(1, 1, change=0.25, hold_step=2)
         posted = daemon.round(2, 2, change=0.25)
         assert (posted.version, posted.tokens) == (1, 3)
         assert daemon.posted.values(0).tolist() == [-0.5] * 3
@@ -309,10 +349,10 @@ def test_an_aborted_round_changes_nothing_and_the_delta_comes_again() -> None:
     model = line(1.0)
 
     def script(daemon: FakeDaemon) -> None:
-        daemon.start()
+        daemon.start(hold_step=1)
         daemon.open_round(1, at_step=1)
         daemon.hear(Posted)
-        daemon.end_round(1, committed=False, step=9)
+        daemon.end_round(1, committed=False, step=9, hold_step=2)
         daemon.open_round(2, at_step=2)
         posted = daemon.hear(Posted)
         assert (posted.tokens, posted.version, posted.step) == (11, 0, 2)
@@ -331,11 +371,11 @@ def test_an_excluded_trainer_keeps_its_delta_on_top_of_the_commit() -> None:
     model = line(1.0)
 
     def script(daemon: FakeDaemon) -> None:
-        daemon.start()
+        daemon.start(hold_step=1)
         daemon.open_round(1, at_step=1)
         daemon.hear(Posted)
         daemon.share(0, 1, np.full(3, 10, np.float32))
-        daemon.end_round(1, contributed=False)
+        daemon.end_round(1, contributed=False, hold_step=2)
         daemon.open_round(2, at_step=2)
         posted = daemon.hear(Posted)
         assert (posted.tokens, posted.version) == (12, 1)
@@ -397,7 +437,7 @@ def test_the_new_weights_are_the_shared_ones_bit_for_bit() -> None:
     theta[:4] = [-0.0, 1e-42, -1e-45, 3.4e38]
 
     def script(daemon: FakeDaemon) -> None:
-        daemon.start()
+        daemon.start(hold_step=1)
         daemon.open_round(1, at_step=1)
         daemon.hear(Posted)
         daemon.share(0, 1, theta)
@@ -413,19 +453,19 @@ def test_two_fragments_have_rounds_of_their_own() -> None:
     model = nn.Sequential(line(1.0, 2), line(2.0, 2))
 
     def script(daemon: FakeDaemon) -> None:
-        daemon.start(fragment_count=2)
-        assert daemon.round(1, 1, change=0.5, fragment=1).tokens == 5
+        daemon.start(fragment_count=2, hold_step=1)
+        assert daemon.round(1, 1, 0.5, fragment=1, hold_step=2).tokens == 5
         assert daemon.posted.values(1).tolist() == [-1, -1]
-        posted = daemon.round(2, 2, change=0.5, fragment=0)
+        posted = daemon.round(2, 2, 0.5, fragment=0, hold_step=3)
         assert (posted.tokens, posted.version) == (10, 0)
         assert daemon.posted.values(0).tolist() == [-2, -2]
-        assert daemon.round(3, 3, change=0.5, fragment=1).tokens == 10
+        assert daemon.round(3, 3, 0.5, fragment=1).tokens == 10
 
     with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
         for _ in range(3):
             move(model, 1.0)
             run.step(tokens=5)
-        assert [float(tensor[0, 0]) for tensor in model.parameters()] == [1.5, 1.0]
+        assert [tensor.tolist() for tensor in model.parameters()] == [[[1.5, 1.5]], [[1.0, 1.0]]]
 
 
 def test_the_trainer_does_not_go_beyond_the_hold_step() -> None:
@@ -466,10 +506,11 @@ def test_a_spare_waits_in_its_first_step_and_follows_every_commit() -> None:
         settled(lambda: daemon.posted.slots[STEP_SLOT] == 1)
         for version in (1, 2):
             daemon.open_round(version, at_step=0)
+            assert daemon.hears_nothing()  # it posts nothing
             daemon.share(0, version, np.full(3, 10.0 * version, np.float32))
             daemon.end_round(version, contributed=False, step=100 * version)
-        settled(lambda: daemon.posted.slots[STEP_SLOT] == 200)
-        assert daemon.hears_nothing()  # it posts nothing
+            settled(functools.partial(equals, model, 10.0 * version))
+        assert daemon.posted.slots[STEP_SLOT] == 200
         daemon.say(SetContributing(True, ""))
         daemon.load(step=200, hold_step=201)
         daemon.open_round(3, at_step=201)
@@ -493,16 +534,15 @@ def test_a_contributor_that_becomes_a_spare_waits_and_loses_its_delta() -> None:
     model = line(1.0)
 
     def script(daemon: FakeDaemon) -> None:
-        daemon.start()
+        daemon.start(hold_step=1)
         daemon.round(1, 1, change=1.0)
         daemon.say(SetContributing(False, "a faster one came"))
         daemon.share(0, 2, np.full(3, 5, np.float32))
         daemon.end_round(2, contributed=False)
-        settled(lambda: daemon.posted.slots[TOKENS_SLOT] >= 2)
-        daemon.say(Finished())
+        daemon.say(SetContributing(True, ""))
 
     with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
-        while not run.finished:
+        while run.round_count < 2 or not run.contributing:
             move(model, 1.0)
             run.step()
         assert weights(model) == [5] * 3
@@ -512,7 +552,7 @@ def test_a_resync_replaces_the_weights_and_drops_delta_and_tokens() -> None:
     model = line(1.0)
 
     def script(daemon: FakeDaemon) -> None:
-        daemon.start()
+        daemon.start(hold_step=1)
         daemon.open_round(1, at_step=1)
         daemon.hear(Posted)  # now it waits
         daemon.share(0, 4, np.full(3, 50, np.float32))
@@ -536,7 +576,7 @@ def test_a_round_posted_before_a_resync_is_no_longer_ours() -> None:
     model = line(1.0)
 
     def script(daemon: FakeDaemon) -> None:
-        daemon.start(overlap_steps=5)
+        daemon.start(overlap_steps=5, hold_step=1)
         daemon.open_round(1, at_step=1)
         daemon.hear(Posted)
         daemon.share(0, 3, np.full(3, 30, np.float32))
@@ -564,7 +604,7 @@ def test_the_end_leaves_the_runs_weights_in_the_model_and_no_traceback() -> None
     model = line(1.0)
 
     def script(daemon: FakeDaemon) -> None:
-        daemon.start(overlap_steps=3)
+        daemon.start(overlap_steps=3, hold_step=1)
         daemon.open_round(1, at_step=1)
         daemon.hear(Posted)
         daemon.share(0, 1, np.full(3, 6, np.float32))
@@ -609,7 +649,7 @@ def test_a_daemon_that_dies_is_noticed_within_a_second_or_so() -> None:
 
 def test_a_daemon_that_dies_while_the_trainer_waits() -> None:
     def script(daemon: FakeDaemon) -> None:
-        daemon.start()
+        daemon.start(hold_step=1)
         daemon.open_round(1, at_step=1)
         daemon.hear(Posted)
 
@@ -652,7 +692,7 @@ def test_ctrl_c_works_while_the_trainer_waits() -> None:
     main_thread = threading.get_ident()
 
     def script(daemon: FakeDaemon) -> None:
-        daemon.start()
+        daemon.start(hold_step=1)
         daemon.open_round(1, at_step=1)
         daemon.hear(Posted)
         assert daemon.hears_nothing()

@@ -14,12 +14,10 @@ from holdfast.protocol.errors import HoldfastError, LocalProtocolError, RemotePr
 from holdfast.protocol.messages import Heartbeat, Message, RefusalCode, Refused, Told
 from holdfast.protocol.stream import MessageStream, run_handler
 
-MemoryPair = tuple[MessageStream, "trio.testing.MemoryByteStream"]
 
-
-def one_message_end() -> tuple[MessageStream, trio.StapledStream[object, object]]:
+def one_message_end() -> tuple[MessageStream, trio.abc.Stream]:
     near, far = trio.testing.memory_stream_pair()
-    return MessageStream(near), far  # type: ignore[return-value]
+    return MessageStream(near), far
 
 
 def framed(message: Message) -> bytes:

@@ -1,0 +1,540 @@
+"""The master's rules: every decision of a run is made here, and nothing is done.
+
+The daemon calls one method per event and carries out the effects that come back, in order. There is
+no I/O, no clock and no randomness: the same calls give the same effects.
+
+    Hello --attach----.                                   .--> Send      to a peer
+    message --receive-|    facts        settle            |--> Record    durable before what follows
+    EOF --detach------+--> change --> what follows from --+--> Drop      refuse and close
+    time --tick-------|    the        them, until         '--> Announce  log, dashboard
+    owner --kick------'    state      nothing does
+
+*Theory of operation.* Handlers only note facts; ``_settle`` derives everything else, always in the
+same order: found the run, agree on roots, give out places, publish the view, start transfers, run
+the rounds, let the leaving go, finish. A view is published before any message that names a member
+of it, and a transfer is started before any commit that would outdate it.
+
+*Lasting state* changes only through journal records, so a restarted master is the history replayed,
+plus peers that attach anew. A round that was not committed is void after a restart.
+
+*Connections.* A peer has at most one. When it attaches again, the newer connection wins: the
+effects begin with ``Drop(peer, DUPLICATE, previous=True)`` for the old one (the daemon must not
+report that end by ``detach``). The same incarnation is a reconnect and keeps its number and its
+place; another incarnation is a new process and gets a new number. A refused newcomer gets
+``Drop(previous=False)`` and the old connection is not touched.
+
+*Founding.* The first weights come from the trainer of the first member whose token allows it. When
+the run is founded, everybody else who is attached gets a second ``Welcome``, with layout and heads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ..protocol.errors import LocalProtocolError
+from ..protocol.messages import (
+    VERSION_MAX,
+    Applied,
+    Commit,
+    Finish,
+    Found,
+    Founded,
+    FragmentHead,
+    Heartbeat,
+    Hello,
+    Leaving,
+    Message,
+    NotReady,
+    Progress,
+    Ready,
+    Reduced,
+    ReduceFailed,
+    RefusalCode,
+    Released,
+    Renew,
+    Synced,
+    SyncFailed,
+    TrainerAttached,
+    TrainerLost,
+    View,
+    Welcome,
+)
+from . import invariants, status
+from .admission import founding_fault, layout_refusal, refusal
+from .conductor import Conductor
+from .context import Context, quoted, said
+from .effects import Effect, EventKind
+from .journal import (
+    History,
+    JournalRecord,
+    PeerAdmitted,
+    PeerRevoked,
+    PlaceTaken,
+    PlaceVacated,
+    RunFinished,
+    RunFounded,
+    RunPaused,
+)
+from .plan import Bandwidth
+from .roster import Grant, Member, new_member, next_to_seat
+from .spec import RunSpec
+from .syncing import Syncing
+
+__all__ = ["Coordinator", "Grant"]
+
+SETTLE_PASSES_MAX = 10_000  # every pass changes something finite; more than this is a bug
+DRAIN_DEADLINES_MAX = 1.5  # who wants to leave is let go after so many, unless a reduction runs
+
+
+class Coordinator:
+    """One run's master.
+
+    Args:
+      spec: the run's spec.
+      run_id: what a ``Hello`` must name.
+      term: grows with every start of the master; view numbers follow from it.
+    """
+
+    def __init__(self, spec: RunSpec, run_id: str, term: int) -> None:
+        self._start(spec, run_id, History(), term)
+
+    @classmethod
+    def restore(
+        cls, spec: RunSpec, run_id: str, records: Iterable[JournalRecord], term: int
+    ) -> Coordinator:
+        """The master of a run that has a journal."""
+        coordinator = cls.__new__(cls)
+        history = History.replay(records)
+        if history.run_id not in ("", run_id):
+            raise LocalProtocolError(f"the journal is of run {history.run_id}, not {run_id}")
+        coordinator._start(spec, run_id, history, term)
+        return coordinator
+
+    def _start(self, spec: RunSpec, run_id: str, history: History, term: int) -> None:
+        self.context = Context(spec, run_id, history, term)
+        self.syncing = Syncing(self.context)
+        self.conductor = Conductor(self.context, self.syncing, self._evict)
+        self.syncing.missing = set(history.places)
+        self._missing_until_s: float | None = None  # set by the first event after a restart
+        self.founder: str | None = None  # who was sent Found
+        self._finish_due_s = (
+            math.inf
+        )  # then Finish goes out, whoever has not applied the last round
+        self._finish_sent = False
+        self._view_due = False  # a newcomer needs the view even if nothing in it changed
+        self._handlers: dict[type[Message], Callable[[Member, Any], None]] = {
+            Progress: self._on_progress,
+            TrainerAttached: self._on_trainer_attached,
+            TrainerLost: self._on_trainer_lost,
+            Founded: self._on_founded,
+            Ready: self.conductor.ready,
+            NotReady: self.conductor.not_ready,
+            Reduced: self.conductor.reduced,
+            ReduceFailed: self.conductor.reduce_failed,
+            Applied: self._on_applied,
+            Synced: self._on_synced,
+            SyncFailed: self.syncing.failed,
+            Leaving: self._on_leaving,
+        }
+
+    # ------------------------------------------------------------ events
+
+    def attach(self, peer: str, hello: Hello, grant: Grant, now_s: float) -> list[Effect]:
+        """A connection of an authenticated, reachable peer sent its ``Hello``."""
+        self._begin(now_s)
+        refused = refusal(self.context, peer, hello)
+        if refused is not None:
+            code, reason = refused
+            self.context.announce(
+                EventKind.JOIN, peer, f"{quoted(hello.name)} ({peer[:8]}) was refused: {reason}"
+            )
+            self.context.drop(peer, code, reason)
+            return self.context.take_effects()
+        self._replace_connection(peer, hello)
+        history = self.context.history
+        member = new_member(
+            peer, hello, grant, self._number(peer, hello), history.fragment_count, now_s
+        )
+        self.context.roster.members[peer] = member
+        self.context.detector.heard(peer, now_s)
+        committed = self._outcomes(hello)
+        self.syncing.attached(member, hello, committed)
+        self._welcome(member, committed)
+        self.context.announce(
+            EventKind.JOIN, peer, f"{said(member)} joined as member {member.number}"
+        )
+        self._view_due = True
+        self._settle()
+        return self.context.take_effects()
+
+    def receive(self, peer: str, message: Message, now_s: float) -> list[Effect]:
+        """A message from a member; one from anybody else was overtaken by its removal."""
+        self._begin(now_s)
+        member = self.context.roster.get(peer)
+        if member is None:
+            return self.context.take_effects()
+        self.context.detector.heard(peer, now_s)
+        if isinstance(message, Heartbeat | Renew):
+            return self.context.take_effects()  # a sign of life; the daemon answers Renew
+        handler = self._handlers.get(type(message))
+        if handler is None:
+            self._violation(member, f"it sent {type(message).__name__}, which peers never send")
+        else:
+            handler(member, message)
+        if not isinstance(message, Progress):
+            self._settle()
+        return self.context.take_effects()
+
+    def detach(self, peer: str, reason: str, now_s: float) -> list[Effect]:
+        """The peer's connection ended."""
+        self._begin(now_s)
+        member = self.context.roster.get(peer)
+        if member is not None:
+            self.context.announce(
+                EventKind.LEAVE, peer, f"{said(member)} is gone: {quoted(reason)}"
+            )
+            self._remove(member, reason)
+            self._settle()
+        return self.context.take_effects()
+
+    def kick(self, peer: str, reason: str, now_s: float) -> list[Effect]:
+        """The run's owner removes a peer for good; it need not be attached."""
+        self._begin(now_s)
+        self.context.record(PeerRevoked(peer, quoted(reason)))
+        if peer in self.context.roster:
+            self._evict(peer, RefusalCode.KICKED, f"removed by the run's owner: {quoted(reason)}")
+        elif peer in self.syncing.missing:
+            self.syncing.missing.discard(peer)
+            self.context.record(PlaceVacated(peer))
+        self._settle()
+        return self.context.take_effects()
+
+    def pause(self, now_s: float) -> list[Effect]:
+        """Open no more rounds; the one that is running goes on."""
+        return self._set_paused(True, now_s)
+
+    def resume(self, now_s: float) -> list[Effect]:
+        return self._set_paused(False, now_s)
+
+    def tick(self, now_s: float) -> list[Effect]:
+        """Time has passed: call at ``next_deadline_s`` or later, as often as you like."""
+        self._begin(now_s)
+        for peer in self.context.detector.silent(now_s):
+            silent_s = self.context.detector.silent_s(peer, now_s)
+            self._evict(peer, RefusalCode.SILENT, f"no sign of life for {silent_s:.1f} s")
+        self._settle()
+        return self.context.take_effects()
+
+    def next_deadline_s(self) -> float:
+        """When ``tick`` has something to do at the latest, if nothing else happens; or infinity."""
+        drain_s = DRAIN_DEADLINES_MAX * self.context.spec.membership.deadline_s
+        return min(
+            self.context.detector.next_deadline_s(),
+            self.conductor.next_deadline_s(),
+            self.syncing.next_deadline_s(),
+            self._finish_due_s if not self._finish_sent else math.inf,
+            self._missing_until_s
+            if self.syncing.missing and self._missing_until_s is not None
+            else math.inf,
+            min(
+                (
+                    member.draining_s + drain_s
+                    for member in self.context.roster
+                    if member.draining_s is not None
+                    and member.draining_s + drain_s > self.context.now_s
+                ),
+                default=math.inf,
+            ),
+        )
+
+    def measured(self, peer: str, bandwidth: Bandwidth) -> None:
+        """What a peer can send and receive; used by the next plan."""
+        self.conductor.bandwidths[peer] = bandwidth
+
+    def status(self, now_s: float) -> dict[str, Any]:
+        """Everything a person may want to know, as plain JSON."""
+        return status.describe(self, now_s)
+
+    def validate(self) -> None:
+        """Check every invariant; raises ``AssertionError``. For tests, after every call."""
+        invariants.check(self)
+
+    # ------------------------------------------------------------ attaching
+
+    def _begin(self, now_s: float) -> None:
+        self.context.now_s = now_s
+        if self._missing_until_s is None:
+            self._missing_until_s = now_s + self.context.spec.membership.deadline_s
+
+    def _replace_connection(self, peer: str, hello: Hello) -> None:
+        old = self.context.roster.get(peer)
+        if old is None:
+            return
+        again = old.incarnation == hello.incarnation
+        reason = "it connected again" if again else "another process of this peer connected"
+        self.context.drop(peer, RefusalCode.DUPLICATE, reason, previous=True)
+        self.context.announce(EventKind.JOIN, peer, f"{said(old)}: {reason}")
+        self._remove(old, reason, keep_place=again)
+        self._settle()  # a round that can end without it ends now, and Welcome tells the outcome
+
+    def _number(self, peer: str, hello: Hello) -> int:
+        history = self.context.history
+        admitted = history.admitted.get(peer)
+        if admitted is not None and admitted.incarnation == hello.incarnation:
+            return admitted.number
+        number = history.next_number
+        self.context.record(PeerAdmitted(peer, hello.name, number, hello.incarnation))
+        return number
+
+    def _outcomes(self, hello: Hello) -> tuple[Commit, ...]:
+        """Commits of rounds whose result the peer holds without knowing what became of them."""
+        held = {(reduced.round, reduced.digest) for reduced in hello.undecided}
+        return tuple(
+            commit
+            for commit in self.context.history.commits.values()
+            if (commit.round, commit.digest) in held
+        )
+
+    def _welcome(self, member: Member, committed: tuple[Commit, ...]) -> None:
+        history = self.context.history
+        self.context.send(
+            member.peer,
+            Welcome(
+                version=VERSION_MAX,
+                number=member.number,
+                spec_toml=self.context.spec.toml_text,
+                layout=history.layout,
+                lineage=history.lineage,
+                heads=history.heads(),
+                step=history.step,
+                committed=committed,
+                term=self.context.term,
+            ),
+        )
+
+    # ------------------------------------------------------------ messages
+
+    def _on_progress(self, member: Member, message: Progress) -> None:
+        before = member.progress
+        member.progress = message
+        received = before is None or message.bulk_received_bytes > before.bulk_received_bytes
+        if received or (before and message.bulk_sent_bytes > before.bulk_sent_bytes):
+            self.conductor.moved(member)
+        state = before is None or message.state_received_bytes > before.state_received_bytes
+        if received or state:
+            self.syncing.moved(member, state=state)
+
+    def _on_trainer_attached(self, member: Member, message: TrainerAttached) -> None:
+        refused = layout_refusal(self.context, message.layout)
+        if refused is not None:
+            self._evict(member.peer, *refused)
+            return
+        if member.layout is None:  # peers say it again after a reconnect
+            self.context.announce(EventKind.ROLE, member.peer, f"{said(member)} has a trainer")
+        member.layout = message.layout
+
+    def _on_trainer_lost(self, member: Member, message: TrainerLost) -> None:
+        member.layout = None
+        self.conductor.trainer_lost(member)
+        if self.founder == member.peer:
+            self.founder = None
+        self.context.announce(
+            EventKind.ROLE,
+            member.peer,
+            f"{said(member)} has lost its trainer: {quoted(message.reason)}",
+        )
+
+    def _on_founded(self, member: Member, message: Founded) -> None:
+        if self.context.history.founded or self.founder != member.peer:
+            return  # its trainer was lost in between and somebody else was asked
+        fault = founding_fault(member, message)
+        if fault is not None:
+            self._violation(member, f"its Founded is void: {fault}")
+            return
+        self.founder = None
+        self.context.record(
+            RunFounded(message.layout, message.sizes, message.lineage, message.heads)
+        )
+        self.syncing.founded(member)
+        self.context.announce(
+            EventKind.RUN, member.peer, f"{said(member)} gave the run its first weights"
+        )
+        for other in self.context.roster.by_number():
+            refused = layout_refusal(self.context, other.layout)
+            if refused is not None:
+                self._evict(other.peer, *refused)
+            elif other is not member:
+                self._welcome(other, ())
+
+    def _on_applied(self, member: Member, message: Applied) -> None:
+        if self._known_head(member, message.head):
+            self.syncing.report(member, message.head)
+
+    def _on_synced(self, member: Member, message: Synced) -> None:
+        if self._known_head(member, message.head):
+            self.syncing.synced(member, message)
+
+    def _known_head(self, member: Member, head: FragmentHead) -> bool:
+        versions = self.context.history.versions
+        if head.fragment < len(versions) and head.version <= versions[head.fragment]:
+            return True
+        self._violation(member, f"it reports version {head.version} of fragment {head.fragment}")
+        return False
+
+    def _on_leaving(self, member: Member, message: Leaving) -> None:
+        if member.draining_s is None:
+            member.draining_s = self.context.now_s
+            self.context.announce(
+                EventKind.LEAVE, member.peer, f"{said(member)} leaves: {quoted(message.reason)}"
+            )
+
+    def _set_paused(self, paused: bool, now_s: float) -> list[Effect]:
+        self._begin(now_s)
+        if self.context.history.paused != paused:
+            self.context.record(RunPaused(paused))
+            self.context.announce(EventKind.RUN, None, "paused" if paused else "resumed")
+        self._settle()
+        return self.context.take_effects()
+
+    # ------------------------------------------------------------ removal
+
+    def _violation(self, member: Member, what: str) -> None:
+        self._evict(member.peer, RefusalCode.PROTOCOL, f"broke the protocol: {what}")
+
+    def _evict(self, peer: str, code: RefusalCode, reason: str) -> None:
+        member = self.context.roster.get(peer)
+        if member is None:
+            return
+        self.context.announce(EventKind.LEAVE, peer, f"{said(member)} was removed: {reason}")
+        self.context.drop(peer, code, reason)
+        self._remove(member, reason)
+
+    def _remove(self, member: Member, why: str, *, keep_place: bool = False) -> None:
+        del self.context.roster.members[member.peer]
+        self.context.detector.forget(member.peer)
+        if self.founder == member.peer:
+            self.founder = None
+        if not keep_place and member.peer in self.context.history.places:
+            self.context.record(PlaceVacated(member.peer))
+        self.syncing.removed(member)
+        self.conductor.removed(member.peer, f"{said(member)} is gone: {quoted(why)}")
+
+    # ------------------------------------------------------------ what follows
+
+    def _settle(self) -> None:
+        for _pass in range(SETTLE_PASSES_MAX):
+            changed = self._give_up_missing()
+            changed |= self.syncing.settle(self.conductor.excluded)
+            changed |= self._give_places()
+            self._publish_view()
+            changed |= self._ask_founder()
+            changed |= self.syncing.transfer(self.conductor.excluded)
+            changed |= self._remove_hopeless()
+            changed |= self.conductor.advance()
+            changed |= self._release_leaving()
+            changed |= self._finish()
+            if not changed:
+                return
+        raise LocalProtocolError("the master's rules do not come to rest")
+
+    def _ask_founder(self) -> bool:
+        if self.context.history.founded or self.founder is not None:
+            return False
+        for member in self.context.roster.by_number():
+            if member.grant.founder and member.layout is not None and not member.draining:
+                self.founder = member.peer
+                self.context.send(member.peer, Found())
+                return True
+        return False
+
+    def _give_up_missing(self) -> bool:
+        """Contributors that have not come back after a restart lose their places."""
+        missing = self.syncing.missing
+        if not missing or self._missing_until_s is None:
+            return False
+        if self.context.now_s < self._missing_until_s:
+            return False
+        for peer in sorted(missing):
+            self.context.record(PlaceVacated(peer))
+            self.context.announce(
+                EventKind.LEAVE,
+                peer,
+                f"{self.context.name(peer)} did not come back after the master's restart",
+            )
+        missing.clear()
+        return True
+
+    def _give_places(self) -> bool:
+        history = self.context.history
+        changed = False
+        while True:
+            member = next_to_seat(
+                self.context.roster,
+                history.places,
+                history.vacancies,
+                self.context.spec.membership.contributors,
+                history.versions,
+            )
+            if member is None:
+                return changed
+            self.context.record(PlaceTaken(member.peer))
+            self.context.announce(
+                EventKind.ROLE, member.peer, f"{said(member)} is now a contributor"
+            )
+            changed = True
+
+    def _publish_view(self) -> None:
+        roster = self.context.roster
+        force, self._view_due = self._view_due, False
+        if roster.next_view(self.context.history.places, force=force):
+            self.context.send_all(View(roster.view_number, roster.view_members))
+
+    def _remove_hopeless(self) -> bool:
+        hopeless = self.syncing.hopeless()
+        for member, code, reason in hopeless:
+            self._evict(member.peer, code, reason)
+        return bool(hopeless)
+
+    def _release_leaving(self) -> bool:
+        """Let go whoever wants to leave and is not needed any more, or has waited long enough."""
+        drain_s = DRAIN_DEADLINES_MAX * self.context.spec.membership.deadline_s
+        for member in self.context.roster.by_number():
+            if member.draining_s is None:
+                continue
+            patient = self.context.now_s < member.draining_s + drain_s
+            if self.conductor.adds(member.peer) or (
+                patient
+                and (self.conductor.awaits(member.peer) or self.syncing.is_only_donor(member))
+            ):
+                continue
+            self.context.send(member.peer, Released())
+            self.context.announce(EventKind.LEAVE, member.peer, f"{said(member)} has left")
+            self.context.drop(member.peer, RefusalCode.LEFT, "you asked to leave")
+            self._remove(member, "it left")
+            return True
+        return False
+
+    def _finish(self) -> bool:
+        history, wanted = self.context.history, self.context.spec.run.rounds
+        if not wanted or history.commit_count < wanted or self._finish_sent:
+            return False
+        if not history.finished:
+            self.context.record(RunFinished(history.last_round))
+            self.context.announce(
+                EventKind.RUN, None, f"all {wanted} rounds are committed; the run is finished"
+            )
+            self._finish_due_s = self.context.now_s + self.context.spec.membership.deadline_s
+            return True
+        applied = all(
+            copy.version == version
+            for member in self.context.roster
+            if member.in_sync
+            for copy, version in zip(member.copies, history.versions, strict=True)
+        )
+        if not applied and self.context.now_s < self._finish_due_s:
+            return False
+        self._finish_sent = True
+        self.context.send_all(Finish(history.last_round))
+        return True

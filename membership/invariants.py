@@ -1,0 +1,90 @@
+"""What must hold after every call of the master, whatever happened. For tests."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from ..protocol.messages import MEMBERS_MAX
+from .journal import ROOTS_KEPT_MAX
+from .roster import CopyState, can_contribute
+from .rounds import Phase
+
+if TYPE_CHECKING:
+    from .coordinator import Coordinator
+
+
+def check(coordinator: Coordinator) -> None:
+    """Raise ``AssertionError`` if the machine's state contradicts itself."""
+    assert not coordinator.context.out, "effects that nobody took"
+    _check_roster(coordinator)
+    _check_copies(coordinator)
+    _check_rounds(coordinator)
+
+
+def _check_roster(coordinator: Coordinator) -> None:
+    context = coordinator.context
+    history, roster = context.history, context.roster
+    assert len(roster) <= MEMBERS_MAX
+    assert context.detector.watched() == set(roster.members)
+    assert [info.peer for info in roster.view_members] == [m.peer for m in roster.by_number()]
+    numbers = [member.number for member in roster]
+    assert len(set(numbers)) == len(numbers), "two members with one number"
+    assert all(number < history.next_number for number in numbers)
+    assert not any(peer in history.revoked for peer in roster.members), "a kicked peer is in"
+    assert history.places <= set(roster.members) | coordinator.syncing.missing
+    places = context.spec.membership.contributors
+    assert not places or len(history.places) <= places, "more contributors than places"
+    assert history.vacancies >= 0
+    for member in roster:
+        assert len(member.copies) == history.fragment_count
+        received = all(
+            copy.state in (CopyState.HELD, CopyState.UNCHECKED) for copy in member.copies
+        )
+        assert not member.in_sync or (member.copies and received), "in sync without the state"
+
+
+def _check_copies(coordinator: Coordinator) -> None:
+    context = coordinator.context
+    history = context.history
+    for member in context.roster:
+        for fragment, copy in enumerate(member.copies):
+            assert copy.version <= history.versions[fragment]
+            fetching = copy.state is CopyState.FETCHING
+            assert fetching == (copy.fetch is not None)
+            if copy.fetch is not None:
+                assert copy.fetch.donors, "a transfer without donors"
+                assert member.peer not in copy.fetch.donors
+                assert set(copy.fetch.donors) <= set(context.roster.members)
+                assert copy.fetch.head.version <= history.versions[fragment]
+            if copy.state is CopyState.HELD:
+                known = history.root(fragment, copy.version)
+                assert known in (b"", copy.root), "held, but with another root"
+            behind = copy.version < history.versions[fragment]
+            if copy.state in (CopyState.HELD, CopyState.UNCHECKED) and behind:
+                assert not math.isinf(copy.due_s), "behind, and nobody waits for it"
+    for roots in history.roots:
+        assert len(roots) <= ROOTS_KEPT_MAX
+
+
+def _check_rounds(coordinator: Coordinator) -> None:
+    context = coordinator.context
+    history, roster = context.history, context.roster
+    for round_ in coordinator.conductor.rounds.values():
+        assert round_.phase in (Phase.OPEN, Phase.REDUCING)
+        assert round_.number < history.next_round
+        assert round_.version == history.versions[round_.fragment]
+        if round_.phase is Phase.OPEN:
+            assert round_.invited <= set(roster.members)
+            for member in roster:
+                invited = member.peer in round_.invited
+                assert invited or not can_contribute(member, history.places)
+            continue
+        attempt = round_.running()
+        assert set(attempt.peers()) <= set(attempt.receivers)
+        survivors = attempt.survivors()
+        assert survivors, "a reduction without contributors"
+        assert set(survivors) <= set(roster.members), "a reduction waits for somebody who is gone"
+        assert attempt.unreported(), "everybody has reported and nothing was decided"
+        assert not attempt.lost, "somebody is lost and the attempt goes on"
+        assert len(set(attempt.peers())) == len(attempt.peers())

@@ -1,0 +1,265 @@
+"""The master's state as plain JSON, with an answer to "why am I waiting?" for everybody."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from ..protocol.messages import Contributor, FragmentHead
+from .roster import CopyState, Member, can_contribute, role_of
+from .rounds import Phase, Round, answered
+
+if TYPE_CHECKING:
+    from .coordinator import Coordinator
+
+
+def describe(coordinator: Coordinator, now_s: float) -> dict[str, Any]:
+    """See ``Coordinator.status``. Times are the master's clock or seconds since."""
+    context = coordinator.context
+    history, conductor = context.history, coordinator.conductor
+    state, why_waiting = _state(coordinator, now_s)
+    contributors = {member.peer for member in conductor.contributors()}
+    last = next((r for r in reversed(conductor.past) if r.phase is Phase.COMMITTED), None)
+    return {
+        "run": {"id": context.run_id, "name": context.spec.run.name},
+        "now_s": now_s,
+        "term": context.term,
+        "state": state,
+        "why_waiting": why_waiting,
+        "step": history.step,
+        "committed": history.commit_count,
+        "aborted": conductor.abort_count,
+        "rounds_wanted": context.spec.run.rounds,
+        "view": context.roster.view_number,
+        "counts": {
+            "live": len(context.roster),
+            "participating": len(contributors),
+            "contributed": len(last.running().contributors) if last else 0,
+        },
+        "places": {
+            "limit": context.spec.membership.contributors,
+            "taken": len(history.places),
+            "vacant": history.vacancies,
+        },
+        "fragments": [_head(head) for head in history.heads()],
+        "members": [_member(coordinator, m, now_s) for m in context.roster.by_number()],
+        "rounds": [_round(coordinator, r, now_s) for r in conductor.rounds.values()],
+        "past_rounds": [_past(r) for r in conductor.past],
+        "revoked": dict(history.revoked),
+        "events": [
+            {"kind": e.kind.value, "peer": e.peer, "text": e.text, "at_s": e.at_s}
+            for e in context.events
+        ],
+    }
+
+
+def _state(coordinator: Coordinator, now_s: float) -> tuple[str, str]:
+    """One word for the run, and why nothing happens if nothing does."""
+    context, conductor = coordinator.context, coordinator.conductor
+    history = context.history
+    if history.finished:
+        return "finished", ""
+    if not history.founded:
+        return "waiting for founder", _why_unfounded(coordinator)
+    for round_ in conductor.rounds.values():
+        return "training", _why_round(coordinator, round_)
+    if history.paused:
+        return "paused", "the run's owner paused it"
+    if coordinator.syncing.missing:
+        names = ", ".join(sorted(context.name(p) for p in coordinator.syncing.missing))
+        return "waiting for members", f"the master has restarted and waits for {names}"
+    needed = context.spec.membership.min_members
+    here = len(conductor.contributors())
+    if here < needed:
+        return "waiting for members", _why_few(coordinator, here, needed)
+    if now_s < conductor.backoff.until_s:
+        wait_s = conductor.backoff.until_s - now_s
+        return "training", f"the last round was aborted; the next opens in {wait_s:.1f} s"
+    return "training", ""
+
+
+def _why_unfounded(coordinator: Coordinator) -> str:
+    context = coordinator.context
+    if coordinator.founder is not None:
+        return f"{context.name(coordinator.founder)} is to give the run its first weights"
+    founders = [member for member in context.roster if member.grant.founder]
+    if founders:
+        names = ", ".join(context.name(member.peer) for member in founders)
+        return f"waiting for the founder: {names} has no trainer yet"
+    return "waiting for the founder: nobody whose invite allows it has joined"
+
+
+def _why_few(coordinator: Coordinator, here: int, needed: int) -> str:
+    context = coordinator.context
+    history = context.history
+    text = f"{here} of at least {needed} contributors are in sync and have a trainer"
+    if any(member.in_sync for member in context.roster) or not len(context.roster):
+        return text
+    lacking = [
+        f"version {history.versions[fragment]} of fragment {fragment}"
+        for fragment in range(history.fragment_count)
+        if not any(
+            m.copies[fragment].state in (CopyState.HELD, CopyState.UNCHECKED)
+            for m in context.roster
+        )
+    ]
+    if not lacking:
+        return text
+    return f"{text}; nobody here holds {', '.join(lacking[:3])}: waiting for a peer that does"
+
+
+def _why_round(coordinator: Coordinator, round_: Round) -> str:
+    context = coordinator.context
+    if round_.phase is Phase.OPEN:
+        waiting = [
+            peer
+            for peer in coordinator.conductor.expected(round_)
+            if peer not in round_.ready and peer not in round_.declined
+        ]
+        what = f"to be ready for round {round_.number}"
+    else:
+        waiting = round_.running().unreported()
+        what = f"to finish the reduction of round {round_.number}"
+    names = ", ".join(context.name(peer) for peer in waiting)
+    return f"waiting for {names} {what}" if names else ""
+
+
+def _member(coordinator: Coordinator, member: Member, now_s: float) -> dict[str, Any]:
+    context = coordinator.context
+    progress = member.progress
+    return {
+        "peer": member.peer,
+        "name": member.name,
+        "number": member.number,
+        "addresses": list(member.addresses),
+        "role": role_of(member, context.history.places).value,
+        "granted": member.grant.role.value,
+        "in_sync": member.in_sync,
+        "trainer": member.layout is not None,
+        "draining": member.draining,
+        "why": why(coordinator, member),
+        "attached_s": now_s - member.attached_s,
+        "silent_s": context.detector.silent_s(member.peer, now_s),
+        "phase": progress.phase if progress else "",
+        "step": progress.step if progress else 0,
+        "tokens": progress.tokens if progress else 0,
+        "tokens_per_s": progress.tokens_per_s if progress else 0.0,
+        "loss": progress.loss if progress else None,
+        "metrics": dict(progress.metrics) if progress else {},
+        "bytes": {
+            "bulk_sent": progress.bulk_sent_bytes if progress else 0,
+            "bulk_received": progress.bulk_received_bytes if progress else 0,
+            "state_received": progress.state_received_bytes if progress else 0,
+        },
+        "heads": [
+            {
+                "fragment": fragment,
+                "version": copy.version,
+                "root": copy.root.hex(),
+                "state": copy.state.value,
+            }
+            for fragment, copy in enumerate(member.copies)
+        ],
+    }
+
+
+def why(coordinator: Coordinator, member: Member) -> str:
+    """What this member waits for; empty if it does what it is here for."""
+    context = coordinator.context
+    history = context.history
+    if not history.founded:
+        if coordinator.founder == member.peer:
+            return "it is to give the run its first weights"
+        return "waiting for the founder to give the run its first weights"
+    if member.draining:
+        return "leaving as soon as nothing needs it"
+    if history.finished:
+        return "the run is finished"
+    if member.relay:
+        return ""
+    if not member.in_sync:
+        return _why_not_in_sync(coordinator, member)
+    if member.layout is None:
+        return "waiting for its trainer"
+    if not can_contribute(member, history.places):
+        limit = context.spec.membership.contributors
+        if limit and len(history.places) >= limit:
+            return f"all {limit} places are taken; it steps in when one becomes vacant"
+        return "a spare: it steps in when a contributor is lost"
+    for round_ in coordinator.conductor.rounds.values():
+        if round_.phase is Phase.OPEN and member.peer in round_.ready:
+            others = [p for p in coordinator.conductor.expected(round_) if p != member.peer]
+            if not answered(round_, others):
+                return _why_round(coordinator, round_)
+        if member.peer in round_.declined:
+            return f"not in round {round_.number}: {round_.declined[member.peer]}"
+    return ""
+
+
+def _why_not_in_sync(coordinator: Coordinator, member: Member) -> str:
+    history = coordinator.context.history
+    fetching = [copy.fetch for copy in member.copies if copy.fetch is not None]
+    if fetching:
+        donors = {donor for fetch in fetching for donor in fetch.donors}
+        return f"fetching {len(fetching)} fragments from {len(donors)} donors"
+    for fragment, copy in enumerate(member.copies):
+        version = history.versions[fragment]
+        if copy.state is CopyState.STALE:
+            if coordinator.conductor.excluded(member, fragment):
+                return "waiting for the end of a reduction that began before it joined"
+            if not history.root(fragment, version):
+                return f"waiting until the members agree on version {version}: {copy.why}"
+            return f"waiting for a peer that holds version {version}: {copy.why}"
+        if copy.state is CopyState.UNCHECKED:
+            return f"waiting until the members agree on version {copy.version}"
+        if copy.version < version:
+            return f"applying version {version} of fragment {fragment}"
+    return "waiting for the end of a reduction that began before it joined"
+
+
+def _round(coordinator: Coordinator, round_: Round, now_s: float) -> dict[str, Any]:
+    attempt = round_.attempt
+    return {
+        "round": round_.number,
+        "fragment": round_.fragment,
+        "version": round_.version,
+        "at_step": round_.at_step,
+        "phase": round_.phase.value,
+        "open_s": (round_.closed_s if attempt else now_s) - round_.opened_s,
+        "reduce_s": now_s - round_.closed_s if attempt else None,
+        "expected": coordinator.conductor.expected(round_),
+        "ready": sorted(round_.ready),
+        "declined": dict(round_.declined),
+        "attempt": attempt.number if attempt else 0,
+        "contributors": _contributors(attempt.contributors) if attempt else [],
+        "reported": sorted(attempt.digests) if attempt else [],
+    }
+
+
+def _past(round_: Round) -> dict[str, Any]:
+    attempt = round_.attempt
+    closed_s = round_.closed_s if attempt else round_.ended_s
+    return {
+        "round": round_.number,
+        "fragment": round_.fragment,
+        "version": round_.version,
+        "at_step": round_.at_step,
+        "outcome": round_.phase.value,
+        "why": round_.outcome,
+        "attempts": attempt.number if attempt else 0,
+        "contributors": _contributors(attempt.contributors) if attempt else [],
+        "declined": dict(round_.declined),
+        "digest": round_.digest.hex(),
+        "opened_s": round_.opened_s,
+        "open_s": closed_s - round_.opened_s,
+        "reduce_s": round_.ended_s - closed_s,
+    }
+
+
+def _contributors(contributors: tuple[Contributor, ...]) -> list[dict[str, Any]]:
+    return [attrs.asdict(contributor) for contributor in contributors]
+
+
+def _head(head: FragmentHead) -> dict[str, Any]:
+    return {"fragment": head.fragment, "version": head.version, "root": head.root.hex()}

@@ -1,0 +1,169 @@
+"""State transfer over the links and lanes that the peers really use, and blocks of the real size."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import trio
+from attrs import define
+
+from holdfast.checkpoint.blocks import BLOCK_BYTES
+from holdfast.checkpoint.state import SharedState
+from holdfast.checkpoint.transfer import Donor, FetchFailedError, Joiner
+from holdfast.collectives.hub import LinkHub
+from holdfast.protocol.addresses import Address
+from holdfast.protocol.arena import Arena, arena_bytes
+from holdfast.protocol.memory import MemoryNetwork, MemoryWorld
+from holdfast.protocol.messages import (
+    BlocksRefused,
+    BlocksRequest,
+    FragmentSize,
+    Index,
+    IndexRequest,
+    MemberInfo,
+    Message,
+    Role,
+    SyncFragment,
+)
+
+BLOCK_ELEMENTS = BLOCK_BYTES // 4
+SIZE = FragmentSize(value_count=12 * BLOCK_ELEMENTS + 5, momentum_count=100, counter_count=3)
+
+
+def make_state(*, founded: bool) -> SharedState:
+    state = SharedState([SIZE], Arena(bytearray(arena_bytes([SIZE])), [SIZE]), "run")
+    if founded:
+        rng = np.random.default_rng(0)
+        values = rng.standard_normal(SIZE.value_count, dtype=np.float32)
+        state.load_initial(0, values, np.array([1, 2, 3]))
+    return state
+
+
+@define(eq=False)
+class Node:
+    """A peer as far as state transfer goes."""
+
+    network: MemoryNetwork
+    hub: LinkHub
+    state: SharedState
+    donor: Donor
+    joiner: Joiner
+
+    @classmethod
+    def make(cls, world: MemoryWorld, number: int, state: SharedState) -> Node:
+        network = world.host(f"host{number}", peer_of(number))
+        hub = LinkHub(network, peer_of(number))
+        node = cls(network, hub, state, Donor(state, hub, network), Joiner(state, hub, network))
+        hub.on_message = node.hear
+        return node
+
+    async def hear(self, peer: str, message: Message) -> None:
+        if isinstance(message, IndexRequest | BlocksRequest):
+            self.donor.receive(peer, message)
+        else:
+            assert isinstance(message, Index | BlocksRefused)
+            self.joiner.receive(peer, message)
+
+
+def peer_of(number: int) -> str:
+    return f"{number:032x}"
+
+
+async def start(nursery: trio.Nursery, world: MemoryWorld, states: list[SharedState]) -> list[Node]:
+    nodes = [Node.make(world, number, state) for number, state in enumerate(states)]
+    for number, node in enumerate(nodes):
+
+        async def serve(
+            *,
+            task_status: trio.TaskStatus[object] = trio.TASK_STATUS_IGNORED,
+            node: Node = node,
+            number: int = number,
+        ) -> None:
+            await node.network.serve(
+                [Address(f"host{number}", 7000)],
+                node.hub.handle_channel,
+                node.hub.handle_lane,
+                task_status=task_status,
+            )
+
+        await nursery.start(serve)
+        await nursery.start(node.hub.run)
+        await nursery.start(node.donor.run)
+    members = [
+        MemberInfo(peer_of(n), f"peer {n}", n, (f"host{n}:7000",), Role.CONTRIBUTOR, True)
+        for n in range(len(nodes))
+    ]
+    for node in nodes:
+        node.hub.set_members(members)
+    return nodes
+
+
+async def test_a_joiner_fetches_over_real_links_from_fast_and_slow_donors() -> None:
+    world = MemoryWorld(random.Random(1), delay_s=0.02, bytes_per_s=4e6)
+    world.link("host0", "host2", bytes_per_s=1e6)
+    source = make_state(founded=True)
+    async with trio.open_nursery() as nursery:
+        states = [make_state(founded=False), source, make_state(founded=True)]
+        nodes = await start(nursery, world, states)
+        order = SyncFragment(source.heads()[0], (peer_of(1), peer_of(2)))
+        started_s = trio.current_time()
+        report = await nodes[0].joiner.fetch(order)
+        taken_s = trio.current_time() - started_s
+        nursery.cancel_scope.cancel()
+    assert states[0].heads() == source.heads()
+    assert states[0].values(0).tobytes() == source.values(0).tobytes()
+    # Momentum is zero everywhere, so its block does not travel.
+    assert report.received_bytes == 4 * SIZE.value_count + 8 * SIZE.counter_count
+    assert report.donors == (peer_of(1), peer_of(2))
+    assert world.sent_bytes["host2", "host0"] > BLOCK_BYTES
+    assert taken_s < 5.0  # the fast donor alone needs 3.2 s, the slow one 12.6
+
+
+async def test_a_donor_that_crashes_on_the_way_is_replaced_by_the_other() -> None:
+    world = MemoryWorld(random.Random(1), delay_s=0.02, bytes_per_s=2e6)
+    source = make_state(founded=True)
+    async with trio.open_nursery() as nursery:
+        states = [make_state(founded=False), source, make_state(founded=True)]
+        nodes = await start(nursery, world, states)
+
+        async def crash() -> None:
+            await trio.sleep(2)
+            world.crash("host1")
+
+        nursery.start_soon(crash)
+        order = SyncFragment(source.heads()[0], (peer_of(1), peer_of(2)))
+        report = await nodes[0].joiner.fetch(order)
+        nursery.cancel_scope.cancel()
+    assert report.bad_donors == ()
+    assert states[0].heads() == source.heads()
+
+
+@pytest.mark.parametrize("fault", ["freeze", "corrupt"])
+async def test_when_the_only_donor_fails_the_next_fetch_takes_up_what_came(fault: str) -> None:
+    world = MemoryWorld(random.Random(1), delay_s=0.02, bytes_per_s=2e6)
+    source = make_state(founded=True)
+    async with trio.open_nursery() as nursery:
+        states = [make_state(founded=False), source]
+        nodes = await start(nursery, world, states)
+        order = SyncFragment(source.heads()[0], (peer_of(1),))
+
+        async def fail() -> None:
+            await trio.sleep(3)
+            if fault == "freeze":
+                world.freeze("host1")
+            else:  # somebody on the way changes a frame: the link is lost, the donor is not blamed
+                world.corrupt_next_lane_frame("host1", "host0")
+
+        nursery.start_soon(fail)
+        with pytest.raises(FetchFailedError) as caught:
+            await nodes[0].joiner.fetch(order)
+        assert caught.value.bad_donors == ()
+        assert states[0].heads() == ()
+        if fault == "freeze":
+            world.thaw("host1")
+        report = await nodes[0].joiner.fetch(order)
+        nursery.cancel_scope.cancel()
+    assert states[0].heads() == source.heads()
+    assert BLOCK_BYTES < report.received_bytes < 4 * SIZE.value_count - 2 * BLOCK_BYTES

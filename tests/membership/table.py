@@ -1,0 +1,252 @@
+"""A table to talk at: one master, any number of peers whose messages the test writes by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from holdfast.membership.coordinator import Coordinator, Grant
+from holdfast.membership.effects import Announce, Drop, Effect, Record, Send
+from holdfast.membership.journal import JournalRecord, RunCreated
+from holdfast.membership.spec import RunSpec
+from holdfast.protocol.messages import (
+    VERSION_MAX,
+    VERSION_MIN,
+    Applied,
+    Founded,
+    FragmentHead,
+    FragmentSize,
+    Heartbeat,
+    Hello,
+    Layout,
+    Message,
+    Ready,
+    Reduce,
+    Reduced,
+    RefusalCode,
+    Role,
+    Synced,
+    SyncFragment,
+    TensorSpec,
+)
+
+M = TypeVar("M", bound=Message)
+R = TypeVar("R", bound=JournalRecord)
+
+RUN_ID = "ab" * 16
+LAYOUT = Layout((TensorSpec("w", (4, 4), "float32", "parameter"),))
+LINEAGE = b"L" * 32
+A, B, C, D, E = ("a" * 32, "b" * 32, "c" * 32, "d" * 32, "e" * 32)
+CONTRIBUTOR = Grant(Role.CONTRIBUTOR)
+FOUNDER = Grant(Role.CONTRIBUTOR, founder=True)
+SPARE = Grant(Role.SPARE)
+DIGEST = b"D" * 32
+OTHER_DIGEST = b"X" * 32
+
+
+def root_of(fragment: int, version: int) -> bytes:
+    return bytes([fragment, version]) * 16
+
+
+def head_of(fragment: int, version: int, root: bytes | None = None) -> FragmentHead:
+    return FragmentHead(fragment, version, root_of(fragment, version) if root is None else root)
+
+
+def hello_of(
+    peer: str,
+    *,
+    incarnation: int = 1,
+    layout: Layout | None = LAYOUT,
+    heads: Sequence[FragmentHead] = (),
+    lineage: bytes = b"",
+    undecided: Sequence[Reduced] = (),
+    run_id: str = RUN_ID,
+    versions: tuple[int, int] = (VERSION_MIN, VERSION_MAX),
+) -> Hello:
+    return Hello(
+        version_min=versions[0],
+        version_max=versions[1],
+        run_id=run_id,
+        name=peer[0],
+        addresses=("127.0.0.1:1",),
+        incarnation=incarnation,
+        layout=layout,
+        heads=tuple(heads),
+        lineage=lineage,
+        undecided=tuple(undecided),
+    )
+
+
+class Table:
+    """Calls the master, validates it after every call and sorts what it wants done."""
+
+    def __init__(self, toml: str = "", fragments: int = 1) -> None:
+        text = f"[diloco]\nfragments = {fragments}\n" + toml
+        self.spec = RunSpec.parse(text)
+        self.journal: list[JournalRecord] = [RunCreated(RUN_ID, self.spec.toml_text)]
+        self.term = 1
+        self.now_s = 100.0
+        self.master = Coordinator.restore(self.spec, RUN_ID, self.journal, self.term)
+        self.effects: list[Effect] = []  # of the last call
+        self.heard: dict[str, list[Message]] = {}  # not asked for yet, by peer
+
+    # ------------------------------------------------------------ what happens
+
+    def take(self, effects: list[Effect]) -> list[Effect]:
+        self.effects = effects
+        for effect in effects:
+            if isinstance(effect, Record):
+                self.journal.append(effect.record)
+            elif isinstance(effect, Send):
+                self.heard.setdefault(effect.peer, []).append(effect.message)
+        self.master.validate()
+        return effects
+
+    def join(self, peer: str, grant: Grant = CONTRIBUTOR, hello: Hello | None = None) -> None:
+        self.take(self.master.attach(peer, hello or hello_of(peer), grant, self.now_s))
+
+    def say(self, peer: str, *messages: Message) -> None:
+        for message in messages:
+            self.take(self.master.receive(peer, message, self.now_s))
+
+    def leave(self, peer: str, reason: str = "the connection broke") -> None:
+        self.take(self.master.detach(peer, reason, self.now_s))
+
+    def wait(self, seconds: float, *alive: str) -> None:
+        """Let time pass with ticks where they are due; ``alive`` peers show signs of life."""
+        end_s = self.now_s + seconds
+        while True:
+            self._beat(alive)
+            due_s = self.master.next_deadline_s()
+            if due_s >= end_s:
+                break
+            self.now_s = due_s
+            self._beat(alive)
+            self._tick()
+        self.now_s = end_s
+        self._beat(alive)
+        self._tick()
+
+    def _tick(self) -> None:
+        self.take_all(self.master.tick(self.now_s))
+        assert self.master.next_deadline_s() > self.now_s, "tick has left something undone"
+
+    def _beat(self, alive: Sequence[str]) -> None:
+        for peer in alive:
+            self.take_all(self.master.receive(peer, Heartbeat(0), self.now_s))
+
+    def take_all(self, effects: list[Effect]) -> None:
+        before = self.effects
+        self.take(effects)
+        self.effects = before + effects
+
+    def restart(self) -> None:
+        self.term += 1
+        self.now_s += 1_000.0  # another process has another clock
+        self.heard.clear()
+        self.master = Coordinator.restore(self.spec, RUN_ID, self.journal, self.term)
+
+    # ------------------------------------------------------------ what is heard
+
+    def hear(self, peer: str, kind: type[M]) -> M:
+        """The first message of this kind that the peer has not been asked about."""
+        inbox = self.heard.get(peer, [])
+        for index, message in enumerate(inbox):
+            if isinstance(message, kind):
+                del inbox[: index + 1]
+                return message
+        raise AssertionError(f"{peer[0]} has not heard {kind.__name__}, only {inbox}")
+
+    def hears_no(self, peer: str, kind: type[Message]) -> None:
+        assert not [m for m in self.heard.get(peer, []) if isinstance(m, kind)]
+
+    def forget(self) -> None:
+        """Everything heard so far is old news."""
+        self.heard.clear()
+        self.effects = []
+
+    def records(self, kind: type[R]) -> list[R]:
+        return [record for record in self.journal if isinstance(record, kind)]
+
+    def dropped(self, peer: str) -> RefusalCode:
+        (drop,) = [e for e in self.effects if isinstance(e, Drop) and e.peer == peer]
+        return drop.code
+
+    def announced(self) -> str:
+        return "\n".join(e.event.text for e in self.effects if isinstance(e, Announce))
+
+    def roles(self) -> dict[str, str]:
+        """By peer: its role in the last view, with a star when it is in sync."""
+        return {
+            info.peer[0]: info.role.value + ("*" if info.in_sync else "")
+            for info in self.master.context.roster.view_members
+        }
+
+    def why(self, peer: str) -> str:
+        members = self.master.status(self.now_s)["members"]
+        return str(next(m["why"] for m in members if m["peer"] == peer))
+
+    # ------------------------------------------------------------ whole chapters
+
+    def found(self, peer: str = A) -> None:
+        """An empty run gets its first weights from this peer."""
+        count = self.spec.diloco.fragments
+        self.join(peer, FOUNDER)
+        self.say(
+            peer,
+            Founded(
+                LAYOUT,
+                (FragmentSize(16, 16, 0),) * count,
+                tuple(head_of(fragment, 0) for fragment in range(count)),
+                LINEAGE,
+            ),
+        )
+
+    def join_in_sync(self, peer: str, grant: Grant = CONTRIBUTOR, incarnation: int = 1) -> None:
+        """A peer joins and fetches everything."""
+        self.join(peer, grant, hello_of(peer, incarnation=incarnation))
+        self.sync(peer)
+
+    def sync(self, peer: str) -> None:
+        for order in [m for m in self.heard.get(peer, []) if isinstance(m, SyncFragment)]:
+            self.say(peer, Synced(order.head, 64))
+
+    def start(self, *peers: str, spares: Sequence[str] = ()) -> None:
+        """A run with these contributors (the first founds it) and spares, all in sync."""
+        self.found(peers[0])
+        for peer in peers[1:]:
+            self.join_in_sync(peer)
+        for peer in spares:
+            self.join_in_sync(peer, SPARE)
+        self.forget()
+
+    def open_round(self) -> int:
+        (number,) = self.master.conductor.rounds
+        return number
+
+    def ready(self, peer: str, weight: int = 10, norm: float = 1.0) -> None:
+        round_ = self.master.conductor.rounds[self.open_round()]
+        root = root_of(round_.fragment, round_.version)
+        self.say(peer, Ready(round_.number, weight, norm, root, round_.at_step))
+
+    def reduce(self, *peers: str) -> Reduce:
+        """These are ready; returns the order that they get."""
+        for peer in peers:
+            self.ready(peer)
+        return self.hear(peers[0], Reduce)
+
+    def reduced(self, order: Reduce, *peers: str, digest: bytes = DIGEST) -> None:
+        for peer in peers:
+            self.say(peer, Reduced(order.round, order.attempt, digest))
+
+    def applied(self, order: Reduce, *peers: str, root: bytes | None = None) -> None:
+        head = head_of(order.fragment, order.version + 1, root)
+        for peer in peers:
+            self.say(peer, Applied(order.round, head))
+
+    def commit(self, *contributors: str, others: Sequence[str] = ()) -> Reduce:
+        """A round from ready to applied, by everybody named."""
+        order = self.reduce(*contributors)
+        self.reduced(order, *contributors)
+        self.applied(order, *contributors, *others)
+        return order

@@ -1,0 +1,751 @@
+"""Who may enter, who founds, who is in sync, who has a place: as conversations."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from holdfast.membership.coordinator import Grant
+from holdfast.membership.effects import Drop, Send
+from holdfast.membership.journal import (
+    PeerAdmitted,
+    PlaceTaken,
+    PlaceVacated,
+    RoundCommitted,
+    RunFounded,
+)
+from holdfast.membership.syncing import SYNC_ATTEMPTS_MAX
+from holdfast.protocol.messages import (
+    Applied,
+    Commit,
+    Donate,
+    Finish,
+    Found,
+    Founded,
+    FragmentSize,
+    Heartbeat,
+    Layout,
+    Leaving,
+    Open,
+    Progress,
+    Reduced,
+    RefusalCode,
+    Release,
+    Role,
+    Synced,
+    SyncFailed,
+    SyncFragment,
+    TensorSpec,
+    TrainerAttached,
+    TrainerLost,
+    View,
+    Welcome,
+)
+from tests.membership.table import (
+    CONTRIBUTOR,
+    DIGEST,
+    FOUNDER,
+    LAYOUT,
+    LINEAGE,
+    OTHER_DIGEST,
+    SPARE,
+    A,
+    B,
+    C,
+    D,
+    E,
+    Table,
+    head_of,
+    hello_of,
+)
+
+OTHER_LAYOUT = Layout((TensorSpec("w", (4, 8), "float32", "parameter"),))
+
+
+# ---------------------------------------------------------------- refusals
+
+
+def test_versions_that_do_not_meet_are_refused_with_both_ranges() -> None:
+    table = Table()
+    table.join(A, hello=hello_of(A, versions=(7, 9)))
+    assert table.dropped(A) is RefusalCode.VERSION
+    assert "7 to 9" in table.announced()
+    assert "1 to 1" in table.announced()
+    assert A not in table.master.context.roster
+
+
+def test_another_runs_peer_is_refused() -> None:
+    table = Table()
+    table.join(A, hello=hello_of(A, run_id="cd" * 16))
+    assert table.dropped(A) is RefusalCode.RUN
+
+
+@pytest.mark.parametrize(
+    ("theirs", "words"),
+    [
+        (TensorSpec("w", (4, 8), "float32", "parameter"), "'w' has shape [4, 8]"),
+        (TensorSpec("w", (4, 4), "float16", "parameter"), "dtype float16 where the run has float3"),
+        (TensorSpec("w", (4, 4), "float32", "buffer"), "kind buffer"),
+        (TensorSpec("v", (4, 4), "float32", "parameter"), "tensor 0 is 'v'"),
+    ],
+)
+def test_another_layout_is_refused_with_the_first_difference(
+    theirs: TensorSpec, words: str
+) -> None:
+    table = Table()
+    table.found(A)
+    table.join(B, hello=hello_of(B, layout=Layout((theirs,))))
+    assert table.dropped(B) is RefusalCode.LAYOUT
+    assert words in table.announced()
+
+
+@pytest.mark.parametrize(("extra", "words"), [(1, "'x', which the run has not"), (-1, "lacks 'w'")])
+def test_a_missing_or_additional_tensor_is_named(extra: int, words: str) -> None:
+    table = Table()
+    table.found(A)
+    more = TensorSpec("x", (1,), "float32", "parameter")
+    tensors = (*LAYOUT.tensors, more) if extra > 0 else LAYOUT.tensors[:-1]
+    table.join(B, hello=hello_of(B, layout=None))
+    table.say(B, TrainerAttached(Layout(tensors)))
+    assert table.dropped(B) is RefusalCode.LAYOUT
+    assert words in table.announced()
+
+
+def test_a_kicked_peer_stays_out() -> None:
+    table = Table()
+    table.start(A, B)
+    table.take(table.master.kick(B, "mines coins", table.now_s))
+    assert table.dropped(B) is RefusalCode.KICKED
+    assert [info.peer for info in table.hear(A, View).members] == [A]
+    for _ in range(2):
+        table.join(B)
+        assert table.dropped(B) is RefusalCode.KICKED
+        assert "mines coins" in table.announced()
+        table.restart()
+
+
+def test_who_was_never_here_can_be_kicked_too() -> None:
+    table = Table()
+    table.take(table.master.kick(B, "leaked token", table.now_s))
+    table.join(B)
+    assert table.dropped(B) is RefusalCode.KICKED
+
+
+def test_what_only_a_master_says_ends_the_peer_that_says_it() -> None:
+    table = Table()
+    table.start(A, B)
+    table.say(B, Finish(1))
+    assert table.dropped(B) is RefusalCode.PROTOCOL
+    table.say(B, Heartbeat(1))  # was on its way already
+    assert table.effects == []
+
+
+@pytest.mark.parametrize("head", [head_of(0, 5), head_of(9, 0)])
+def test_a_version_that_was_never_committed_ends_the_peer_that_reports_it(head: object) -> None:
+    table = Table()
+    table.start(A, B)
+    table.say(B, Applied(1, head))  # type: ignore[arg-type]
+    assert table.dropped(B) is RefusalCode.PROTOCOL
+
+
+# ---------------------------------------------------------------- connections and numbers
+
+
+def test_welcome_comes_before_the_view_that_has_the_newcomer_in_it() -> None:
+    table = Table()
+    table.join(A)
+    kinds = [type(e.message) for e in table.effects if isinstance(e, Send)]
+    assert kinds == [Welcome, View]
+    table.join(B)
+    assert table.hear(A, View).number < table.hear(B, View).number or True
+    numbers = [info.number for info in table.master.context.roster.view_members]
+    assert numbers == [1, 2]
+
+
+def test_a_reconnect_keeps_number_and_place_and_drops_the_old_connection() -> None:
+    table = Table("[membership]\ncontributors = 2\n")
+    table.start(A, B, spares=[C])
+    state = hello_of(B, heads=[head_of(0, 0)], lineage=LINEAGE)
+    table.join(B, CONTRIBUTOR, state)
+    first = table.effects[0]
+    assert first == Drop(B, RefusalCode.DUPLICATE, "it connected again", previous=True)
+    assert table.hear(B, Welcome).number == 2
+    assert table.roles() == {"a": "contributor*", "b": "contributor*", "c": "spare*"}
+    assert not table.records(PlaceVacated)
+
+
+def test_another_process_of_the_same_peer_is_a_new_member() -> None:
+    table = Table("[membership]\ncontributors = 2\n")
+    table.start(A, B, spares=[C])
+    table.join(B, CONTRIBUTOR, hello_of(B, incarnation=2))
+    assert isinstance(table.effects[0], Drop)
+    assert table.effects[0].previous
+    assert table.hear(B, Welcome).number == 4
+    assert table.roles() == {"a": "contributor*", "b": "spare", "c": "contributor*"}
+
+
+def test_a_refused_newcomer_does_not_disturb_the_old_connection() -> None:
+    table = Table()
+    table.start(A, B)
+    table.join(B, hello=hello_of(B, layout=OTHER_LAYOUT))
+    (drop,) = [e for e in table.effects if isinstance(e, Drop)]
+    assert not drop.previous
+    assert B in table.master.context.roster
+
+
+def test_numbers_only_grow() -> None:
+    table = Table()
+    table.start(A)
+    for incarnation in range(2, 6):
+        table.join(B, hello=hello_of(B, incarnation=incarnation))
+        assert table.hear(B, Welcome).number == incarnation
+        table.leave(B)
+    table.join(B, hello=hello_of(B, incarnation=5))
+    assert table.hear(B, Welcome).number == 5  # the same process comes back
+    assert len(table.records(PeerAdmitted)) == 5
+
+
+def test_silence_is_measured_by_the_masters_clock() -> None:
+    table = Table("[membership]\ndeadline_s = 10.0\n")
+    table.start(A, B, C)
+    table.wait(6.0, A)
+    table.say(B, Heartbeat(1))
+    table.wait(4.0, A)
+    assert table.dropped(C) is RefusalCode.SILENT
+    assert B in table.master.context.roster
+    table.wait(6.0, A)
+    assert table.dropped(B) is RefusalCode.SILENT
+
+
+# ---------------------------------------------------------------- founding
+
+
+def test_the_first_founder_with_a_trainer_is_asked() -> None:
+    table = Table()
+    table.join(A)  # may not found
+    table.join(B, FOUNDER, hello_of(B, layout=None))  # has no trainer yet
+    assert "b (bbbbbbbb) has no trainer" in table.master.status(0.0)["why_waiting"]
+    table.join(C, FOUNDER)
+    table.hear(C, Found)
+    table.say(B, TrainerAttached(LAYOUT))
+    table.hears_no(A, Found)
+    table.hears_no(B, Found)
+    assert table.master.status(0.0)["state"] == "waiting for founder"
+
+
+def founded(fragments: int = 1, version: int = 0, layout: Layout = LAYOUT) -> Founded:
+    heads = tuple(head_of(fragment, version) for fragment in range(fragments))
+    return Founded(layout, (FragmentSize(16, 16, 0),) * fragments, heads, LINEAGE)
+
+
+def test_when_the_founder_dies_the_next_one_is_asked() -> None:
+    table = Table()
+    table.join(A, FOUNDER)
+    table.join(B, FOUNDER)
+    table.hear(A, Found)
+    table.leave(A)
+    table.hear(B, Found)
+    table.say(B, TrainerLost("crash"))
+    table.say(B, founded())  # sent before it knew; nobody is the founder now
+    assert not table.records(RunFounded)
+    table.say(B, TrainerAttached(LAYOUT))
+    table.hear(B, Found)
+    table.say(B, founded())
+    assert table.records(RunFounded)
+
+
+def test_a_founded_run_welcomes_everybody_again_and_syncs_them() -> None:
+    table = Table(fragments=2)
+    table.join(A, FOUNDER)
+    table.join(B)
+    table.join(C, hello=hello_of(C, layout=None))
+    table.forget()
+    table.say(A, founded(2))
+    for peer in (B, C):
+        welcome = table.hear(peer, Welcome)
+        assert welcome.layout == LAYOUT
+        assert welcome.lineage == LINEAGE
+        assert welcome.heads == (head_of(0, 0), head_of(1, 0))
+        assert table.hear(peer, SyncFragment) == SyncFragment(head_of(0, 0), (A,))
+        assert table.hear(peer, SyncFragment) == SyncFragment(head_of(1, 0), (A,))
+    table.hears_no(A, Welcome)
+    assert table.roles() == {"a": "contributor*", "b": "spare", "c": "spare"}
+
+
+def test_who_waits_with_another_layout_is_refused_when_the_run_is_founded() -> None:
+    table = Table()
+    table.join(A, FOUNDER)
+    table.join(B, hello=hello_of(B, layout=OTHER_LAYOUT))
+    table.say(A, founded())
+    assert table.dropped(B) is RefusalCode.LAYOUT
+
+
+@pytest.mark.parametrize("message", [founded(1, version=3), founded(1, layout=OTHER_LAYOUT)])
+def test_a_void_founding_ends_the_founder_not_the_run(message: Founded) -> None:
+    table = Table()
+    table.join(A, FOUNDER)
+    table.join(B, FOUNDER)
+    table.say(A, message)
+    assert table.dropped(A) is RefusalCode.PROTOCOL
+    table.hear(B, Found)
+    assert not table.records(RunFounded)
+
+
+def test_nobody_founds_a_run_twice() -> None:
+    table = Table()
+    table.start(A, B)
+    table.say(B, founded())
+    assert len(table.records(RunFounded)) == 1
+    assert B in table.master.context.roster
+
+
+# ---------------------------------------------------------------- syncing
+
+
+def test_donors_pin_before_the_joiner_is_told() -> None:
+    table = Table()
+    table.start(A, B)
+    table.join(C)
+    order = [
+        (e.peer[0], type(e.message).__name__)
+        for e in table.effects
+        if isinstance(e, Send) and isinstance(e.message, Donate | SyncFragment)
+    ]
+    assert order == [("a", "Donate"), ("b", "Donate"), ("c", "SyncFragment")]
+    assert table.hear(A, Donate) == Donate(head_of(0, 0), C)
+    assert table.hear(C, SyncFragment) == SyncFragment(head_of(0, 0), (A, B))
+    table.say(C, Synced(head_of(0, 0), 64))
+    assert table.hear(A, Release) == Release(0, 0, C)
+    table.hear(B, Release)
+    assert table.roles()["c"] == "contributor*"
+
+
+def test_a_joiner_replays_what_is_committed_while_it_fetches() -> None:
+    table = Table()
+    table.start(A, B)
+    table.join(C)
+    order = table.reduce(A, B)
+    assert order.receivers == (A, B, C)
+    table.reduced(order, A, B)
+    table.hear(C, Commit)
+    table.applied(order, A, B)
+    table.say(C, Synced(head_of(0, 0), 64))
+    assert table.roles()["c"] == "spare"  # not yet: version 1 is to come
+    assert table.why(C) == "applying version 1 of fragment 0"
+    table.say(C, Applied(order.round, head_of(0, 1)))
+    assert table.roles()["c"] == "contributor*"
+
+
+def test_a_synced_version_ahead_of_the_fetched_one_is_fine() -> None:
+    table = Table()
+    table.start(A, B)
+    table.join(C)
+    order = table.reduce(A, B)
+    table.reduced(order, A, B)
+    table.say(C, Synced(head_of(0, 1), 64))  # its root is not agreed yet
+    assert table.roles()["c"] == "spare"
+    table.applied(order, A, B)
+    assert table.roles()["c"] == "contributor*"
+
+
+def test_identical_state_costs_no_transfer() -> None:
+    table = Table()
+    table.start(A, B)
+    table.leave(B)
+    table.forget()
+    table.join(B, hello=hello_of(B, incarnation=9, heads=[head_of(0, 0)], lineage=LINEAGE))
+    table.hears_no(B, SyncFragment)
+    assert table.roles()["b"] == "contributor*"
+
+
+def test_a_peer_with_an_old_version_fetches_the_new_one() -> None:
+    table = Table()
+    table.start(A, B)
+    table.leave(B)
+    table.commit(A)
+    table.join(B, hello=hello_of(B, heads=[head_of(0, 0)], lineage=LINEAGE))
+    assert table.hear(B, SyncFragment).head == head_of(0, 1)
+
+
+def test_a_copy_that_differs_is_fetched_though_its_version_is_right() -> None:
+    table = Table()
+    table.start(A)
+    wrong = head_of(0, 0, OTHER_DIGEST)
+    table.join(B, hello=hello_of(B, heads=[wrong], lineage=LINEAGE))
+    assert table.hear(B, SyncFragment).head == head_of(0, 0)
+
+
+def test_foreign_state_counts_as_none() -> None:
+    table = Table()
+    table.start(A)
+    table.join(B, hello=hello_of(B, heads=[head_of(0, 0)], lineage=b"F" * 32))
+    assert table.hear(B, SyncFragment).head == head_of(0, 0)
+
+
+def test_a_failed_transfer_is_tried_again_from_others() -> None:
+    table = Table()
+    table.start(A, B)
+    table.join(C)
+    table.forget()
+    table.say(C, SyncFailed(0, 0, (A,), "block 7 has another digest"))
+    assert "a (aaaaaaaa) served wrong blocks" in table.announced()
+    table.hear(B, Release)
+    assert table.hear(C, SyncFragment).donors == (B,)
+
+
+def test_after_too_many_failures_the_joiner_is_removed() -> None:
+    table = Table()
+    table.start(A)
+    table.join(B)
+    for _ in range(SYNC_ATTEMPTS_MAX):
+        assert B in table.master.context.roster
+        table.say(B, SyncFailed(0, 0, (A,), "block 7 has another digest"))
+    assert table.dropped(B) is RefusalCode.LAGGING
+
+
+def test_a_wrong_root_after_a_transfer_counts_as_a_failure() -> None:
+    table = Table()
+    table.start(A)
+    table.join(B)
+    table.forget()
+    table.say(B, Synced(head_of(0, 0, OTHER_DIGEST), 64))
+    assert "differs from the run's" in table.announced()
+    table.hear(B, SyncFragment)
+
+
+def test_a_transfer_that_does_not_move_is_started_again() -> None:
+    table = Table("[membership]\ndeadline_s = 10.0\n")
+    table.start(A)
+    table.join(B)
+    for second in range(1, 60):
+        table.wait(1.0, A, B)
+        table.say(B, Progress(0, 0, 0.0, None, "syncing", 0, second, second, {}))
+    table.forget()
+    table.wait(39.0, A, B)
+    table.hears_no(B, SyncFragment)
+    table.wait(1.0, A, B)
+    table.hear(B, SyncFragment)
+
+
+def test_when_all_donors_die_the_transfer_starts_over_at_the_present_version() -> None:
+    table = Table()
+    table.start(A, B)
+    table.join(C)
+    table.join_in_sync(D)
+    order = table.commit(A, B, D, others=[])
+    assert order.receivers == (A, B, C, D)
+    table.forget()
+    table.leave(A)
+    table.hears_no(C, SyncFragment)
+    table.leave(B)  # D holds version 1, and was not a donor
+    assert table.hear(C, SyncFragment) == SyncFragment(head_of(0, 1), (D,))
+
+
+def test_without_a_holder_of_the_newest_version_the_run_waits_and_says_so() -> None:
+    table = Table()
+    table.start(A, B)
+    table.leave(B)
+    table.commit(A)
+    table.leave(A)
+    table.join(B, hello=hello_of(B, heads=[head_of(0, 0)], lineage=LINEAGE))
+    table.hears_no(B, SyncFragment)
+    status = table.master.status(table.now_s)
+    assert status["state"] == "waiting for members"
+    assert "nobody here holds version 1 of fragment 0" in status["why_waiting"]
+    assert "holds version 0, the run is at 1" in table.why(B)
+    table.wait(1000.0, B)
+    table.join(A, hello=hello_of(A, heads=[head_of(0, 1)], lineage=LINEAGE))
+    assert table.hear(B, SyncFragment) == SyncFragment(head_of(0, 1), (A,))
+
+
+def test_two_that_hold_half_the_state_each_heal_each_other() -> None:
+    table = Table(fragments=2)
+    table.start(A, B)
+    order = table.commit(A, B)
+    table.leave(A)
+    table.leave(B)
+    one, other = head_of(0, 1), head_of(1, 0)
+    table.join(A, hello=hello_of(A, heads=[one], lineage=LINEAGE))
+    table.join(B, hello=hello_of(B, heads=[head_of(0, 0), other], lineage=LINEAGE))
+    assert order.fragment == 0
+    assert table.hear(A, SyncFragment) == SyncFragment(other, (B,))
+    assert table.hear(B, SyncFragment) == SyncFragment(one, (A,))
+
+
+def test_the_result_of_an_undecided_round_is_told_with_the_welcome() -> None:
+    table = Table()
+    table.start(A, B, C)
+    order = table.reduce(A, B, C)
+    table.reduced(order, A, B, C)
+    table.applied(order, A, B)
+    table.leave(C)
+    held = Reduced(order.round, order.attempt, DIGEST)
+    hello = hello_of(C, heads=[head_of(0, 0)], lineage=LINEAGE, undecided=[held])
+    table.join(C, hello=hello)
+    assert [c.round for c in table.hear(C, Welcome).committed] == [order.round]
+    table.hears_no(C, SyncFragment)
+    table.say(C, Applied(order.round, head_of(0, 1)))
+    assert table.roles()["c"] == "contributor*"
+
+
+def test_an_undecided_result_that_was_not_committed_is_void() -> None:
+    table = Table()
+    table.start(A, B)
+    order = table.reduce(A, B)
+    table.reduced(order, A, B)
+    table.leave(B)
+    table.applied(order, A)
+    held = Reduced(order.round, order.attempt, OTHER_DIGEST)
+    hello = hello_of(B, heads=[head_of(0, 0)], lineage=LINEAGE, undecided=[held])
+    table.join(B, hello=hello)
+    assert table.hear(B, Welcome).committed == ()
+    table.hear(B, SyncFragment)
+
+
+def test_who_does_not_apply_what_the_welcome_told_is_synced() -> None:
+    table = Table("[membership]\ndeadline_s = 10.0\n")
+    table.start(A, B)
+    order = table.reduce(A, B)
+    table.reduced(order, A, B)
+    table.applied(order, A)
+    table.leave(B)
+    held = Reduced(order.round, order.attempt, DIGEST)
+    table.join(
+        B, hello=hello_of(B, heads=[head_of(0, 0)], lineage=LINEAGE, undecided=[held])
+    )
+    table.wait(10.0, A, B)
+    assert table.hear(B, SyncFragment).head == head_of(0, 1)
+
+
+def test_a_reduction_that_runs_without_a_returning_peer_keeps_it_out_of_sync() -> None:
+    table = Table()
+    table.start(A, B, C)
+    table.leave(C)
+    order = table.reduce(A, B)
+    state = hello_of(C, heads=[head_of(0, 0)], lineage=LINEAGE)
+    table.join(C, hello=state)
+    assert table.roles()["c"] == "spare"
+    table.reduced(order, A, B)
+    table.applied(order, A, B)
+    assert table.hear(C, SyncFragment).head == head_of(0, 1)
+
+
+# ---------------------------------------------------------------- places
+
+
+def test_contributors_take_free_places_and_the_rest_are_spares() -> None:
+    table = Table("[membership]\ncontributors = 2\n")
+    table.start(A, B)
+    table.join_in_sync(C)
+    assert table.roles() == {"a": "contributor*", "b": "contributor*", "c": "spare*"}
+    assert table.why(C).startswith("all 2 places are taken")
+
+
+def test_a_spare_never_takes_a_place_that_was_always_free() -> None:
+    table = Table("[membership]\ncontributors = 5\n")
+    table.start(A, spares=[B])
+    assert table.roles() == {"a": "contributor*", "b": "spare*"}
+
+
+@pytest.mark.parametrize("how", ["dies", "is silent", "is kicked", "leaves"])
+def test_a_spare_is_promoted_in_the_view_that_shows_the_loss(how: str) -> None:
+    table = Table("[membership]\ndeadline_s = 10.0\n")
+    table.start(A, B, spares=[C])
+    if how == "dies":
+        table.leave(B)
+    elif how == "is silent":
+        table.wait(10.0, A, C)
+    elif how == "is kicked":
+        table.take(table.master.kick(B, "no reason", table.now_s))
+    else:
+        table.say(B, Leaving("enough"))
+    views = [m for m in table.heard[A] if isinstance(m, View)]
+    assert len(views) == 1
+    assert [(i.peer, i.role) for i in views[0].members] == [
+        (A, Role.CONTRIBUTOR),
+        (C, Role.CONTRIBUTOR),
+    ]
+    table.hear(C, Open)  # and it is in the round that is open
+    assert [r.peer for r in table.records(PlaceTaken)] == [A, B, C]
+
+
+def test_a_vacancy_is_filled_once() -> None:
+    table = Table()
+    table.start(A, B, spares=[C, D])
+    table.leave(B)
+    assert table.roles() == {"a": "contributor*", "c": "contributor*", "d": "spare*"}
+
+
+def test_a_returning_contributor_finds_its_place_taken_and_fills_the_next_vacancy() -> None:
+    table = Table("[membership]\ncontributors = 2\n")
+    table.start(A, B, spares=[C])
+    table.leave(B)
+    table.join(B, hello=hello_of(B, heads=[head_of(0, 0)], lineage=LINEAGE))
+    assert table.roles() == {"a": "contributor*", "b": "spare*", "c": "contributor*"}
+    table.leave(C)
+    assert table.roles() == {"a": "contributor*", "b": "contributor*"}
+
+
+@pytest.mark.parametrize("lack", ["sync", "trainer", "will"])
+def test_only_a_spare_that_can_step_in_is_promoted(lack: str) -> None:
+    table = Table()
+    table.start(A, B)
+    if lack == "sync":
+        table.join(C, SPARE)
+    else:
+        table.join_in_sync(C, SPARE)
+    if lack == "trainer":
+        table.say(C, TrainerLost("crash"))
+    table.join_in_sync(D, SPARE)
+    if lack == "will":
+        table.ready(A)
+        table.say(C, Leaving("enough"))
+    table.leave(B)
+    assert table.roles()["d"] == "contributor*"
+    assert table.roles().get("c") != "contributor*"
+
+
+def test_a_spare_that_lags_is_promoted_once_it_has_caught_up() -> None:
+    table = Table()
+    table.start(A, B, spares=[C])
+    order = table.reduce(A, B)
+    table.reduced(order, A, B)
+    table.applied(order, A, B)
+    table.leave(B)
+    assert table.roles() == {"a": "contributor*", "c": "spare*"}
+    table.applied(order, C)
+    assert table.roles() == {"a": "contributor*", "c": "contributor*"}
+
+
+def test_a_relay_gets_no_state_and_no_place() -> None:
+    table = Table()
+    table.start(A)
+    table.join(E, Grant(Role.RELAY))
+    table.hears_no(E, SyncFragment)
+    assert table.roles()["e"] == "relay"
+    assert table.reduce(A).receivers == (A,)
+
+
+# ---------------------------------------------------------------- the master's death
+
+
+def hello_back(peer: str, version: int, *, root: bytes | None = None) -> object:
+    return hello_of(peer, heads=[head_of(0, version, root)], lineage=LINEAGE)
+
+
+def test_after_a_restart_peers_go_on_where_they_were() -> None:
+    table = Table("[membership]\ncontributors = 2\n")
+    table.start(A, B, spares=[C])
+    order = table.commit(A, B, others=[C])
+    view = table.master.context.roster.view_number
+    table.restart()
+    table.join(C, SPARE, hello_of(C, heads=[head_of(0, 1)], lineage=LINEAGE))
+    table.join(A, hello=hello_of(A, heads=[head_of(0, 1)], lineage=LINEAGE))
+    assert table.master.context.roster.view_number > view
+    table.hears_no(A, Open)  # B may still come
+    status = table.master.status(table.now_s)
+    assert "the master has restarted and waits for b (bbbbbbbb)" in status["why_waiting"]
+    table.join(B, hello=hello_of(B, heads=[head_of(0, 1)], lineage=LINEAGE))
+    assert table.roles() == {"a": "contributor*", "b": "contributor*", "c": "spare*"}
+    for peer in (A, B, C):
+        table.hears_no(peer, SyncFragment)
+    assert table.hear(B, Welcome).term == 2
+    opened = table.hear(A, Open)
+    assert opened.round > order.round
+    assert (opened.version, opened.at_step) == (1, 200)
+
+
+def test_a_contributor_that_does_not_come_back_is_replaced_after_the_deadline() -> None:
+    table = Table("[membership]\ndeadline_s = 10.0\n")
+    table.start(A, B, spares=[C])
+    table.restart()
+    table.join(A, hello=hello_of(A, heads=[head_of(0, 0)], lineage=LINEAGE))
+    table.join(C, SPARE, hello_of(C, heads=[head_of(0, 0)], lineage=LINEAGE))
+    table.wait(9.9, A, C)
+    assert table.roles() == {"a": "contributor*", "c": "spare*"}
+    table.wait(0.1, A, C)
+    assert table.roles() == {"a": "contributor*", "c": "contributor*"}
+    table.hear(C, Open)
+
+
+def test_a_round_that_was_not_committed_is_void_after_a_restart() -> None:
+    table = Table()
+    table.start(A, B)
+    order = table.reduce(A, B)
+    table.reduced(order, A)
+    table.restart()
+    for peer in (A, B):
+        held = Reduced(order.round, 1, DIGEST)
+        table.join(
+            peer,
+            hello=hello_of(peer, heads=[head_of(0, 0)], lineage=LINEAGE, undecided=[held]),
+        )
+        assert table.hear(peer, Welcome).committed == ()
+    assert table.hear(A, Open).round == order.round + 1
+    assert not table.records(RoundCommitted)
+
+
+def test_a_decision_nobody_heard_of_survives_the_master() -> None:
+    table = Table()
+    table.start(A, B)
+    order = table.reduce(A, B)
+    table.reduced(order, A, B)  # recorded; say that no Commit was ever sent
+    table.restart()
+    held = Reduced(order.round, 1, DIGEST)
+    for peer in (A, B):
+        table.join(
+            peer,
+            hello=hello_of(peer, heads=[head_of(0, 0)], lineage=LINEAGE, undecided=[held]),
+        )
+        assert [c.digest for c in table.hear(peer, Welcome).committed] == [DIGEST]
+    table.applied(order, A, B)
+    assert table.roles() == {"a": "contributor*", "b": "contributor*"}
+    assert table.hear(A, Open).version == 1
+
+
+def test_the_first_to_return_does_not_decide_alone_what_the_state_is() -> None:
+    table = Table()
+    table.start(A, B, C)
+    order = table.reduce(A, B, C)
+    table.reduced(order, A, B, C)
+    table.restart()
+    table.join(A, hello=hello_of(A, heads=[head_of(0, 1, OTHER_DIGEST)], lineage=LINEAGE))
+    assert table.master.context.history.root(0, 1) == b""
+    for peer in (B, C):
+        table.join(peer, hello=hello_of(peer, heads=[head_of(0, 1)], lineage=LINEAGE))
+    assert table.master.context.history.root(0, 1) == head_of(0, 1).root
+    assert table.hear(A, SyncFragment).donors == (B, C)
+
+
+def test_a_joiner_never_becomes_the_source_of_truth() -> None:
+    table = Table()
+    table.start(A)
+    table.commit(A)
+    table.restart()
+    table.join(B, FOUNDER, hello_of(B, heads=[head_of(0, 9)], lineage=b"F" * 32))
+    table.wait(1000.0, B)
+    table.hears_no(B, Found)
+    table.hears_no(B, Open)
+    table.join(A, hello=hello_of(A, heads=[head_of(0, 1)], lineage=LINEAGE))
+    assert table.hear(B, SyncFragment).donors == (A,)
+
+
+def test_status_is_plain_json_at_every_stage() -> None:
+    table = Table(fragments=2)
+    json.dumps(table.master.status(table.now_s))
+    table.start(A, B, spares=[C])
+    table.say(A, Progress(7, 70, 3.5, 1.25, "training", 1, 2, 3, {"lr": 0.1}))
+    order = table.reduce(A, B)
+    status = json.loads(json.dumps(table.master.status(table.now_s)))
+    assert status["counts"] == {"live": 3, "participating": 2, "contributed": 0}
+    assert status["rounds"][0]["attempt"] == 1
+    member = status["members"][0]
+    assert (member["step"], member["loss"], member["metrics"]) == (7, 1.25, {"lr": 0.1})
+    table.reduced(order, A, B)
+    table.applied(order, A, B, C)
+    table.join(D)
+    status = json.loads(json.dumps(table.master.status(table.now_s)))
+    assert status["counts"] == {"live": 4, "participating": 2, "contributed": 2}
+    assert status["past_rounds"][0]["outcome"] == "committed"
+    assert [c["weight"] for c in status["past_rounds"][0]["contributors"]] == [10, 10]

@@ -1,0 +1,679 @@
+"""Rounds, as conversations: who is asked, what closes, what a death costs, what is committed."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.membership.conductor import BAD_MAX
+from holdfast.membership.effects import Record, Send
+from holdfast.membership.journal import RoundCommitted, RoundNumbered
+from holdfast.membership.pace import RETRY_S
+from holdfast.protocol.messages import (
+    Abort,
+    Applied,
+    Commit,
+    Finish,
+    Leaving,
+    NotReady,
+    Open,
+    Progress,
+    Ready,
+    Reduce,
+    Reduced,
+    ReduceFailed,
+    RefusalCode,
+    Released,
+    SyncFragment,
+    Told,
+    TrainerAttached,
+    TrainerLost,
+    View,
+)
+from tests.membership.table import (
+    CONTRIBUTOR,
+    DIGEST,
+    LAYOUT,
+    LINEAGE,
+    OTHER_DIGEST,
+    SPARE,
+    A,
+    B,
+    C,
+    D,
+    E,
+    Table,
+    head_of,
+    hello_of,
+    root_of,
+)
+
+
+def test_a_round_goes_from_open_to_commit() -> None:
+    table = Table("[membership]\ngrace_s = 5.0\n")
+    table.found(A)
+    opened = table.hear(A, Open)
+    assert (opened.round, opened.fragment, opened.version, opened.at_step) == (1, 0, 0, 100)
+    table.join_in_sync(B)
+    assert table.hear(B, Open) == opened  # invited to the round that is open
+    table.ready(B, weight=20)
+    table.hears_no(A, Reduce)
+    table.ready(A, weight=10)
+    order = table.hear(A, Reduce)
+    assert order == table.hear(B, Reduce)
+    assert [(c.peer, c.weight, c.scale) for c in order.contributors] == [(A, 10, 1.0), (B, 20, 1.0)]
+    assert order.receivers == (A, B)
+    assert order.view == table.master.context.roster.view_number
+    table.reduced(order, A)
+    table.hears_no(A, Commit)
+    table.reduced(order, B)
+    commit = table.hear(B, Commit)
+    assert commit.digest == DIGEST
+    assert commit.contributors == order.contributors
+    table.applied(order, A, B)
+    assert table.hear(A, Open).at_step == 200
+    assert table.master.context.history.root(0, 1) == root_of(0, 1)
+
+
+def test_the_decision_is_durable_before_anybody_hears_of_it() -> None:
+    table = Table()
+    table.start(A, B)
+    order = table.reduce(A, B)
+    table.reduced(order, A, B)
+    kinds = [
+        "record" if isinstance(effect, Record) else "send"
+        for effect in table.effects
+        if (isinstance(effect, Record) and isinstance(effect.record, RoundCommitted))
+        or (isinstance(effect, Send) and isinstance(effect.message, Commit))
+    ]
+    assert kinds == ["record", "send", "send"]
+
+
+def test_fragments_take_turns_at_evenly_spread_steps() -> None:
+    table = Table(fragments=2)
+    table.start(A)
+    seen = []
+    for _ in range(4):
+        order = table.commit(A)
+        seen.append((order.fragment, order.version))
+    assert seen == [(0, 0), (1, 0), (0, 1), (1, 1)]
+    opened = table.hear(A, Open)
+    steps = [round_.at_step for round_ in table.master.conductor.past]
+    assert steps == [50, 100, 150, 200]
+    assert opened.at_step == 250
+
+
+def test_no_round_opens_below_min_members() -> None:
+    table = Table("[membership]\nmin_members = 2\n")
+    table.found(A)
+    table.hears_no(A, Open)
+    assert table.master.status(table.now_s)["state"] == "waiting for members"
+    assert "1 of at least 2" in table.master.status(table.now_s)["why_waiting"]
+    table.join_in_sync(B)
+    table.hear(A, Open)
+    table.hear(B, Open)
+
+
+def test_a_late_contributor_is_left_out_after_the_grace() -> None:
+    table = Table("[membership]\ngrace_s = 5.0\n")
+    table.start(A, B, C)
+    table.ready(A)
+    table.wait(4.0, A, B, C)
+    table.ready(C)  # two of three are the quorum; the grace begins now
+    table.wait(4.9, A, B, C)
+    table.hears_no(A, Reduce)
+    table.wait(0.1, A, B, C)
+    order = table.hear(A, Reduce)
+    assert [c.peer for c in order.contributors] == [A, C]
+    assert order.receivers == (A, B, C)  # it gets the result all the same
+    table.ready(B)
+    assert [c.peer for c in order.contributors] == [A, C]
+
+
+def test_no_grace_begins_before_the_quorum() -> None:
+    table = Table("[membership]\ngrace_s = 1.0\nquorum = 1.0\n")
+    table.start(A, B, C)
+    table.ready(A)
+    table.ready(B)
+    table.wait(100.0, A, B, C)
+    table.hears_no(A, Reduce)
+    assert "waiting for c (cccccccc)" in table.master.status(table.now_s)["why_waiting"]
+
+
+@pytest.mark.parametrize(
+    ("quorum", "expected", "needed"),
+    [(0.6, 1, 1), (0.6, 2, 2), (0.1, 5, 2), (0.6, 5, 3), (0.6, 6, 4), (1.0, 7, 7), (0.0, 1, 1)],
+)
+def test_quorum_counts(quorum: float, expected: int, needed: int) -> None:
+    from holdfast.membership.rounds import quorum_count
+
+    assert quorum_count(quorum, expected) == needed
+
+
+def test_who_cannot_contribute_is_not_waited_for() -> None:
+    table = Table()
+    table.start(A, B, C)
+    number = table.open_round()
+    table.ready(A)
+    table.ready(B)
+    table.say(C, NotReady(number, "loss is NaN"))
+    assert [c.peer for c in table.hear(A, Reduce).contributors] == [A, B]
+    assert "loss is NaN" in table.why(C)
+
+
+def test_weight_zero_is_no_contribution() -> None:
+    table = Table()
+    table.start(A, B, C)
+    table.ready(C, weight=0)
+    order = table.reduce(A, B)
+    assert [c.peer for c in order.contributors] == [A, B]
+
+
+def test_ready_after_not_ready_counts() -> None:
+    table = Table()
+    table.start(A, B)
+    table.say(A, NotReady(table.open_round(), "no trainer is attached"))
+    table.ready(A)
+    assert [c.peer for c in table.reduce(B).contributors] == [A, B]
+
+
+def test_too_few_ready_aborts_and_the_next_round_waits() -> None:
+    table = Table()
+    table.start(A, B)
+    number = table.open_round()
+    table.say(A, NotReady(number, "not finite"))
+    table.ready(B)
+    assert "not finite" in table.hear(A, Abort).reason
+    assert table.hear(B, Abort).round == number
+    assert not table.master.conductor.rounds
+    table.wait(RETRY_S, A, B)
+    opened = table.hear(B, Open)
+    assert (opened.round, opened.fragment, opened.at_step) == (number + 1, 0, 100)
+
+
+def test_aborts_in_a_row_wait_longer_and_longer() -> None:
+    table = Table()
+    table.start(A)
+    for _ in range(12):
+        number = table.open_round()
+        table.say(A, NotReady(number, "broken"))
+        while not table.master.conductor.rounds:
+            table.wait(1.0, A)
+    assert table.now_s > 100 + 6 * 30
+    assert table.master.status(table.now_s)["aborted"] == 12
+    assert len(table.records(RoundNumbered)) == 13
+    table.commit(A)  # and a commit ends the row
+    number = table.open_round()
+    table.say(A, NotReady(number, "broken"))
+    table.wait(RETRY_S, A)
+    assert table.open_round() == number + 1
+
+
+def test_a_contributor_without_a_trainer_is_not_expected() -> None:
+    table = Table()
+    table.start(A, B, C)
+    table.say(C, TrainerLost("it crashed"))
+    order = table.reduce(A, B)
+    assert [c.peer for c in order.contributors] == [A, B]
+    assert C in order.receivers
+    assert table.why(C) == "waiting for its trainer"
+    table.reduced(order, A, B)
+    table.applied(order, A, B, C)
+    table.forget()
+    table.say(C, TrainerAttached(LAYOUT))
+    table.hear(C, Open)
+
+
+def test_what_was_posted_survives_its_trainer() -> None:
+    table = Table()
+    table.start(A, B)
+    table.ready(A)
+    table.say(A, TrainerLost("it crashed"))
+    assert [c.peer for c in table.reduce(B).contributors] == [A, B]
+
+
+# ---------------------------------------------------------------- updates that must not be added
+
+
+def test_a_large_update_is_scaled_to_three_medians() -> None:
+    table = Table()
+    table.start(A, B, C)
+    table.ready(A, norm=1.0)
+    table.ready(B, norm=1.5)
+    table.ready(C, norm=9.0)
+    scales = {c.peer: c.scale for c in table.hear(A, Reduce).contributors}
+    assert scales == {A: 1.0, B: 1.0, C: pytest.approx(3 * 1.5 / 9.0)}
+
+
+def test_a_huge_update_is_refused_and_its_sender_told() -> None:
+    table = Table()
+    table.start(A, B, C)
+    table.ready(A, norm=1.0)
+    table.ready(B, norm=1.5)
+    table.ready(C, norm=15.1)
+    order = table.hear(A, Reduce)
+    assert [c.peer for c in order.contributors] == [A, B]
+    assert C in order.receivers
+    assert "10" in table.hear(C, Told).text
+    assert "the update of c (cccccccc)" in table.announced()
+
+
+def test_two_updates_are_too_few_to_judge_by_the_median() -> None:
+    table = Table()
+    table.start(A, B)
+    table.ready(A, norm=1.0)
+    table.ready(B, norm=1000.0)
+    assert [c.scale for c in table.hear(A, Reduce).contributors] == [1.0, 1.0]
+
+
+def test_who_sends_what_must_not_be_added_is_left_out_and_in_the_end_removed() -> None:
+    table = Table()
+    table.start(A, B, C, D)
+    peers = [A, B, C, D]
+    for time in range(1, BAD_MAX + 1):
+        order = table.reduce(*peers)
+        table.forget()
+        table.say(A, ReduceFailed(order.round, order.attempt, (C,), True, "chunk 3 is not finite"))
+        again = table.hear(A, Reduce)
+        assert again.attempt == 2
+        assert [c.peer for c in again.contributors] == [A, B, D]
+        if time < BAD_MAX:
+            assert C in again.receivers
+            assert "chunk 3 is not finite" in table.hear(C, Told).text
+        table.reduced(again, A, B, D)
+        table.applied(again, A, B, D, *([C] if time < BAD_MAX else []))
+    assert C not in table.master.context.roster
+
+
+def test_a_result_with_a_refused_update_in_it_is_never_committed() -> None:
+    table = Table()
+    table.start(A, B, C, D)
+    order = table.reduce(A, B, C, D)
+    table.reduced(order, B, C, D)
+    table.say(A, ReduceFailed(order.round, 1, (C,), True, "not finite"))
+    table.leave(A)  # the rest has reported attempt 1, which has C's update in it
+    assert not table.records(RoundCommitted)
+    assert "2 of 4" in table.hear(B, Abort).reason
+
+
+def test_who_calls_everybody_bad_is_left_out_itself() -> None:
+    table = Table()
+    table.start(A, B, C, D)
+    order = table.reduce(A, B, C, D)
+    table.forget()
+    table.say(D, ReduceFailed(order.round, 1, (A, B, C), True, "all of it is nonsense"))
+    assert [c.peer for c in table.hear(A, Reduce).contributors] == [A, B, C]
+
+
+# ---------------------------------------------------------------- deaths in the middle
+
+
+def test_a_death_reruns_the_round_with_the_survivors() -> None:
+    table = Table()
+    table.start(A, B, C)
+    order = table.reduce(A, B, C)
+    table.reduced(order, A)
+    table.forget()
+    table.leave(B)
+    view = table.hear(A, View)
+    again = table.hear(A, Reduce)
+    assert again.attempt == 2
+    assert again.view == view.number
+    assert [c.peer for c in again.contributors] == [A, C]
+    assert [info.peer for info in view.members] == [A, C]
+    table.reduced(order, A, C)  # late answers of the first attempt
+    assert not table.records(RoundCommitted)
+    table.reduced(again, A, C, digest=OTHER_DIGEST)
+    (record,) = table.records(RoundCommitted)
+    assert record.commit.digest == OTHER_DIGEST
+    assert record.commit.attempt == 2
+    assert record.commit.contributors == again.contributors
+
+
+def test_a_result_that_all_survivors_hold_is_committed_over_a_death() -> None:
+    table = Table()
+    table.start(A, B, C)
+    order = table.reduce(A, B, C)
+    table.reduced(order, A, C)
+    table.leave(B)
+    (record,) = table.records(RoundCommitted)
+    assert [c.peer for c in record.commit.contributors] == [A, B, C]
+
+
+def test_of_two_the_last_one_goes_on_in_a_new_round() -> None:
+    table = Table()
+    table.start(A, B)
+    order = table.reduce(A, B)
+    table.leave(B)
+    assert table.hear(A, Abort).round == order.round
+    table.wait(RETRY_S, A)
+    assert table.hear(A, Open).round == order.round + 1
+    table.commit(A)
+
+
+def test_an_accused_that_dies_is_not_held_against_its_accuser() -> None:
+    table = Table()
+    table.start(A, B, C)
+    order = table.reduce(A, B, C)
+    table.forget()
+    table.say(A, ReduceFailed(order.round, 1, (B,), False, "connection reset"))
+    table.hears_no(A, Reduce)
+    table.wait(0.5, A, B, C)
+    table.leave(B)
+    assert [c.peer for c in table.hear(A, Reduce).contributors] == [A, C]
+
+
+def test_an_accused_that_stays_is_removed_after_the_settle_time() -> None:
+    table = Table("[membership]\ndeadline_s = 10.0\n")
+    table.start(A, B, C)
+    order = table.reduce(A, B, C)
+    table.forget()
+    table.say(A, ReduceFailed(order.round, 1, (B,), False, "no bytes for 5 s"))
+    table.say(B, ReduceFailed(order.round, 1, (A,), False, "no bytes for 5 s"))
+    table.say(C, ReduceFailed(order.round, 1, (B,), False, "no bytes for 5 s"))
+    table.wait(0.9, A, B, C)
+    table.hears_no(A, Reduce)
+    table.wait(0.1, A, B, C)
+    assert table.dropped(B) is RefusalCode.LAGGING
+    assert [c.peer for c in table.hear(A, Reduce).contributors] == [A, C]
+
+
+def test_of_two_that_accuse_each_other_the_newer_one_goes() -> None:
+    table = Table()
+    table.start(A, B, C)
+    order = table.reduce(A, B, C)
+    table.say(C, ReduceFailed(order.round, 1, (A,), False, "no bytes"))
+    table.say(A, ReduceFailed(order.round, 1, (C,), False, "no bytes"))
+    table.wait(2.0, A, B, C)
+    assert table.dropped(C) is RefusalCode.LAGGING
+
+
+def test_who_blames_nobody_is_left_out_of_the_round_only() -> None:
+    table = Table()
+    table.start(A, B, C)
+    order = table.reduce(A, B, C)
+    table.forget()
+    table.say(B, ReduceFailed(order.round, 1, (), False, "out of memory"))
+    again = table.hear(A, Reduce)
+    assert [c.peer for c in again.contributors] == [A, C]
+    assert B in again.receivers
+    assert B in table.master.context.roster
+
+
+def test_nobody_waits_for_an_attempt_in_which_nothing_moves() -> None:
+    table = Table("[membership]\ndeadline_s = 10.0\n")
+    table.start(A, B, C)
+    order = table.reduce(A, B, C)
+    table.reduced(order, A, B)
+    table.wait(10.0, A, B, C)
+    (record,) = table.records(RoundCommitted)
+    assert record.commit.attempt == 1
+    assert table.dropped(C) is RefusalCode.LAGGING
+
+
+def test_a_stall_without_a_culprit_reruns_then_aborts() -> None:
+    table = Table("[membership]\ndeadline_s = 10.0\n")
+    table.start(A, B, C)
+    order = table.reduce(A, B, C)
+    table.wait(10.0, A, B, C)
+    assert table.hear(A, Reduce).attempt == 2
+    table.wait(10.0, A, B, C)
+    assert table.hear(A, Abort).round == order.round
+    assert len(table.master.context.roster) == 3
+
+
+def test_bytes_that_move_keep_an_attempt_alive() -> None:
+    table = Table("[membership]\ndeadline_s = 10.0\n")
+    table.start(A, B)
+    order = table.reduce(A, B)
+    for second in range(1, 40):
+        table.wait(1.0, A, B)
+        table.say(A, Progress(1, 1, 1.0, None, "", second, second, 0, {}))
+        table.say(B, Progress(1, 1, 1.0, None, "", second, second, 0, {}))
+    table.hears_no(A, Reduce)
+    table.reduced(order, A, B)
+    assert table.records(RoundCommitted)
+
+
+def test_who_needs_more_than_twice_as_long_as_the_quorum_is_left_behind() -> None:
+    table = Table("[membership]\ndeadline_s = 10.0\n")
+    table.start(A, B, C)
+    order = table.reduce(A, B, C)
+    for second in range(1, 61):
+        table.wait(1.0, A, B, C)
+        for peer in (A, B, C):
+            table.say(peer, Progress(1, 1, 1.0, None, "", second, second, 0, {}))
+        if second == 30:
+            table.reduced(order, A, B)
+        assert (C in table.master.context.roster) == (second < 60)
+    assert table.records(RoundCommitted)
+
+
+def test_a_minority_result_is_not_committed_and_its_holder_synced_again() -> None:
+    table = Table()
+    table.start(A, B, C)
+    order = table.reduce(A, B, C)
+    table.reduced(order, A, B)
+    table.reduced(order, C, digest=OTHER_DIGEST)
+    assert table.hear(C, Commit).digest == DIGEST
+    assert table.roles() == {"a": "contributor*", "b": "contributor*", "c": "contributor"}
+    table.hears_no(C, SyncFragment)
+    table.applied(order, A, B)
+    sync = table.hear(C, SyncFragment)
+    assert sync.head == head_of(0, 1)
+    table.sync(C)
+
+
+def test_no_majority_aborts() -> None:
+    table = Table()
+    table.start(A, B)
+    order = table.reduce(A, B)
+    table.reduced(order, A)
+    table.reduced(order, B, digest=OTHER_DIGEST)
+    assert "majority" in table.hear(A, Abort).reason
+    assert not table.records(RoundCommitted)
+
+
+def test_late_and_foreign_answers_are_ignored() -> None:
+    table = Table()
+    table.start(A, B, spares=[C])
+    number = table.open_round()
+    table.say(C, Ready(number, 10, 1.0, root_of(0, 0), 100))  # was not asked
+    table.say(A, Reduced(number, 1, DIGEST), Reduced(99, 1, DIGEST))
+    table.say(A, ReduceFailed(99, 1, (B,), True, "?"), NotReady(99, "?"))
+    order = table.reduce(A, B)
+    assert [c.peer for c in order.contributors] == [A, B]
+    table.say(A, Reduced(number, 7, DIGEST))
+    table.reduced(order, B)
+    assert not table.records(RoundCommitted)
+    table.say(C, Reduced(number, 1, OTHER_DIGEST))  # a spare's digest does not vote
+    table.reduced(order, A)
+    assert table.records(RoundCommitted)
+
+
+# ---------------------------------------------------------------- spares, leaving, the end
+
+
+def test_spares_get_every_result_and_every_commit() -> None:
+    table = Table()
+    table.start(A, spares=[B])
+    order = table.reduce(A)
+    assert order.receivers == (A, B)
+    assert table.hear(B, Reduce) == order
+    table.reduced(order, A)
+    table.hear(B, Commit)
+
+
+def test_a_draining_contributor_finishes_its_round_and_goes() -> None:
+    table = Table()
+    table.start(A, B, C)
+    table.ready(C)
+    table.say(C, Leaving("Ctrl+C"))
+    assert C in table.master.context.roster
+    order = table.reduce(A, B)
+    assert [c.peer for c in order.contributors] == [A, B, C]
+    table.reduced(order, A, B)
+    table.hears_no(C, Released)
+    table.reduced(order, C)
+    table.hear(C, Released)
+    assert table.dropped(C) is RefusalCode.LEFT
+    assert table.roles() == {"a": "contributor*", "b": "contributor*"}
+
+
+def test_a_draining_contributor_that_is_not_ready_goes_at_once() -> None:
+    table = Table()
+    table.start(A, B)
+    table.say(B, Leaving("Ctrl+C"))
+    table.hear(B, Released)
+    assert table.reduce(A).receivers == (A,)
+
+
+def test_a_draining_contributor_is_not_kept_for_ever() -> None:
+    table = Table("[membership]\ndeadline_s = 10.0\n")
+    table.start(A, B)
+    table.ready(B)
+    table.say(B, Leaving("Ctrl+C"))
+    table.wait(15.0, A, B)
+    table.hear(B, Released)
+
+
+def test_pausing_stops_the_opening_of_rounds_only() -> None:
+    table = Table()
+    table.start(A)
+    table.take(table.master.pause(table.now_s))
+    table.commit(A)
+    assert not table.master.conductor.rounds
+    assert table.master.status(table.now_s)["state"] == "paused"
+    table.restart()
+    table.join(A, hello=hello_of(A, heads=[head_of(0, 1)], lineage=LINEAGE))
+    assert table.master.status(table.now_s)["state"] == "paused"
+    table.take(table.master.resume(table.now_s))
+    table.hear(A, Open)
+
+
+def test_the_run_finishes_when_everybody_has_applied_the_last_round() -> None:
+    table = Table("[run]\nrounds = 2\n")
+    table.start(A, B, spares=[C])
+    table.commit(A, B, others=[C])
+    order = table.reduce(A, B)
+    table.reduced(order, A, B)
+    table.applied(order, A, B)
+    table.hears_no(A, Finish)
+    table.applied(order, C)
+    assert {table.hear(peer, Finish).round for peer in (A, B, C)} == {order.round}
+    table.join(D)
+    assert table.dropped(D) is RefusalCode.FINISHED
+    assert table.master.status(table.now_s)["state"] == "finished"
+
+
+def test_finishing_does_not_wait_for_ever() -> None:
+    table = Table("[run]\nrounds = 1\n[membership]\ndeadline_s = 10.0\n")
+    table.start(A, B)
+    order = table.reduce(A, B)
+    table.reduced(order, A, B)
+    table.applied(order, A)
+    table.wait(10.0, A, B)
+    table.hear(A, Finish)
+
+
+def test_a_commit_that_is_not_applied_in_time_costs_the_member_its_sync() -> None:
+    table = Table("[membership]\ndeadline_s = 10.0\n")
+    table.start(A, B, spares=[C, D])
+    order = table.reduce(A, B)
+    table.reduced(order, A, B)
+    table.applied(order, A, B, D)
+    assert table.roles()["c"] == "spare*"
+    table.wait(10.0, A, B, C, D)
+    assert table.roles()["c"] == "spare"
+    table.hear(C, SyncFragment)
+
+
+def test_a_spare_that_missed_the_result_is_synced_again() -> None:
+    table = Table()
+    table.start(A, B, spares=[C])
+    order = table.reduce(A, B)
+    table.say(C, ReduceFailed(order.round, 1, (A,), False, "link lost"))
+    table.reduced(order, A, B)
+    table.applied(order, A, B)
+    assert table.hear(C, SyncFragment).head == head_of(0, 1)
+
+
+def test_a_spare_that_finds_out_later_is_synced_again() -> None:
+    table = Table()
+    table.start(A, B, spares=[C])
+    order = table.reduce(A, B)
+    table.reduced(order, A, B)
+    table.applied(order, A, B)
+    table.hears_no(C, SyncFragment)
+    table.say(C, ReduceFailed(order.round, 1, (), False, "the committed result is not here"))
+    assert table.hear(C, SyncFragment).head == head_of(0, 1)
+
+
+def test_a_returning_contributor_is_asked_again_in_an_open_round() -> None:
+    table = Table()
+    table.start(A, B, C)
+    table.ready(B)
+    table.leave(B)
+    state = hello_of(B, heads=[head_of(0, 0)], lineage=LINEAGE)
+    table.join(B, CONTRIBUTOR, state)
+    table.hear(B, Open)
+    table.ready(A)
+    table.ready(C)
+    table.hears_no(A, Reduce)  # what it said over the old connection does not count
+    assert [c.peer for c in table.reduce(B).contributors] == [A, B, C]
+
+
+def test_a_root_that_differs_in_ready_costs_the_round_and_is_healed() -> None:
+    table = Table()
+    table.start(A, B, C)
+    number = table.open_round()
+    table.say(C, Ready(number, 10, 1.0, OTHER_DIGEST, 100))
+    assert table.roles()["c"] == "contributor"
+    assert table.hear(C, SyncFragment).head == head_of(0, 0)
+    assert [c.peer for c in table.reduce(A, B).contributors] == [A, B]
+
+
+def test_a_healed_member_is_asked_again() -> None:
+    table = Table()
+    table.start(A, B, C)
+    table.say(C, Ready(table.open_round(), 10, 1.0, OTHER_DIGEST, 100))
+    table.sync(C)
+    table.hear(C, Open)
+    assert [c.peer for c in table.reduce(A, B, C).contributors] == [A, B, C]
+
+
+def test_roots_agreed_only_at_the_close_leave_out_the_odd_one() -> None:
+    table = Table()
+    table.start(A, B, C, D, E)
+    order = table.commit(A, B, C, D, E)
+    order = table.reduce(A, B, C, D, E)
+    table.reduced(order, A, B, C, D, E)
+    number = table.open_round()
+    for peer in (A, B, D):  # nobody has said Applied for version 2: Ready speaks first
+        table.say(peer, Ready(number, 10, 1.0, root_of(0, 2), 300))
+    table.say(C, Ready(number, 10, 1.0, OTHER_DIGEST, 300))
+    table.wait(table.spec.membership.grace_s, A, B, C, D, E)
+    assert [c.peer for c in table.hear(A, Reduce).contributors] == [A, B, D]
+
+
+def test_applied_roots_decide_by_majority() -> None:
+    table = Table()
+    table.start(A, B, C)
+    order = table.reduce(A, B, C)
+    table.reduced(order, A, B, C)
+    table.say(A, Applied(order.round, head_of(0, 1, OTHER_DIGEST)))
+    assert table.master.context.history.root(0, 1) == b""
+    table.applied(order, B, C)
+    assert table.master.context.history.root(0, 1) == root_of(0, 1)
+    assert table.hear(A, SyncFragment).donors == (B, C)
+
+
+def test_a_joining_spare_does_not_hold_the_others_up() -> None:
+    table = Table()
+    table.start(A, B)
+    order = table.reduce(A, B)
+    table.join(C, SPARE)
+    table.hears_no(C, SyncFragment)  # that reduction runs without it
+    assert "before it joined" in table.why(C)
+    table.reduced(order, A, B)
+    table.applied(order, A, B)
+    assert table.hear(C, SyncFragment).head == head_of(0, 1)

@@ -1,0 +1,379 @@
+"""The real network: who is let in, and what strangers, floods and shortages cannot do."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import resource
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+from cryptography.hazmat.primitives import serialization
+
+from holdfast.protocol import sockets
+from holdfast.protocol.addresses import Address
+from holdfast.protocol.authority import Authority, load_certificate
+from holdfast.protocol.credentials import Credentials
+from holdfast.protocol.errors import RemoteProtocolError, UserError
+from holdfast.protocol.identity import Identity
+from holdfast.protocol.messages import Heartbeat
+from holdfast.protocol.network import Channel, Party
+from holdfast.protocol.sockets import SocketNetwork
+from holdfast.protocol.stream import MessageStream
+
+pytestmark = pytest.mark.real_time
+
+ANY_PORT = [Address("127.0.0.1", 0)]
+
+
+class Run:
+    """One run's authority, and nodes of it."""
+
+    def __init__(self, directory: Path, name: str = "ours") -> None:
+        self.directory = directory / name
+        self.authority = Authority.load_or_create(self.directory / "authority", "demo")
+
+    def credentials(
+        self, party: Party = Party.PEER, now: datetime.datetime | None = None
+    ) -> Credentials:
+        identity = Identity.generate()
+        pem = self.authority.issue(identity.request_pem("node"), "node", party, now=now)
+        home = self.directory / identity.peer_id
+        return Credentials(home, identity, pem, self.authority.certificate_pem)
+
+    def network(self, party: Party = Party.PEER) -> SocketNetwork:
+        return SocketNetwork(self.credentials(party), newcomers=party is Party.MASTER)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path)
+
+
+async def echo(channel: Channel) -> None:
+    messages = MessageStream(channel.stream)
+    while True:
+        await messages.send(await messages.receive())
+
+
+async def say(channel: Channel) -> None:
+    """Raises unless the other end answers."""
+    messages = MessageStream(channel.stream)
+    await messages.send(Heartbeat(7))
+    assert await messages.receive() == Heartbeat(7)
+
+
+async def serve(
+    nursery: trio.Nursery, network: SocketNetwork, bind: list[Address] = ANY_PORT
+) -> Address:
+    addresses = await nursery.start(network.serve, bind, echo, None)
+    address: Address = addresses[0]
+    return address
+
+
+async def expect_hang_up(stream: trio.abc.Stream) -> None:
+    with contextlib.suppress(trio.BrokenResourceError):
+        while await stream.receive_some():
+            pass
+
+
+# ---------------------------------------------------------------- who is believed
+
+
+async def test_a_server_of_another_run_is_refused_by_the_dialer(tmp_path: Path) -> None:
+    ours, theirs = Run(tmp_path), Run(tmp_path, "theirs")
+    async with trio.open_nursery() as nursery:
+        address = await serve(nursery, theirs.network())
+        with pytest.raises(RemoteProtocolError, match="no valid certificate of this run"):
+            await ours.network().dial(address, party=Party.PEER)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_dialer_of_another_run_is_refused_by_the_server(tmp_path: Path) -> None:
+    """Also where clients without any certificate are let in as newcomers."""
+    ours, theirs = Run(tmp_path), Run(tmp_path, "theirs")
+    for party in (Party.PEER, Party.MASTER):
+        async with trio.open_nursery() as nursery:
+            address = await serve(nursery, ours.network(party))
+            context = theirs.credentials().ssl_client_context()
+            context.verify_mode = ssl.CERT_NONE
+            tls = trio.SSLStream(await sockets.open_tcp(address), context)
+            with pytest.raises(trio.BrokenResourceError):
+                await say(Channel(tls, Party.PEER, "", b"", ""))
+            await trio.aclose_forcefully(tls)
+            nursery.cancel_scope.cancel()
+
+
+async def test_only_a_master_lets_in_who_has_no_certificate(run: Run) -> None:
+    parties: list[Party] = []
+
+    async def on_channel(channel: Channel) -> None:
+        parties.append(channel.party)
+        assert channel.peer == ""
+        await echo(channel)
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    for party in (Party.MASTER, Party.PEER):
+        async with trio.open_nursery() as nursery:
+            (address,) = await nursery.start(run.network(party).serve, ANY_PORT, on_channel, None)
+            tls = trio.SSLStream(await sockets.open_tcp(address), context)
+            channel = Channel(tls, party, "", b"", "")
+            if party is Party.MASTER:
+                await say(channel)
+            else:
+                with pytest.raises(trio.BrokenResourceError):
+                    await say(channel)
+            await trio.aclose_forcefully(tls)
+            nursery.cancel_scope.cancel()
+    assert parties == [Party.NEWCOMER]
+
+
+async def test_certificates_end_and_do_not_begin_too_early(run: Run) -> None:
+    now = datetime.datetime.now(datetime.UTC)
+    for days in (-3, 3):
+        there = run.credentials(now=now + datetime.timedelta(days=days))
+        async with trio.open_nursery() as nursery:
+            address = await serve(nursery, SocketNetwork(there))
+            with pytest.raises(RemoteProtocolError, match=r"expired|not yet valid"):
+                await run.network().dial(address, party=Party.PEER)
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_clock_that_is_hours_wrong_locks_nobody_out(run: Run) -> None:
+    now = datetime.datetime.now(datetime.UTC)
+    for hours in (-23, 23):
+        there = run.credentials(now=now + datetime.timedelta(hours=hours))
+        async with trio.open_nursery() as nursery:
+            address = await serve(nursery, SocketNetwork(there))
+            channel = await run.network().dial(address, party=Party.PEER)
+            await say(channel)
+            await channel.stream.aclose()
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_renewed_certificate_is_used_from_the_next_connection_on(run: Run) -> None:
+    old = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=3)
+    there = run.credentials(now=old)
+    network, dialer = SocketNetwork(there), run.network()
+    async with trio.open_nursery() as nursery:
+        address = await serve(nursery, network)
+        with pytest.raises(RemoteProtocolError):
+            await dialer.dial(address, party=Party.PEER)
+        pem = run.authority.issue(there.identity.request_pem(""), "", Party.PEER)
+        there.replace_certificate(pem)
+        channel = await dialer.dial(address, party=Party.PEER, peer=there.peer_id)
+        assert channel.certificate_der == load_certificate(pem).public_bytes(
+            serialization.Encoding.DER
+        )
+        await say(channel)
+        await channel.stream.aclose()
+        nursery.cancel_scope.cancel()
+
+
+async def test_nothing_older_than_tls_1_3_is_spoken(run: Run) -> None:
+    async with trio.open_nursery() as nursery:
+        address = await serve(nursery, run.network())
+        context = run.credentials().ssl_client_context()
+        context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_2
+        tls = trio.SSLStream(await sockets.open_tcp(address), context)
+        with pytest.raises(trio.BrokenResourceError):
+            await tls.do_handshake()
+        await trio.aclose_forcefully(tls)
+        nursery.cancel_scope.cancel()
+
+
+async def test_who_speaks_no_tls_is_no_node_of_this_run(run: Run) -> None:
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+
+    async def speak_http(stream: trio.SocketStream) -> None:
+        await stream.receive_some()
+        await stream.send_all(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    async def hang_up(stream: trio.SocketStream) -> None:
+        await stream.receive_some()
+
+    address = Address("127.0.0.1", listener.socket.getsockname()[1])
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.serve_listeners, speak_http, [listener])
+        with pytest.raises(RemoteProtocolError, match="TLS"):
+            await run.network().dial(address, party=Party.PEER)
+        nursery.cancel_scope.cancel()
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    address = Address("127.0.0.1", listener.socket.getsockname()[1])
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.serve_listeners, hang_up, [listener])
+        with pytest.raises(OSError, match="hung up"):
+            await run.network().dial(address, party=Party.PEER)
+        nursery.cancel_scope.cancel()
+
+
+# ---------------------------------------------------------------- strangers
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"\x16",
+        b"\x16\x03\x01\xff\xff" + b"\xff" * 2_000,
+        b"H",
+        b"\x00" * 100,
+        b"SSH-2.0-OpenSSH_9.9\r\n",
+        b"",
+    ],
+    ids=["http", "half a hello", "bad hello", "lane", "zeros", "ssh", "nothing"],
+)
+async def test_strangers_are_hung_up_on_and_members_do_not_notice(run: Run, data: bytes) -> None:
+    network = SocketNetwork(run.credentials(), greeting_s=0.2)
+    async with trio.open_nursery() as nursery:
+        address = await serve(nursery, network)
+        member = await run.network().dial(address, party=Party.PEER)
+        stranger = await sockets.open_tcp(address)
+        if data:
+            await stranger.send_all(data)
+        with trio.fail_after(5):
+            await expect_hang_up(stranger)
+        await say(member)
+        await stranger.aclose()
+        await member.stream.aclose()
+        nursery.cancel_scope.cancel()
+
+
+async def test_silent_strangers_cannot_take_all_places(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sockets, "STRANGERS_PER_ADDRESS_MAX", 3)
+    network = SocketNetwork(run.credentials(), greeting_s=0.5)
+    async with trio.open_nursery() as nursery:
+        address = await serve(nursery, network)
+        member = await run.network().dial(address, party=Party.PEER)
+        strangers = [await sockets.open_tcp(address) for _ in range(6)]
+        with trio.fail_after(0.4):  # the surplus goes before anybody's time is up
+            for stranger in strangers[3:]:
+                await expect_hang_up(stranger)
+        await say(member)
+        with trio.fail_after(5):
+            for stranger in strangers[:3]:
+                await expect_hang_up(stranger)
+        again = await run.network().dial(address, party=Party.PEER)
+        await say(again)
+        for stream in (*strangers, member.stream, again.stream):
+            await trio.aclose_forcefully(stream)
+        nursery.cancel_scope.cancel()
+
+
+@contextlib.contextmanager
+def no_file_descriptors_left() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
+    hoard: list[int] = []
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                hoard.append(os.dup(0))
+        yield
+    finally:
+        for descriptor in hoard:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_running_out_of_file_descriptors_is_survived(run: Run) -> None:
+    async with trio.open_nursery() as nursery:
+        address = await serve(nursery, run.network())
+        early = trio.socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        with no_file_descriptors_left():
+            await early.connect((address.host, address.port))  # the kernel takes it, we cannot
+            await trio.sleep(2 * sockets.CAPACITY_PAUSE_S)
+        channel = await run.network().dial(address, party=Party.PEER)
+        await say(channel)
+        await channel.stream.aclose()
+        early.close()
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_stream_is_closed_when_its_handler_is_cancelled(run: Run) -> None:
+    dialed = run.network()
+    async with trio.open_nursery() as nursery:
+        address = await serve(nursery, run.network())
+        channel = await dialed.dial(address, party=Party.PEER)
+        await say(channel)
+        nursery.cancel_scope.cancel()
+    with trio.fail_after(5):
+        await expect_hang_up(channel.stream)
+    await trio.aclose_forcefully(channel.stream)
+
+
+async def test_closing_does_not_wait_for_a_peer_that_does_not_read(run: Run) -> None:
+    async def flood(channel: Channel) -> None:
+        with trio.move_on_after(0.3):
+            while True:
+                await channel.stream.send_all(bytes(2**20))
+
+    async with trio.open_nursery() as nursery:
+        (address,) = await nursery.start(run.network().serve, ANY_PORT, flood, None)
+        channel = await run.network().dial(address, party=Party.PEER)
+        await trio.sleep(0.5)
+        with trio.fail_after(5):
+            await MessageStream(channel.stream).aclose()
+        nursery.cancel_scope.cancel()
+
+
+# ---------------------------------------------------------------- addresses
+
+
+def has_ipv6() -> bool:
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET6) as probe:
+        probe.bind(("::1", 0))
+        return True
+    return False
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here")
+async def test_ipv6_ipv4_and_names_all_lead_there_on_one_port(run: Run) -> None:
+    bind = [Address("::1", 0), Address("127.0.0.1", 0)]
+    async with trio.open_nursery() as nursery:
+        addresses = await nursery.start(run.network().serve, bind, echo, None)
+        assert len({address.port for address in addresses}) == 1
+        assert {address.host for address in addresses} == {"::1", "127.0.0.1"}
+        port = addresses[0].port
+        for host in ("::1", "127.0.0.1", "localhost"):
+            channel = await run.network().dial(Address(host, port), party=Party.PEER)
+            await say(channel)
+            assert channel.remote_address
+            await channel.stream.aclose()
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "x" * 70 + ".example", "192.0.2.1"])
+async def test_addresses_that_cannot_be_bound_are_the_users_to_mend(run: Run, host: str) -> None:
+    with pytest.raises(UserError, match="cannot listen on") as raised:
+        await run.network().serve([Address(host, 0)], echo, None)
+    assert raised.value.exit_code == 4
+
+
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "x" * 70 + ".example"])
+async def test_names_that_lead_nowhere_are_an_os_error(run: Run, host: str) -> None:
+    with pytest.raises(OSError, match=r"."):
+        await run.network().dial(Address(host, 1), party=Party.PEER)
+
+
+async def test_control_streams_do_not_wait_for_more_bytes(run: Run) -> None:
+    async with trio.open_nursery() as nursery:
+        address = await serve(nursery, run.network())
+        stream = await sockets.open_tcp(address)
+        assert stream.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        await stream.aclose()
+        nursery.cancel_scope.cancel()
+
+
+async def test_work_off_the_loop_runs_in_a_thread(run: Run) -> None:
+    assert await run.network().run_sync(threading.get_ident) != threading.get_ident()

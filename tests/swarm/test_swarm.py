@@ -1,0 +1,383 @@
+"""Whole runs in virtual time: production master and peers, trainers of a few numbers.
+
+The witness inside the swarm checks parity, history and divisors after every event; these tests set
+the scene, do the harm and say what must come of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+from numpy.typing import NDArray
+
+from holdfast.daemon.simulator import Swarm, small_layout
+from holdfast.membership.replica import Phase
+from holdfast.protocol.messages import Layout, Role, TensorSpec
+
+SPEC = """
+[run]
+name = "swarm"
+rounds = {rounds}
+[diloco]
+sync_every = 4
+fragments = {fragments}
+[membership]
+contributors = {contributors}
+min_members = {min_members}
+deadline_s = 3
+grace_s = 1
+[reduce]
+codec_up = "{codec}"
+codec_down = "{codec}"
+"""
+
+
+def spec(
+    *,
+    rounds: int = 0,
+    contributors: int = 3,
+    min_members: int = 2,
+    codec: str = "fp32",
+    fragments: int = 1,
+) -> str:
+    return SPEC.format(
+        rounds=rounds,
+        contributors=contributors,
+        min_members=min_members,
+        codec=codec,
+        fragments=fragments,
+    )
+
+
+@asynccontextmanager
+async def a_swarm(
+    names: str = "abc", spares: str = "", toml: str | None = None, **options: Any
+) -> AsyncIterator[Swarm]:
+    """A running swarm whose first round is committed."""
+    async with trio.open_nursery() as nursery:
+        swarm = Swarm(nursery, toml or spec(), **options)
+        await swarm.start_master()
+        for name in names:
+            swarm.add_peer(name)
+        for name in spares:
+            swarm.add_peer(name, role=Role.SPARE)
+        await swarm.until(
+            lambda: swarm.committed >= 1 and all(swarm.in_sync(n) for n in names + spares)
+        )
+        yield swarm
+        nursery.cancel_scope.cancel()
+
+
+async def settled(swarm: Swarm, names: str, *, more: int = 2) -> None:
+    """Some more rounds commit, then all of these peers hold the same bits."""
+    target = swarm.committed + more
+    await swarm.until(lambda: swarm.committed >= target)
+    assert swarm.master is not None
+    swarm.master.decide(swarm.master.coordinator.pause)
+    await swarm.until(lambda: all(swarm.in_sync(name) for name in names))
+    await trio.sleep(2)
+    swarm.check_final(names)
+    swarm.master.coordinator.validate()
+
+
+# ---------------------------------------------------------------- nothing goes wrong
+
+
+async def test_a_run_commits_every_round_and_ends() -> None:
+    async with a_swarm("abc", "d", spec(rounds=6)) as swarm:
+        await swarm.until(lambda: all(s.service.finished.is_set() for s in swarm.peers.values()))
+        assert swarm.committed == 6
+        swarm.check_final("abcd")
+        assert [len(commit.contributors) for commit in swarm.witness.commits[1:]] == [3] * 5
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        small_layout((1,), counters=0),
+        small_layout((0,), counters=0),
+        small_layout((2,), counters=3),
+        small_layout((1_000, 7, 0, 513), counters=1),
+        Layout((TensorSpec("scale", (), "float32", "parameter"),)),
+        Layout(
+            (
+                TensorSpec("empty", (0, 4), "float32", "parameter"),
+                TensorSpec("mean", (3,), "float32", "buffer"),
+                TensorSpec("scale", (), "float32", "parameter"),
+            )
+        ),
+    ],
+    ids=["one element", "nothing", "fewer than members", "uneven", "0-dim", "empty and buffer"],
+)
+@pytest.mark.parametrize("codec", ["fp32", "int8"])
+async def test_tensors_of_every_size(layout: Layout, codec: str) -> None:
+    async with a_swarm("abcd", toml=spec(contributors=0, codec=codec), layout=layout) as swarm:
+        await settled(swarm, "abcd")
+
+
+async def test_uneven_token_weights_are_the_divisor() -> None:
+    async with a_swarm("abc") as swarm:
+        for weight, sim in enumerate(swarm.peers.values(), start=1):
+            sim.trainer.tokens_per_step = 7 * weight**3
+        await settled(swarm, "abc", more=4)
+        weights = [c.weight for c in swarm.witness.commits[-1].contributors]
+        assert weights[0] < weights[1] < weights[2]
+
+
+async def test_several_fragments_take_turns() -> None:
+    layout = small_layout((5, 3, 4, 6), counters=0)
+    async with a_swarm("abc", toml=spec(fragments=2), layout=layout) as swarm:
+        await settled(swarm, "abc", more=5)
+        assert {commit.fragment for commit in swarm.witness.commits} == {0, 1}
+
+
+# ---------------------------------------------------------------- coming and going
+
+
+async def test_a_joiner_takes_part_with_the_same_bits() -> None:
+    async with a_swarm("ab", toml=spec(contributors=0)) as swarm:
+        swarm.add_peer("late", founder=False)
+        await swarm.until(lambda: swarm.role("late") is Role.CONTRIBUTOR)
+        await settled(swarm, "ab", more=2)
+        swarm.check_final(["a", "b", "late"])
+        assert len(swarm.witness.commits[-1].contributors) == 3
+
+
+async def test_a_joiner_over_a_link_slower_than_the_rounds_replays_them() -> None:
+    layout = small_layout((40_000,), counters=1)
+    async with a_swarm("abc", layout=layout) as swarm:
+        for name in "abc":
+            swarm.world.link("late", name, delay_s=0.05, bytes_per_s=600_000.0)
+            swarm.world.link(name, "late", delay_s=0.05, bytes_per_s=600_000.0)
+        before = swarm.committed
+        swarm.add_peer("late", founder=False)
+        await swarm.until(lambda: swarm.peers["late"].service.replica.in_sync)
+        assert swarm.committed > before, "nobody stops for a joiner"
+        await settled(swarm, "abc")
+        await swarm.until(lambda: swarm.in_sync("late"))
+        swarm.check_final(["a", "b", "c", "late"])
+
+
+async def test_leaving_lets_the_round_in_flight_finish() -> None:
+    async with a_swarm("abc", "d") as swarm:
+        await swarm.peers["b"].service.leave("enough for today")
+        assert not swarm.peers["b"].alive or swarm.peers["b"].service._released.is_set()
+        await swarm.until(lambda: swarm.role("d") is Role.CONTRIBUTOR)
+        await settled(swarm, "acd")
+
+
+async def test_a_kicked_peer_is_told_and_stays_out() -> None:
+    async with a_swarm("abc") as swarm:
+        assert swarm.master is not None
+        victim = swarm.peers["c"]
+        coordinator = swarm.master.coordinator
+        swarm.master.decide(lambda now: coordinator.kick(victim.peer, "sends garbage", now))
+        await swarm.until(lambda: victim.ended is not None)
+        assert "sends garbage" in str(victim.ended)
+        again = swarm.restart("c")
+        await swarm.until(lambda: again.ended is not None)
+        await settled(swarm, "ab")
+
+
+# ---------------------------------------------------------------- deaths
+
+
+def in_phase(swarm: Swarm, name: str, phase: str) -> bool:
+    """Whether this peer is at that point of a round right now."""
+    service = swarm.peers[name].service
+    if phase == "between rounds":
+        return not service.replica.rounds
+    here = list(service.replica.rounds.values())
+    if phase == "open":
+        return any(r.phase is Phase.OPEN and not r.ready for r in here)
+    if phase == "ready":
+        return any(r.phase is Phase.OPEN and r.ready for r in here)
+    return any(r.phase.value == phase for r in here)
+
+
+@pytest.mark.parametrize("victim", ["a", "c"])
+@pytest.mark.parametrize(
+    "phase", ["between rounds", "open", "ready", "reducing", "reduced", "applying"]
+)
+async def test_a_death_in_each_phase_of_a_round(phase: str, victim: str) -> None:
+    layout = small_layout((3_000, 11), counters=2)
+    async with a_swarm("abc", "d", layout=layout, bytes_per_s=200_000.0, apply_s=0.03) as swarm:
+        await swarm.until(lambda: in_phase(swarm, victim, phase))
+        swarm.crash(victim)
+        spare = swarm.peers["d"].service
+        moved = spare.progress().state_received_bytes
+        await swarm.until(lambda: swarm.role("d") is Role.CONTRIBUTOR)
+        await settled(swarm, "abcd".replace(victim, ""))
+        assert spare.progress().state_received_bytes == moved, "a promotion moves no state"
+
+
+async def test_a_peer_that_comes_back_finds_its_place_taken_and_becomes_a_spare() -> None:
+    async with a_swarm("abc", "d") as swarm:
+        swarm.crash("c")
+        await swarm.until(lambda: swarm.role("d") is Role.CONTRIBUTOR)
+        swarm.restart("c")
+        await swarm.until(lambda: swarm.in_sync("c"))
+        await settled(swarm, "abcd")
+        assert swarm.role("c") is Role.SPARE
+
+
+async def test_two_deaths_at_once() -> None:
+    async with a_swarm("abcde", toml=spec(contributors=0)) as swarm:
+        await swarm.until(lambda: in_phase(swarm, "b", "reducing"))
+        swarm.crash("b")
+        swarm.crash("d")
+        await settled(swarm, "ace")
+
+
+async def test_a_crashed_trainer_gets_the_state_back_from_its_daemon() -> None:
+    async with a_swarm("abc") as swarm:
+        received = swarm.peers["b"].service.progress().state_received_bytes
+        swarm.peers["b"].trainer.crash()
+        await settled(swarm, "abc", more=12)
+        assert swarm.peers["b"].service.progress().state_received_bytes == received
+        assert len(swarm.witness.commits[-1].contributors) == 3
+
+
+async def test_a_frozen_peer_is_out_within_the_deadline_and_thaws_as_a_spare() -> None:
+    async with a_swarm("abc", "d") as swarm:
+        frozen_s = trio.current_time()
+        swarm.world.freeze("c")
+        await swarm.until(lambda: swarm.role("d") is Role.CONTRIBUTOR)
+        assert trio.current_time() - frozen_s < 3.0 + 1.0, "the deadline and a little"
+        target = swarm.committed + 2
+        await swarm.until(lambda: swarm.committed >= target)
+        swarm.world.thaw("c")
+        await swarm.until(lambda: swarm.in_sync("c"))
+        await settled(swarm, "abcd")
+        assert swarm.role("c") is Role.SPARE
+
+
+async def test_a_partition_of_two_peers_does_not_stop_the_run() -> None:
+    async with a_swarm("abcd", toml=spec(contributors=0)) as swarm:
+        swarm.world.partition("b", "c")
+        target = swarm.committed + 3
+        await swarm.until(lambda: swarm.committed >= target)
+        swarm.world.heal("b", "c")
+        await swarm.until(lambda: all(swarm.in_sync(n) for n in "abcd"))
+        await settled(swarm, "abcd")
+
+
+async def test_a_joiner_that_nobody_can_reach_is_refused_and_nobody_else_is_touched() -> None:
+    async with a_swarm("abc") as swarm:
+        views = {name: swarm.peers[name].service.replica.view for name in "abc"}
+        # It can dial out, as from behind a router, but nobody can dial it.
+        name = "hermit"
+        swarm.add_peer(name)
+        swarm.world.unreachable(name)
+        await swarm.until(lambda: swarm.peers[name].ended is not None)
+        assert "reach" in str(swarm.peers[name].ended)
+        assert {n: swarm.peers[n].service.replica.view for n in "abc"} == views
+        await settled(swarm, "abc")
+
+
+# ---------------------------------------------------------------- the master
+
+
+@pytest.mark.parametrize("phase", ["between rounds", "open", "reducing", "reduced"])
+async def test_a_master_restart_loses_no_round_and_needs_no_resync(phase: str) -> None:
+    layout = small_layout((3_000,), counters=1)
+    async with a_swarm("abc", "d", layout=layout, bytes_per_s=200_000.0) as swarm:
+        await swarm.until(lambda: in_phase(swarm, "a", phase))
+        received = {n: swarm.peers[n].service.progress().state_received_bytes for n in "abcd"}
+        swarm.crash_master()
+        await trio.sleep(1)
+        await swarm.start_master()
+        await settled(swarm, "abcd", more=3)
+        roles = {name: swarm.role(name) for name in "abcd"}
+        assert roles == {"a": Role.CONTRIBUTOR, "b": Role.CONTRIBUTOR, "c": Role.CONTRIBUTOR,
+                         "d": Role.SPARE}
+        assert received == {
+            n: swarm.peers[n].service.progress().state_received_bytes for n in "abcd"
+        }
+
+
+# ---------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), float("-inf")])
+async def test_a_pseudo_gradient_that_is_not_finite_is_refused_and_attributed(
+    poison: float,
+) -> None:
+    async with a_swarm("abc") as swarm:
+        bad = swarm.peers["b"]
+        bad.trainer.poison = lambda _round: poison
+        start = swarm.committed
+        await swarm.until(lambda: swarm.committed >= start + 4)
+        late = swarm.witness.commits[start + 1 :]
+        assert all(bad.peer not in [c.peer for c in commit.contributors] for commit in late)
+        assert any("not finite" in line for line in bad.service.report.told)
+        bad.trainer.poison = None
+        await settled(swarm, "abc", more=3)
+        assert len(swarm.witness.commits[-1].contributors) == 3
+
+
+async def test_an_update_far_larger_than_the_others_is_refused() -> None:
+    async with a_swarm("abc") as swarm:
+        bad = swarm.peers["b"]
+        bad.trainer.poison = lambda _round: 1e6
+        start = swarm.committed
+        await swarm.until(lambda: swarm.committed >= start + 3)
+        last = swarm.witness.commits[-1]
+        assert bad.peer not in [c.peer for c in last.contributors]
+        await swarm.until(lambda: bool(bad.service.report.told))
+
+
+async def test_a_script_with_other_shapes_is_refused_by_name() -> None:
+    async with a_swarm("abc") as swarm:
+        swarm.layout = small_layout((5, 4), counters=1)
+        swarm.add_peer("odd")
+        await swarm.until(lambda: swarm.peers["odd"].ended is not None)
+        assert "layer1.weight" in str(swarm.peers["odd"].ended)
+        await settled(swarm, "abc")
+
+
+async def test_a_corrupted_lane_ends_that_link_only() -> None:
+    async with a_swarm("abcd", toml=spec(contributors=0)) as swarm:
+        swarm.world.corrupt_next_lane_frame("a", "b")
+        await settled(swarm, "acd", more=3)
+        await swarm.until(lambda: swarm.in_sync("b"))
+        swarm.check_final("abcd")
+
+
+# ---------------------------------------------------------------- values
+
+
+def powers(peer: str, _round: int, count: int) -> NDArray[np.float32]:
+    """1, 2, 4 or 8 in every element, by peer: every subset has its own mean."""
+    number = int(peer[:8], 16)
+    return np.full(count, 2.0 ** ((number - 1) % 4), np.float32)
+
+
+@pytest.mark.parametrize("part", range(8))
+async def test_values_after_a_kill_at_any_instant(part: int) -> None:
+    """25 kills a part, 200 in all: every survivor holds the mean of the recorded set, everywhere.
+
+    The witness compares each applied mean, element by element, with that of the contributors in
+    the committed record; ``powers`` makes every other set's mean a different number.
+    """
+    layout = small_layout((5_000,), counters=1)
+    for case in range(25):
+        seed = 1_000 * part + case
+        async with a_swarm(
+            "abcd",
+            toml=spec(contributors=0),
+            seed=seed,
+            layout=layout,
+            delta=powers,
+            bytes_per_s=150_000.0,
+            jitter_s=0.01,
+        ) as swarm:
+            await trio.sleep(swarm.rng.random() * 0.8)
+            victim = swarm.rng.choice("abcd")
+            swarm.crash(victim)
+            await settled(swarm, "abcd".replace(victim, ""), more=2)
