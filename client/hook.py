@@ -259,13 +259,13 @@ class Run:
         if not self.contributing:
             return True
         overlap_steps = self._require_arenas().overlap_steps
-        unposted = False
         for opened in self._rounds.values():
-            if opened.posted_tokens is None:
-                unposted = True
-            elif overlap_steps == 0 or self._step >= opened.at_step + overlap_steps:
+            used_up = self._step >= opened.at_step + overlap_steps
+            if opened.posted_tokens is not None and (overlap_steps == 0 or used_up):
                 return True
-        return self._step >= self._hold_step and not unposted
+        # A hold ends with the round that it waited for: one at that step, or at a later one.
+        held = all(opened.at_step < self._hold_step for opened in self._rounds.values())
+        return held and self._step >= self._hold_step
 
     def _next_due_step(self) -> int:
         """The first step at which something is to be done even if no message comes."""

@@ -166,6 +166,7 @@ class Reduction:
         Raises:
           PeerLostError: a contributor or owner is gone, or its link did not come up in time.
           BadContributionError: a peer (this node, too) sent what must not be added or applied.
+          RemoteProtocolError: this attempt, or a later one of its round, ran here before.
 
         Cost:
           With ``n`` contributors, all of them receivers, and owner share ``w``, in payload bytes:

@@ -20,6 +20,7 @@ A link's handshake (``>`` dialer, ``<`` acceptor), on the control stream unless 
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -84,6 +85,7 @@ class LinkHub:
     Attributes:
       me: this node's peer id.
       router: the table of who wants which frames.
+      silence_s: a link on which nothing comes for so long is lost; for links made from now on.
       on_message: called with each message that arrives on a link's control stream, one at a time
         per link; it should not wait for long. What it raises as RemoteProtocolError ends the link.
 
@@ -111,6 +113,7 @@ class LinkHub:
         self.on_message: OnMessage = on_message if on_message is not None else _refuse
         self._network = network
         self._limiter = limiter
+        self.silence_s = math.inf
         self._stall_s = stall_s
         self._members: dict[str, MemberInfo] = {}
         self._links: dict[str, Link] = {}
@@ -432,7 +435,15 @@ class LinkHub:
     # ------------------------------------------------------------ both
 
     def _new_link(self, peer: str, channel: Channel) -> Link:
-        return Link(peer, channel.stream, self.router, self._dispatch, self._stall_s, self._limiter)
+        return Link(
+            peer,
+            channel.stream,
+            self.router,
+            self._dispatch,
+            self._stall_s,
+            self._limiter,
+            self.silence_s,
+        )
 
     async def _dispatch(self, peer: str, message: Message) -> None:
         if isinstance(message, Refused):

@@ -3,11 +3,14 @@
 One control stream (messages, inside TLS) and a few lanes (frames of bulk bytes). The lanes have no
 static split: a frame goes to the lane that is idle first. A link lives and dies as one: when any of
 its streams breaks, or accepts no byte for ``stall_s``, all of it is closed, ``lost`` is set, and
-whoever waits is told. Silence of the other side is not looked at here: that is the master's business.
+whoever waits is told. So it is when nothing at all comes from the other side for ``silence_s``:
+both sides send a ``Heartbeat`` several times in that span.
 
     run                    until the link is lost; closes all its streams
      ├── read_messages     control stream -> on_message
      ├── write_messages    outbox of messages -> control stream
+     ├── beat              a heartbeat now and then
+     ├── listen            counts the silence
      ├── read_frames       one per lane: lane -> router -> sink
      └── write_frames      one per lane: outbox of frames -> lane
 
@@ -17,6 +20,8 @@ would tear the lane. It may leave a frame that is still queued; one that is on i
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -27,7 +32,7 @@ from attrs import define, field
 
 from ..protocol.errors import LocalProtocolError, PeerLostError, RemoteProtocolError
 from ..protocol.lane import Buffer, FrameHeader, Lane
-from ..protocol.messages import Message
+from ..protocol.messages import Heartbeat, Message
 from ..protocol.stream import MessageStream
 from .limiter import UploadLimiter
 from .routing import FrameRouter, Sink
@@ -36,6 +41,8 @@ LANE_COUNT = 2  # lanes of a link, numbered from 0
 STALL_S = 20.0  # a slice that no one takes for this long means that the other side is gone
 # Bytes given to a stream at once: what has to move within ``stall_s``, per lane (about 100 kbit/s).
 SLICE_BYTES = 2**18
+
+BEATS_PER_SILENCE = 4  # heartbeats in the time after which silence means loss
 
 T = TypeVar("T")
 
@@ -166,6 +173,7 @@ class Link:
         on_message: OnMessage,
         stall_s: float = STALL_S,
         limiter: UploadLimiter | None = None,
+        silence_s: float = math.inf,
     ) -> None:
         self.peer = peer
         self.lost = trio.Event()
@@ -180,6 +188,8 @@ class Link:
         self._on_message = on_message
         self._stall_s = stall_s
         self._limiter = limiter
+        self._silence_s = silence_s
+        self._silent_s = 0.0  # how long nothing has come
         self._scope = trio.CancelScope()
         self._message_outbox: _Outbox[Message] = _Outbox()
         self._frame_outbox: _Outbox[tuple[FrameHeader, Buffer]] = _Outbox()
@@ -278,6 +288,9 @@ class Link:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._guard, self._read_messages)
                     nursery.start_soon(self._guard, self._write_messages)
+                    if self._silence_s < math.inf:
+                        nursery.start_soon(self._guard, self._beat)
+                        nursery.start_soon(self._listen)
                     for lane in self._lanes.values():
                         nursery.start_soon(self._guard, partial(self._read_frames, lane))
                         nursery.start_soon(self._guard, partial(self._write_frames, lane))
@@ -305,7 +318,27 @@ class Link:
 
     async def _read_messages(self) -> None:
         while True:
-            await self._on_message(self.peer, await self.messages.receive())
+            message = await self.messages.receive()
+            self._silent_s = 0.0
+            if not isinstance(message, Heartbeat):
+                await self._on_message(self.peer, message)
+
+    async def _beat(self) -> None:
+        for sequence in itertools.count():
+            await self.send(Heartbeat(sequence))
+            await trio.sleep(self._silence_s / BEATS_PER_SILENCE)
+
+    async def _listen(self) -> None:
+        """Give the link up when the other side is silent.
+
+        Only the time in which we were awake counts: after our own process was stopped, or the
+        machine slept, what the others sent meanwhile is still to be read.
+        """
+        tick_s = self._silence_s / (4 * BEATS_PER_SILENCE)
+        while self._silent_s < self._silence_s:
+            await trio.sleep(tick_s)
+            self._silent_s += tick_s
+        self.close(f"nothing was heard for {self._silence_s:g} s")
 
     async def _write_messages(self) -> None:
         while True:
@@ -324,6 +357,7 @@ class Link:
 
         while True:
             header, _payload = await lane.receiver.receive(place)
+            self._silent_s = 0.0
             if sink is not None and view is not None:
                 self._router.deliver(sink, self.peer, header, view)
             sink = view = None

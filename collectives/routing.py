@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 
 import trio
 
-from ..protocol.errors import LocalProtocolError
+from ..protocol.errors import LocalProtocolError, RemoteProtocolError
 from ..protocol.lane import FrameHeader, FrameKind
 
 EARLY_WAIT_S = 10.0  # how long a lane waits for somebody to want its frame; then it is dropped
@@ -77,10 +77,15 @@ class FrameRouter:
         Registering an attempt of a round ends all earlier attempts of that round.
 
         Raises:
-          LocalProtocolError: the key is taken or over.
+          LocalProtocolError: the key is taken, or a transfer's number was used before.
+          RemoteProtocolError: the attempt is over: the order for it is stale.
         """
-        if key in self._sinks or self._is_over(key):
-            raise LocalProtocolError(f"frames of {key} are registered already, or over")
+        if key in self._sinks:
+            raise LocalProtocolError(f"frames of {key} are registered already")
+        if self._is_over(key):
+            if key[0] == FrameKind.BLOCK:
+                raise LocalProtocolError(f"transfer {key[1]} is over")
+            raise RemoteProtocolError(f"attempt {key[2]} of round {key[1]} is over")
         if key[0] != FrameKind.BLOCK:
             self.forget_through(key[1], key[2] - 1)
         self._given_up.pop(key, None)

@@ -241,14 +241,19 @@ class PeerService:
         self._stop.cancel()
 
     async def leave(self, reason: str) -> None:
-        """Drain: finish the round in flight, let the master know, then end ``run``."""
+        """Drain, then end ``run``."""
+        await self.drain(reason)
+        self.stop()
+
+    async def drain(self, reason: str) -> None:
+        """Finish the round in flight and let the master know; the trainer stays attached."""
         self._leaving = True
         deadline_s = self.spec.membership.deadline_s if self.spec is not None else 15.0
         with trio.move_on_after(2 * deadline_s):
             if self._outbox is not None:
+                self._tell_master(self.progress())  # the last word on what was done here
                 self._tell_master(Leaving(reason))
                 await self._released.wait()
-        self.stop()
 
     def _end_for_good(self, error: EvictedError) -> None:
         self._over = error
@@ -280,6 +285,9 @@ class PeerService:
                     began = trio.current_time()
                     await self._session(channel)
                 except EvictedError as error:
+                    if self._leaving and error.code == RefusalCode.LEFT.value:
+                        self._released.set()  # as we asked; whoever drains ends ``run``
+                        return
                     log.warning("the master sent us away: %s", error.reason)
                     self.report.why = error.reason
                     if RefusalCode(error.code) in FINAL_CODES or self._leaving:
@@ -333,6 +341,7 @@ class PeerService:
         self._outbox = outbox
         self._progress_sent = None
         self._welcome(first)
+        ended: Exception | None = None  # the writer may end the session before the reader does
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._write, stream, queue, nursery.cancel_scope)
             nursery.start_soon(self._beat)
@@ -401,6 +410,7 @@ class PeerService:
         self.spec = RunSpec.parse(message.spec_toml)
         replica = self.replica
         replica.sync_every, replica.overlap = self.spec.diloco.sync_every, self.spec.diloco.overlap
+        self.hub.silence_s = self.spec.link_deadline_s
         self.report.phase = "in the run"
         self.report.why = "" if message.lineage else "waiting for the run's first weights"
         if message.layout is not None:
@@ -456,7 +466,8 @@ class PeerService:
                 case deeds.ReloadTrainer():
                     self._reload_trainer()
                 case deeds.StartReduction(order=order, contribute=contribute):
-                    self._start(self._reduce, order, contribute)
+                    scope = self._reductions[order.round] = trio.CancelScope()
+                    self._start(self._reduce, order, contribute, scope)
                 case deeds.StopReduction(round=round_id):
                     self._cancel(self._reductions, round_id)
                     self.hub.stop_trailing(round_id)
@@ -466,7 +477,8 @@ class PeerService:
                     self._results.pop(round_id, None)
                     self._inputs.pop(round_id, None)
                 case deeds.FetchFragment(order=order):
-                    self._start(self._fetch, order)
+                    scope = self._fetches[order.head.fragment] = trio.CancelScope()
+                    self._start(self._fetch, order, scope)
                 case deeds.StopFetch(fragment=fragment):
                     self._cancel(self._fetches, fragment)
                 case deeds.PinFragment(order=Donate() as order):
@@ -500,9 +512,7 @@ class PeerService:
         assert self.state is not None
         return self.state.sizes[fragment]
 
-    async def _reduce(self, order: Reduce, contribute: bool) -> None:
-        scope = trio.CancelScope()
-        self._reductions[order.round] = scope
+    async def _reduce(self, order: Reduce, contribute: bool, scope: trio.CancelScope) -> None:
         assert self.posted is not None
         fragment = order.fragment
         kept = self._inputs.get(order.round)
@@ -539,7 +549,6 @@ class PeerService:
     def _reduction_failed(
         self, order: Reduce, accused: tuple[str, ...], bad: bool, reason: str
     ) -> None:
-        self._reductions.pop(order.round, None)
         log.info("round %d attempt %d fails here: %s", order.round, order.attempt, reason)
         self._perform(
             self.replica.reduction_failed(order.round, order.attempt, accused, bad, reason)
@@ -635,9 +644,7 @@ class PeerService:
         self.replica.founded(lineage, heads)
         self._tell_master(Founded(layout, state.sizes, heads, lineage))
 
-    async def _fetch(self, order: SyncFragment) -> None:
-        scope = trio.CancelScope()
-        self._fetches[order.head.fragment] = scope
+    async def _fetch(self, order: SyncFragment, scope: trio.CancelScope) -> None:
         assert self._joiner is not None
         joiner = self._joiner
         self.report.phase = f"fetching fragment {order.head.fragment}"

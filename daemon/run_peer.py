@@ -98,8 +98,6 @@ class Peer:
                 renewed=credentials.replace_certificate,
             )
             await self._serve(self.service)
-        except EvictedError as error:
-            raise _as_user_error(error) from error
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         if self._error is not None:
@@ -132,7 +130,10 @@ class Peer:
                     nursery.start_soon(self._supervise, self.supervisor)
                 nursery.start_soon(self._see_out)
                 self.tell(f"peer {service.config.me[:8]} ({service.config.name}); {url}/api/status")
-                await service.run()
+                try:
+                    await service.run()
+                except EvictedError as error:
+                    self._error = self._error or _as_user_error(error)
                 nursery.cancel_scope.cancel()
 
     async def _supervise(self, supervisor: Supervisor) -> None:
@@ -141,6 +142,8 @@ class Peer:
         except UserError as error:
             self._error = error
             await self._leave("its training command cannot be started")
+            return
+        if end is TrainerEnd.STOPPED:
             return
         if end is TrainerEnd.GIVEN_UP:
             self._error = UserError(
@@ -165,7 +168,11 @@ class Peer:
 
     async def _leave(self, reason: str) -> None:
         assert self.service is not None
-        await self.service.leave(reason)
+        await self.service.drain(reason)
+        if self.supervisor is not None:
+            # While it still has its daemon, so that it ends by our signal, not by an error.
+            await self.supervisor.stop()
+        self.service.stop()
 
     def _on_signal(self) -> None:
         self._signals += 1

@@ -19,10 +19,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import trio
 from attrs import define, field
+from blake3 import blake3
 from numpy.typing import NDArray
 
 from ..membership.coordinator import Coordinator
@@ -52,6 +54,7 @@ from ..protocol.messages import (
     TensorSpec,
 )
 from ..protocol.network import Party
+from ..protocol.virtual_time import run_virtually
 from .master import MasterService
 from .peer import PeerConfig, PeerService
 from .store import GrantRow, Store
@@ -90,10 +93,15 @@ class Witness:
     versions: dict[int, int] = field(factory=dict)
     contributions: dict[tuple[int, str], NDArray[np.float32]] = field(factory=dict)
     events: int = 0
+    trace: blake3 = field(factory=blake3)
     coarse: bool = False  # a lossy codec is in use: means are right to a few steps of int8
 
-    def saw_root(self, peer: str, head: FragmentHead) -> None:
+    def note(self, *what: object) -> None:
         self.events += 1
+        self.trace.update(repr((round(trio.current_time(), 6), *what)).encode())
+
+    def saw_root(self, peer: str, head: FragmentHead) -> None:
+        self.note("root", peer, head)
         key = (head.fragment, head.version)
         known = self.roots.setdefault(key, (head.root, peer))
         if known[0] != head.root:
@@ -103,7 +111,7 @@ class Witness:
             )
 
     def saw_record(self, record: JournalRecord) -> None:
-        self.events += 1
+        self.note("record", record)
         if not isinstance(record, RoundCommitted):
             return
         commit = record.commit
@@ -122,7 +130,7 @@ class Witness:
 
     def saw_mean(self, peer: str, commit: Commit, mean: NDArray[np.float32]) -> None:
         """The divisor is the weight that went in, and what went in is what the record names."""
-        self.events += 1
+        self.note("mean", peer, commit.round)
         total = sum(c.weight for c in commit.contributors)
         expected = np.zeros(mean.shape, np.float64)
         for contributor in commit.contributors:
@@ -372,6 +380,7 @@ class Swarm:
         self.apply_s = apply_s
         self.delta = delta
         self.peers: dict[str, SimPeer] = {}
+        self.left: set[str] = set()  # names of those that were asked to leave for good
         self.master: MasterService | None = None
         self._master_scope = trio.CancelScope()
         self._term = 0
@@ -456,7 +465,31 @@ class Swarm:
         self.peers[name] = sim = self._boot(name, old.peer, old.lives + 1)
         return sim
 
+    def heal_all(self) -> None:
+        names = [*sorted(self.peers), "master"]
+        for index, one in enumerate(names):
+            for other in names[index + 1 :]:
+                self.world.heal(one, other)
+
     # ------------------------------------------------------------ waiting and checking
+
+    def story(self) -> str:
+        """Where everybody stands, for the report of a failing seed."""
+        lines = [f"at {trio.current_time():.2f} s, {self.committed} committed"]
+        if self.master is not None:
+            status = self.master.coordinator.status(trio.current_time())
+            lines.append(f"{status['state']}: {status['why_waiting']}")
+            lines += [f"{m['name']} {m['role']}: {m['why']}" for m in status["members"]]
+            lines += [f"{e['at_s']:.2f} {e['text']}" for e in status["events"][-12:]]
+        for name, sim in sorted(self.peers.items()):
+            replica = sim.service.replica
+            held = [(f.version, f.fetching is not None) for f in replica.fragments]
+            rounds = [(r.round, r.phase.value, r.attempt) for r in replica.rounds.values()]
+            lines.append(
+                f"{name} {'alive' if sim.alive else 'dead'} {replica.role.value} {held} {rounds}"
+                f" {sim.ended or ''}"
+            )
+        return "\n  ".join(lines)
 
     async def until(self, condition: Callable[[], bool], *, within_s: float = 600.0) -> None:
         """Wait in virtual time until something is so; raises trio.TooSlowError."""
@@ -479,8 +512,22 @@ class Swarm:
             == {f: self.witness.versions.get(f, 0) for f in range(self.spec.diloco.fragments)}
         )
 
+    def survives_without(self, name: str) -> bool:
+        """Whether anybody else holds the committed state: memory is all there is yet."""
+        return any(
+            self.in_sync(other) and other not in self.left for other in self.peers if other != name
+        )
+
     def role(self, name: str) -> Role:
         return self.peers[name].service.replica.role
+
+    async def come_to_rest(self, names: Sequence[str], *, within_s: float = 60.0) -> None:
+        """Pause the run, then wait until no round is in flight and these hold all of it."""
+        assert self.master is not None
+        coordinator = self.master.coordinator
+        self.master.decide(coordinator.pause)
+        await self.until(lambda: not coordinator.conductor.rounds, within_s=within_s)
+        await self.until(lambda: all(self.in_sync(name) for name in names), within_s=within_s)
 
     def check_final(self, names: Sequence[str]) -> None:
         """Every one of these holds the same bits at the committed versions."""
@@ -492,3 +539,167 @@ class Swarm:
                 self.witness.saw_root(self.peers[name].peer, head)
                 if head.version != self.witness.versions.get(head.fragment, 0):
                     raise ViolationError(f"{name} is at version {head.version}")
+
+
+# ---------------------------------------------------------------- histories from a seed
+
+
+def simulate(seed: int, *, fault_count: int = 6) -> History:
+    """``live_through`` in virtual time, from outside of trio; raises what it raises."""
+
+    return run_virtually(partial(live_through, seed, fault_count=fault_count), seed=seed)
+
+
+FAULTS = (
+    "crash",
+    "crash",
+    "restart",
+    "restart",
+    "trainer",
+    "freeze",
+    "thaw",
+    "partition",
+    "heal",
+    "cut",
+    "corrupt",
+    "master",
+    "join",
+    "leave",
+)
+QUIET_S = 60.0  # after the last fault: by then a run must be whole again
+
+
+@define
+class History:
+    """What one seed led to."""
+
+    seed: int
+    faults: list[str]
+    events: int
+    committed: int
+    trace: str  # digest of all that the witness saw, with times
+
+
+async def live_through(seed: int, *, fault_count: int = 6) -> History:
+    """One run of three to five peers with faults at random instants; then peace.
+
+    Raises:
+      ViolationError: a promise was broken; or, once the faults are over, the run does not commit
+        again, or a member does not come back in sync, within ``QUIET_S``.
+    """
+    rng = random.Random(seed)
+    toml = HISTORY_TOML.format(
+        contributors=rng.choice([0, 3]),
+        codec=rng.choice(["fp32", "int8"]),
+        fragments=rng.choice([1, 1, 2]),
+    )
+    layout = small_layout(
+        [rng.choice([0, 1, 3, 700, 3_000]) for _ in range(rng.randint(2, 4))], rng.randint(0, 2)
+    )
+    faults: list[str] = []
+    async with trio.open_nursery() as nursery:
+        swarm = Swarm(
+            nursery,
+            toml,
+            seed=rng.getrandbits(32),
+            layout=layout,
+            delay_s=rng.choice([0.001, 0.02, 0.08]),
+            jitter_s=rng.choice([0.0, 0.01]),
+            bytes_per_s=rng.choice([1e5, 1e6, 1e9]),
+            apply_s=rng.choice([0.0, 0.02]),
+        )
+        await swarm.start_master()
+        for index in range(rng.randint(3, 5)):
+            swarm.add_peer(f"p{index}", role=Role.SPARE if index == 3 else Role.CONTRIBUTOR)
+        try:
+            await swarm.until(lambda: swarm.committed >= 1, within_s=QUIET_S)
+            for _ in range(fault_count):
+                await trio.sleep(rng.expovariate(1.5))
+                faults.append(await _befall(swarm, rng, rng.choice(FAULTS)))
+            await _make_peace(swarm)
+        except trio.TooSlowError as error:
+            raise ViolationError(f"seed {seed} after {faults}: {swarm.story()}") from error
+        nursery.cancel_scope.cancel()
+    witness = swarm.witness
+    return History(seed, faults, witness.events, swarm.committed, witness.trace.hexdigest()[:32])
+
+
+HISTORY_TOML = """
+[run]
+name = "history"
+[diloco]
+sync_every = 4
+fragments = {fragments}
+[membership]
+contributors = {contributors}
+min_members = 1
+deadline_s = 3
+grace_s = 1
+[reduce]
+codec_up = "{codec}"
+codec_down = "{codec}"
+"""
+
+
+async def _befall(swarm: Swarm, rng: random.Random, kind: str) -> str:
+    """Let one fault happen; returns what it was."""
+    names = sorted(swarm.peers)
+    alive = [name for name in names if swarm.peers[name].alive]
+    dead = [name for name in names if not swarm.peers[name].alive and name not in swarm.left]
+    name = rng.choice(alive) if alive else ""
+    other = rng.choice([*names, "master"])
+    if kind == "crash" and swarm.survives_without(name):
+        swarm.crash(name)
+    elif kind == "restart" and dead:
+        name = rng.choice(dead)
+        swarm.restart(name)
+    elif kind == "trainer" and alive:
+        swarm.peers[name].trainer.crash()
+    elif kind == "freeze" and alive:
+        swarm.world.freeze(name)
+    elif kind == "thaw":
+        for each in names:
+            swarm.world.thaw(each)
+    elif kind == "partition" and alive and other != name:
+        swarm.world.partition(name, other)
+        name = f"{name}-{other}"
+    elif kind == "heal":
+        swarm.heal_all()
+    elif kind == "cut" and alive and other != name:
+        swarm.world.cut(name, other)
+        name = f"{name}-{other}"
+    elif kind == "corrupt" and alive and other not in (name, "master"):
+        swarm.world.corrupt_next_lane_frame(name, other)
+        name = f"{name}-{other}"
+    elif kind == "master":
+        if swarm.master is not None:
+            swarm.crash_master()
+            await trio.sleep(rng.random() * 2)
+        await swarm.start_master()
+        name = ""
+    elif kind == "join" and len(names) < 7:
+        name = f"p{len(names)}"
+        swarm.add_peer(name)
+    elif kind == "leave" and len(alive) > 2 and swarm.survives_without(name):
+        swarm.left.add(name)
+        swarm.nursery.start_soon(swarm.peers[name].service.leave, "enough")
+    else:
+        return "nothing"
+    return f"{trio.current_time():.2f}:{kind} {name}".strip()
+
+
+async def _make_peace(swarm: Swarm) -> None:
+    """End all faults, then demand that the run is whole again."""
+    for name in sorted(swarm.peers):
+        swarm.world.thaw(name)
+    swarm.heal_all()
+    for name in sorted(swarm.peers):
+        if not swarm.peers[name].alive and name not in swarm.left:
+            swarm.restart(name)
+    target = swarm.committed + 3
+    staying = [name for name in sorted(swarm.peers) if name not in swarm.left]
+    await swarm.until(lambda: swarm.committed >= target, within_s=QUIET_S)
+    assert swarm.master is not None
+    await swarm.come_to_rest(staying, within_s=QUIET_S)
+    swarm.check_final(staying)
+    swarm.master.coordinator.validate()

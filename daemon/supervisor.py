@@ -33,6 +33,7 @@ TERM_S = 10.0  # from SIGTERM to SIGKILL
 class TrainerEnd(enum.Enum):
     DONE = "done"  # exit status 0
     GIVEN_UP = "given up"  # failed too often
+    STOPPED = "stopped"  # because we said so
 
 
 class Supervisor:
@@ -51,6 +52,8 @@ class Supervisor:
         self.pid: int | None = None
         self.restarts = 0
         self.last_end = ""
+        self._scope = trio.CancelScope()
+        self._ended = trio.Event()
 
     def environment(self) -> Mapping[str, str]:
         return {
@@ -60,13 +63,26 @@ class Supervisor:
         }
 
     async def run(self) -> TrainerEnd:
-        """Keep the command running until it ends well or fails too often.
+        """Keep the command running until it ends well, fails too often, or ``stop`` is called.
 
         Cancelled: the process is asked to end (SIGTERM), then killed.
 
         Raises:
           UserError: the command cannot be started at all.
         """
+        try:
+            with self._scope:
+                return await self._keep_running()
+            return TrainerEnd.STOPPED
+        finally:
+            self._ended.set()
+
+    async def stop(self) -> None:
+        """End the command; on return nothing of it runs, and nothing starts it again."""
+        self._scope.cancel()
+        await self._ended.wait()
+
+    async def _keep_running(self) -> TrainerEnd:
         failures, backoff_s = 0, BACKOFF_FIRST_S
         while True:
             began_s = trio.current_time()
@@ -109,16 +125,20 @@ class Supervisor:
 
 
 async def _end(process: trio.Process) -> None:
-    """SIGTERM, then SIGKILL, to the whole session of a process that still runs."""
-    if process.returncode is not None:
-        return
+    """SIGTERM, then SIGKILL, to the whole session of a process.
+
+    Its children may outlive it (data loaders, the script under a shell or under torchrun) and hold
+    memory that the next one needs; so the session is killed even if the process itself has ended.
+    """
+    if process.returncode == 0:
+        return  # it went by itself; what it left running, it left on purpose
     with trio.CancelScope(shield=True):
-        _signal(process, signal.SIGTERM)
-        with trio.move_on_after(TERM_S):
-            await process.wait()
         if process.returncode is None:
-            _signal(process, signal.SIGKILL)
-            await process.wait()
+            _signal(process, signal.SIGTERM)
+            with trio.move_on_after(TERM_S):
+                await process.wait()
+        _signal(process, signal.SIGKILL)
+        await process.wait()
 
 
 def _signal(process: trio.Process, number: signal.Signals) -> None:

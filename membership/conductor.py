@@ -295,8 +295,9 @@ class Conductor:
             return False
         if round_.quorum_s is None:
             round_.quorum_s = self.context.now_s
-        grace_s = self.context.spec.membership.grace_s
-        if answered(round_, expected) or self.context.now_s >= round_.quorum_s + grace_s:
+        root = self.syncing.decide(round_.fragment, round_.version)
+        limit_s = round_.quorum_s + self.context.spec.membership.grace_s
+        if (root and answered(round_, expected)) or self.context.now_s >= limit_s:
             self._close(round_, ready, len(expected))
             return True
         return False
@@ -354,12 +355,7 @@ class Conductor:
         return member.copies[fragment].state if member else CopyState.STALE
 
     def _start_attempt(self, round_: Round, contributors: tuple[Contributor, ...]) -> None:
-        adding = {contributor.peer for contributor in contributors}
-        receivers = tuple(
-            member.peer
-            for member in self.context.roster.by_number()
-            if member.peer in adding or not (member.draining or member.relay)
-        )
+        receivers = self._receivers({contributor.peer for contributor in contributors})
         now_s = self.context.now_s
         number = 1 if round_.attempt is None else round_.attempt.number + 1
         round_.attempt = Attempt(number, contributors, receivers, started_s=now_s, moved_s=now_s)
@@ -381,6 +377,14 @@ class Conductor:
         )
         for peer in receivers:
             self.context.send(peer, message)
+
+    def _receivers(self, adding: set[str]) -> tuple[str, ...]:
+        """Whoever adds, and everybody who stays: a joiner replays what it gets from now on."""
+        return tuple(
+            member.peer
+            for member in self.context.roster.by_number()
+            if member.peer in adding or not (member.draining or member.relay)
+        )
 
     def _advance_reducing(self, round_: Round) -> bool:
         attempt = round_.running()

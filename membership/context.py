@@ -15,6 +15,7 @@ from .journal import History, JournalRecord
 from .roster import Member, Roster
 from .spec import RunSpec
 
+DEPARTED_MAX = 64  # members that are gone, kept for people to see what became of them
 EVENTS_MAX = 200  # kept for the dashboard; the log has them all
 REASON_CHARS_MAX = 300  # of a peer's words that we pass on
 
@@ -35,6 +36,7 @@ class Context:
         self.roster = Roster(term)
         self.detector = Detector(spec.membership.deadline_s)
         self.events: deque[Event] = deque(maxlen=EVENTS_MAX)
+        self.departed: deque[tuple[Member, str]] = deque(maxlen=DEPARTED_MAX)
         self.now_s = 0.0
         self.out: list[Effect] = []
 

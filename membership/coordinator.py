@@ -413,6 +413,7 @@ class Coordinator:
 
     def _remove(self, member: Member, why: str, *, keep_place: bool = False) -> None:
         del self.context.roster.members[member.peer]
+        self.context.departed.append((member, why))
         self.context.detector.forget(member.peer)
         if self.founder == member.peer:
             self.founder = None
@@ -489,7 +490,9 @@ class Coordinator:
         roster = self.context.roster
         force, self._view_due = self._view_due, False
         if roster.next_view(self.context.history.places, force=force):
-            self.context.send_all(View(roster.view_number, roster.view_members))
+            self.context.send_all(
+                View(roster.view_number, roster.view_members, self.context.history.step)
+            )
 
     def _remove_hopeless(self) -> bool:
         hopeless = self.syncing.hopeless()

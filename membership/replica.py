@@ -229,10 +229,10 @@ class Replica:
         )
 
     def hold_step(self) -> int:
-        """How far a trainer may go before it hears of the next round."""
-        waiting = [r.at_step for r in self.rounds.values() if r.phase is not Phase.APPLYING]
-        ahead = next_boundary(self.step, self.sync_every, self.fragment_count)
-        return min([*waiting, ahead]) if waiting else ahead
+        """How far a trainer may go before it hears of the next round: the first step at which one
+        is due that was not opened yet."""
+        opened = [r.at_step for r in self.rounds.values()]
+        return next_boundary(max([self.step, *opened]), self.sync_every, self.fragment_count)
 
     # ------------------------------------------------------------ the state we start from
 
@@ -308,6 +308,7 @@ class Replica:
             return []
         before = self.contributing
         self.view = message
+        self.step = max(self.step, message.step)
         mine = [member for member in message.members if member.peer == self.me]
         self.role = mine[0].role if mine else Role.SPARE
         self.in_sync = bool(mine) and mine[0].in_sync
@@ -326,11 +327,21 @@ class Replica:
             return [TellMaster(NotReady(message.round, "no such fragment here"))]
         if self.fragments[message.fragment].version not in (message.version, message.version - 1):
             return [TellMaster(NotReady(message.round, "the fragment is not in sync here"))]
+        deeds = self._end_void(message.fragment, message.round)
         here = RoundHere(message.round, message.fragment, message.version, message.at_step)
         self.rounds[message.round] = here
         if not self.trainer_loaded:
-            return [TellMaster(NotReady(message.round, "no trainer is attached"))]
-        return self._offer(here)
+            return [*deeds, TellMaster(NotReady(message.round, "no trainer is attached"))]
+        return [*deeds, *self._offer(here)]
+
+    def _end_void(self, fragment: int, round_id: int) -> list[Deed]:
+        """A new round of a fragment: earlier ones that are not committed by now never will be."""
+        void = [
+            here
+            for here in self.rounds.values()
+            if here.fragment == fragment and here.round < round_id and here.commit is None
+        ]
+        return [deed for here in void for deed in self._end(here, committed=False)]
 
     def _offer(self, here: RoundHere) -> list[Deed]:
         """Tell the trainer of an open round, once its fragment is at the round's base version."""
@@ -342,13 +353,13 @@ class Replica:
         return [TellTrainer(opened)]
 
     def _reduce(self, message: Reduce) -> list[Deed]:
+        deeds = self._end_void(message.fragment, message.round)
         here = self.rounds.get(message.round)
         if here is None:
             here = RoundHere(message.round, message.fragment, message.version, at_step=0)
             self.rounds[message.round] = here
         if message.attempt <= here.attempt or here.commit is not None:
-            return []
-        deeds: list[Deed] = []
+            return deeds
         if here.phase is Phase.REDUCING:
             deeds.append(StopReduction(here.round))
         here.phase, here.attempt, here.order = Phase.REDUCING, message.attempt, message

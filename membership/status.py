@@ -44,6 +44,9 @@ def describe(coordinator: Coordinator, now_s: float) -> dict[str, Any]:
         },
         "fragments": [_head(head) for head in history.heads()],
         "members": [_member(coordinator, m, now_s) for m in context.roster.by_number()],
+        "departed": [
+            {**_facts(coordinator, member), "why": reason} for member, reason in context.departed
+        ],
         "rounds": [_round(coordinator, r, now_s) for r in conductor.rounds.values()],
         "past_rounds": [_past(r) for r in conductor.past],
         "revoked": dict(history.revoked),
@@ -126,6 +129,16 @@ def _why_round(coordinator: Coordinator, round_: Round) -> str:
 
 
 def _member(coordinator: Coordinator, member: Member, now_s: float) -> dict[str, Any]:
+    return {
+        **_facts(coordinator, member),
+        "why": why(coordinator, member),
+        "attached_s": now_s - member.attached_s,
+        "silent_s": coordinator.context.detector.silent_s(member.peer, now_s),
+    }
+
+
+def _facts(coordinator: Coordinator, member: Member) -> dict[str, Any]:
+    """What is known of a member, whether it is still here or not."""
     context = coordinator.context
     progress = member.progress
     return {
@@ -138,9 +151,6 @@ def _member(coordinator: Coordinator, member: Member, now_s: float) -> dict[str,
         "in_sync": member.in_sync,
         "trainer": member.layout is not None,
         "draining": member.draining,
-        "why": why(coordinator, member),
-        "attached_s": now_s - member.attached_s,
-        "silent_s": context.detector.silent_s(member.peer, now_s),
         "phase": progress.phase if progress else "",
         "step": progress.step if progress else 0,
         "tokens": progress.tokens if progress else 0,

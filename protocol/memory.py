@@ -95,7 +95,6 @@ class _Pipe:
         self.lane = lane
         self._segments: deque[tuple[float, bytes]] = deque()  # when it arrives, what
         self._buffered_bytes = 0
-        self._last_arrival_s = -math.inf
         self._end_s = math.inf  # when the reader learns that no more comes
         self._end_is_reset = False
         self._gone_s = math.inf  # when the writer learns that nobody reads
@@ -138,9 +137,8 @@ class _Pipe:
         if self._gone_s < math.inf:
             return  # lost on the way: the news of it is still under way to us
         jitter_s = self._world.rng.uniform(0.0, link.jitter_s) if link.jitter_s else 0.0
-        arrival_s = max(self._last_arrival_s, trio.current_time() + link.delay_s + jitter_s)
-        self._last_arrival_s = arrival_s
-        self._segments.append((arrival_s, data))
+        # A segment that jitter lets arrive before an earlier one waits for it in the queue.
+        self._segments.append((trio.current_time() + link.delay_s + jitter_s, data))
         self._buffered_bytes += len(data)
         self.wake()
 
@@ -149,7 +147,7 @@ class _Pipe:
         self._writer_closed = self._writer_closed or not reset
         if self._end_s == math.inf:
             link = self._world.direction(self.source.name, self.target.name)
-            self._end_s = max(self._last_arrival_s, trio.current_time() + link.delay_s)
+            self._end_s = trio.current_time() + link.delay_s
             self._end_is_reset = reset
         self.wake()
 

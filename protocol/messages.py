@@ -383,6 +383,7 @@ class Welcome(Message):
 class View(Message):
     number: int = field(validator=_count)
     members: tuple[MemberInfo, ...] = field(validator=max_len(MEMBERS_MAX))
+    step: int = field(validator=_count)  # the run's global step, where a new contributor begins
 
 
 @frozen

@@ -225,7 +225,7 @@ def test_overlap_trains_on_while_the_round_runs_and_blocks_when_it_is_used_up() 
         daemon.open_arenas(overlap_steps=tau)
         daemon.found()
         daemon.load(hold_step=2)
-        daemon.open_round(1, at_step=2)
+        daemon.open_round(1, at_step=2, hold_step=2)
         assert daemon.hear(Posted).step == 2
         assert daemon.posted.values(0).tolist() == [-1.0]
         while daemon.posted.slots[0] < 2 + tau:

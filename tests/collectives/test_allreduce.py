@@ -15,7 +15,7 @@ import trio
 import trio.testing
 from attrs import define, evolve, field
 from blake3 import blake3
-from hypothesis import event, given, settings
+from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -275,7 +275,7 @@ def check_same_bits(
 # ---------------------------------------------------------------- same bits everywhere
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_every_receiver_has_the_bits_of_the_plain_formula(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 6), label="nodes")

@@ -15,7 +15,13 @@ from holdfast.collectives.limiter import UploadLimiter
 from holdfast.collectives.link import LANE_COUNT, Link
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.errors import LocalProtocolError, PeerLostError, RemoteProtocolError
-from holdfast.protocol.lane import FrameHeader, FrameKind, send_preamble
+from holdfast.protocol.lane import (
+    FrameHeader,
+    FrameKind,
+    Lane,
+    derive_lane_keys,
+    send_preamble,
+)
 from holdfast.protocol.memory import MemoryNetwork, MemoryWorld
 from holdfast.protocol.messages import (
     Heartbeat,
@@ -474,6 +480,29 @@ async def test_a_lane_of_no_link_or_without_the_keys_is_closed_and_harms_nobody(
                 await stream.receive()
 
 
+async def test_a_lane_that_is_replayed_gets_no_answer_under_the_same_keys() -> None:
+    async with trio.open_nursery() as nursery:
+        with ending(nursery):
+            net = Net(nursery)
+            await net.node(0, view(0, 1))
+            other = net.world.host("n1", peer_id(1))
+            channel = await other.dial(Address("n0", PORT), party=Party.PEER)
+            stream = MessageStream(channel.stream)
+            await stream.send(LinkHello(1, 1, b"L" * 16, b"s" * 32))
+            hello = await stream.receive_expected(LinkHello)
+            await stream.receive_expected(LinkReady)
+            keys = derive_lane_keys(b"s" * 32, hello.secret, b"L" * 16, 0)
+            for first in (True, False):
+                bare = await other.dial_lane(Address("n0", PORT))
+                await send_preamble(bare, b"L" * 16, 0)
+                lane = Lane(bare, *keys)
+                await lane.open()
+                if first:
+                    await lane.wait_open()
+                else:
+                    assert await bare.receive_some() == b""
+
+
 async def test_idle_lanes_take_the_next_frame() -> None:
     async with trio.open_nursery() as nursery:
         with ending(nursery):
@@ -583,8 +612,10 @@ async def test_frames_of_what_is_over_are_dropped_at_once() -> None:
             assert sink.frames == [(peer_id(1), 5, b"")]
             assert a.hub.router.dropped_frames == 3
             assert trio.current_time() - started_s < 0.5
-            with pytest.raises(LocalProtocolError):
+            with pytest.raises(RemoteProtocolError, match="attempt 3 of round 7 is over"):
                 a.hub.register((FrameKind.CONTRIBUTION, 7, 3), sink).__enter__()
+            with pytest.raises(LocalProtocolError, match="transfer 4 is over"):
+                a.hub.register((FrameKind.BLOCK, 4), sink).__enter__()
 
 
 async def test_the_upload_cap_holds_over_all_links_and_is_shared() -> None:

@@ -511,9 +511,7 @@ def test_who_does_not_apply_what_the_welcome_told_is_synced() -> None:
     table.applied(order, A)
     table.leave(B)
     held = Reduced(order.round, order.attempt, DIGEST)
-    table.join(
-        B, hello=hello_of(B, heads=[head_of(0, 0)], lineage=LINEAGE, undecided=[held])
-    )
+    table.join(B, hello=hello_of(B, heads=[head_of(0, 0)], lineage=LINEAGE, undecided=[held]))
     table.wait(10.0, A, B)
     assert table.hear(B, SyncFragment).head == head_of(0, 1)
 

@@ -244,6 +244,39 @@ async def test_a_place_of_the_wrong_size_is_our_bug() -> None:
         await tap.sender.send(header(b"four"), b"five!")
 
 
+def test_one_key_for_both_directions_is_our_bug() -> None:
+    with pytest.raises(LocalProtocolError):
+        Lane(trio.testing.memory_stream_pair()[0], KEYS[0], KEYS[0])
+
+
+@pytest.mark.real_time
+async def test_a_real_socket_is_read_in_place_and_says_how_it_ended() -> None:
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    port = listener.socket.getsockname()[1]
+    near = Lane(await trio.open_tcp_stream("127.0.0.1", port), *KEYS)
+    far_stream = await listener.accept()
+    far = Lane(far_stream, KEYS[1], KEYS[0])
+    payload = os.urandom(3 * 2**20)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(near.open)
+        await far.wait_open()
+        nursery.start_soon(near.send, header(payload), payload)
+        room = memoryview(bytearray(len(payload)))
+
+        async def place(_: FrameHeader) -> memoryview:
+            return room
+
+        await far.receive(place)
+        assert room == payload
+    await near.aclose()
+    with pytest.raises(trio.EndOfChannel):
+        await far.receive(nowhere)
+    await far.aclose()
+    with pytest.raises(trio.ClosedResourceError):
+        await far.receive(nowhere)
+    await listener.aclose()
+
+
 async def test_the_world_can_corrupt_a_record() -> None:
     world = MemoryWorld(random.Random(0))
     a, b = world.host("a", "a" * 32), world.host("b", "b" * 32)
@@ -320,6 +353,14 @@ def test_a_header_of_junk_is_refused_or_is_exactly_a_header(data: bytes) -> None
     except RemoteProtocolError:
         return
     assert frame.pack() == data
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, HEADER_BYTES - 1])
+def test_padding_is_zero(at: int) -> None:
+    data = bytearray(header(b"x").pack())
+    data[at] = 1
+    with pytest.raises(RemoteProtocolError, match="padding"):
+        FrameHeader.unpack(data)
 
 
 @given(st.binary(max_size=2 * lanes.PREAMBLE_BYTES) | st.binary().map(lambda data: b"H" + data))

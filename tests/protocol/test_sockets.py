@@ -22,6 +22,7 @@ from holdfast.protocol.authority import Authority, load_certificate
 from holdfast.protocol.credentials import Credentials
 from holdfast.protocol.errors import RemoteProtocolError, UserError
 from holdfast.protocol.identity import Identity
+from holdfast.protocol.lane import receive_preamble, send_preamble
 from holdfast.protocol.messages import Heartbeat
 from holdfast.protocol.network import Channel, Party
 from holdfast.protocol.sockets import SocketNetwork
@@ -108,6 +109,17 @@ async def test_a_dialer_of_another_run_is_refused_by_the_server(tmp_path: Path) 
                 await say(Channel(tls, Party.PEER, "", b"", ""))
             await trio.aclose_forcefully(tls)
             nursery.cancel_scope.cancel()
+
+
+async def test_a_certificate_must_name_this_run(run: Run) -> None:
+    """Even where somebody used one authority for two runs."""
+    there = run.credentials()
+    run.authority.run_id = "another"
+    async with trio.open_nursery() as nursery:
+        address = await serve(nursery, SocketNetwork(there))
+        with pytest.raises(RemoteProtocolError, match="another run"):
+            await run.network().dial(address, party=Party.PEER)
+        nursery.cancel_scope.cancel()
 
 
 async def test_only_a_master_lets_in_who_has_no_certificate(run: Run) -> None:
@@ -232,7 +244,7 @@ async def test_who_speaks_no_tls_is_no_node_of_this_run(run: Run) -> None:
     ids=["http", "half a hello", "bad hello", "lane", "zeros", "ssh", "nothing"],
 )
 async def test_strangers_are_hung_up_on_and_members_do_not_notice(run: Run, data: bytes) -> None:
-    network = SocketNetwork(run.credentials(), greeting_s=0.2)
+    network = SocketNetwork(run.credentials(), greeting_s=0.6)
     async with trio.open_nursery() as nursery:
         address = await serve(nursery, network)
         member = await run.network().dial(address, party=Party.PEER)
@@ -247,16 +259,17 @@ async def test_strangers_are_hung_up_on_and_members_do_not_notice(run: Run, data
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.parametrize("limit", ["STRANGERS_PER_ADDRESS_MAX", "STRANGERS_MAX"])
 async def test_silent_strangers_cannot_take_all_places(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+    run: Run, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    monkeypatch.setattr(sockets, "STRANGERS_PER_ADDRESS_MAX", 3)
-    network = SocketNetwork(run.credentials(), greeting_s=0.5)
+    monkeypatch.setattr(sockets, limit, 3)
+    network = SocketNetwork(run.credentials(), greeting_s=1.5)
     async with trio.open_nursery() as nursery:
         address = await serve(nursery, network)
         member = await run.network().dial(address, party=Party.PEER)
         strangers = [await sockets.open_tcp(address) for _ in range(6)]
-        with trio.fail_after(0.4):  # the surplus goes before anybody's time is up
+        with trio.fail_after(1.2):  # the surplus goes before anybody's time is up
             for stranger in strangers[3:]:
                 await expect_hang_up(stranger)
         await say(member)
@@ -266,6 +279,51 @@ async def test_silent_strangers_cannot_take_all_places(
         again = await run.network().dial(address, party=Party.PEER)
         await say(again)
         for stream in (*strangers, member.stream, again.stream):
+            await trio.aclose_forcefully(stream)
+        nursery.cancel_scope.cancel()
+
+
+async def test_members_and_lanes_take_no_strangers_place(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sockets, "STRANGERS_PER_ADDRESS_MAX", 2)
+
+    async def on_lane(stream: trio.abc.Stream) -> None:
+        await receive_preamble(stream)
+        await stream.send_all(b"hello")
+        await trio.sleep_forever()
+
+    async with trio.open_nursery() as nursery:
+        (address,) = await nursery.start(run.network().serve, ANY_PORT, echo, on_lane)
+        dialer = run.network()
+        streams: list[trio.abc.Stream] = []
+        for _ in range(5):
+            channel = await dialer.dial(address, party=Party.PEER)
+            await say(channel)
+            streams.append(channel.stream)
+        for number in range(5):
+            streams.append(await dialer.dial_lane(address))
+            await send_preamble(streams[-1], bytes(16), number)
+            assert await streams[-1].receive_some() == b"hello"
+        for stream in streams:
+            await trio.aclose_forcefully(stream)
+        nursery.cancel_scope.cancel()
+
+
+async def test_newcomers_keep_a_strangers_place(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets, "STRANGERS_PER_ADDRESS_MAX", 2)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    async with trio.open_nursery() as nursery:
+        address = await serve(nursery, run.network(Party.MASTER))
+        newcomers = [trio.SSLStream(await sockets.open_tcp(address), context) for _ in range(2)]
+        for newcomer in newcomers:
+            await say(Channel(newcomer, Party.NEWCOMER, "", b"", ""))
+        surplus = await sockets.open_tcp(address)
+        with trio.fail_after(5):
+            await expect_hang_up(surplus)
+        for stream in (*newcomers, surplus):
             await trio.aclose_forcefully(stream)
         nursery.cancel_scope.cancel()
 

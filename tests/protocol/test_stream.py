@@ -191,5 +191,33 @@ async def test_a_cancelled_handlers_stream_is_closed() -> None:
     assert await far.receive_some() == b""
 
 
+class Sulking(trio.abc.Stream):
+    """Its other side does not read the goodbye."""
+
+    closed = False
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        await trio.sleep_forever()
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await trio.sleep_forever()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        await trio.sleep_forever()
+
+    async def aclose(self) -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            self.closed = True
+
+
+async def test_a_goodbye_that_nobody_reads_is_not_waited_for() -> None:
+    stream = Sulking()
+    await MessageStream(stream).aclose()
+    assert stream.closed
+    assert 0 < trio.current_time() < 5
+
+
 def test_records_are_values() -> None:
     assert evolve(Heartbeat(1), sequence=2) == Heartbeat(2)

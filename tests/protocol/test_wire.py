@@ -303,12 +303,16 @@ def test_an_int_is_fine_where_a_float_is_due() -> None:
         b"\xdf\xff\xff\xff\xff",
         b"\xdb\xff\xff\xff\xff",
         b"\x92\xa5\xff\xfe\xfd\xfc\xfb\x80",
-        bytes(wire.FRAME_BYTES_MAX + 1),
     ],
 )
 def test_what_is_no_message_is_refused(frame: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         wire.decode(frame)
+
+
+def test_an_over_long_frame_is_not_even_looked_at() -> None:
+    with pytest.raises(RemoteProtocolError, match="over-long"):
+        wire.decode(bytes(wire.FRAME_BYTES_MAX + 1))
 
 
 def test_refused_enums() -> None:

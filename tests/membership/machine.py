@@ -1,0 +1,233 @@
+"""The stateful test itself: rules that throw faults at ``World``; used with and without bugs."""
+
+from __future__ import annotations
+
+from hypothesis import event
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from holdfast.membership.coordinator import Grant
+from holdfast.membership.rounds import Phase
+from holdfast.protocol.messages import ReduceFailed, Role, TrainerAttached, TrainerLost
+from tests.membership.model import DEADLINE_S, ModelPeer, World, hashed, leaving
+from tests.membership.table import LAYOUT
+
+GRANTS = (
+    Grant(Role.CONTRIBUTOR, founder=True),
+    Grant(Role.CONTRIBUTOR, founder=True),
+    Grant(Role.CONTRIBUTOR),
+    Grant(Role.CONTRIBUTOR),
+    Grant(Role.SPARE),
+)
+peers = st.integers(0, len(GRANTS) - 1)
+booleans = st.booleans()
+cycles = st.integers(0, 3)  # of ordinary work after a fault
+
+
+class MasterMachine(RuleBasedStateMachine):
+    """Faults and ordinary work in any order; afterwards the run must recover."""
+
+    @initialize(
+        places=st.sampled_from([0, 0, 2]),
+        min_members=st.sampled_from([1, 1, 2]),
+        fragments=st.sampled_from([1, 2]),
+        rounds=st.sampled_from([0, 0, 0, 5]),
+        started=st.sampled_from([True, True, True, False]),
+    )
+    def begin(
+        self, places: int, min_members: int, fragments: int, rounds: int, started: bool
+    ) -> None:
+        toml = (
+            f"[run]\nrounds = {rounds}\n[membership]\ncontributors = {places}\n"
+            f"min_members = {min_members}\ndeadline_s = {DEADLINE_S}\ngrace_s = 2.0\n"
+        )
+        self.world = World(toml, fragments, GRANTS)
+        if started:
+            for peer in self.world.peers:
+                self.world.attach(peer)
+            self.everybody(4)
+
+    def peer(self, index: int) -> ModelPeer:
+        return self.world.peers[index]
+
+    # ------------------------------------------------------------ ordinary work
+
+    @rule(times=st.integers(1, 6))
+    def everybody(self, times: int) -> None:
+        for _ in range(times):
+            for peer in self.world.peers:
+                self.world.work(peer)
+
+    @rule(index=peers)
+    def work(self, index: int) -> None:
+        self.world.work(self.peer(index))
+
+    @rule(index=peers, heard=st.integers(0, 3), said=st.integers(0, 3))
+    def a_few_messages(self, index: int, heard: int, said: int) -> None:
+        self.world.deliver(self.peer(index), heard)
+        self.world.flush(self.peer(index), said)
+
+    @rule(
+        index=peers, weight=st.sampled_from([0, 5, 10]), norm=st.sampled_from([1.0, 1.0, 5.0, 50.0])
+    )
+    def train(self, index: int, weight: int, norm: float) -> None:
+        peer = self.peer(index)
+        self.world.deliver(peer)
+        for number in list(peer.opens):
+            peer.train(number, weight, norm)
+        self.world.flush(peer)
+
+    @rule()
+    def to_the_middle(self) -> None:
+        """Up to a reduction that everybody has been ordered to do and nobody has done."""
+        for _ in range(8):
+            for peer in self.world.peers:
+                if self.in_the_middle():
+                    break
+                self.world.work(peer)
+        for peer in self.world.peers:
+            self.world.deliver(peer)
+
+    def in_the_middle(self) -> bool:
+        rounds = self.world.master.conductor.rounds.values()
+        return any(r.phase is Phase.REDUCING and not r.running().digests for r in rounds)
+
+    @rule(index=peers, wrong=booleans, said=booleans, middle=booleans)
+    def reduce(self, index: int, wrong: bool, said: bool, middle: bool) -> None:
+        if middle:
+            self.to_the_middle()
+        peer = self.peer(index)
+        for number in list(peer.orders):
+            event(f"reduced {'wrong' if wrong else 'right'}")
+            peer.reduce(number, wrong=wrong)
+        if said:
+            self.world.flush(peer)
+
+    @rule(seconds=st.sampled_from([0.5, 1.0, 2.5, DEADLINE_S, 3 * DEADLINE_S]), then=cycles)
+    def wait(self, seconds: float, then: int) -> None:
+        self.world.wait(seconds)
+        self.everybody(then)
+
+    # ------------------------------------------------------------ faults
+
+    @rule(index=peers, then=cycles)
+    def connect(self, index: int, then: int) -> None:
+        self.note_phase("connected again")
+        self.world.attach(self.peer(index))
+        self.everybody(then)
+
+    @rule(then=cycles)
+    def connect_all(self, then: int) -> None:
+        for peer in self.world.peers:
+            peer.frozen = False
+            if not peer.connected:
+                self.world.attach(peer)
+        self.everybody(then)
+
+    @rule(
+        index=peers,
+        how=st.sampled_from(["connection", "process", "disk"]),
+        middle=booleans,
+        then=cycles,
+    )
+    def lose(self, index: int, how: str, middle: bool, then: int) -> None:
+        if middle:
+            self.to_the_middle()
+        self.note_phase(f"lost the {how}")
+        if how == "connection":
+            self.world.detach(self.peer(index))
+        else:
+            self.world.restart_peer(self.peer(index), keep_state=how == "process")
+        self.everybody(then)
+
+    @rule(index=peers, then=cycles)
+    def freeze(self, index: int, then: int) -> None:
+        self.note_phase("frozen")
+        self.peer(index).frozen = not self.peer(index).frozen
+        self.everybody(then)
+
+    @rule(index=peers)
+    def trainer(self, index: int) -> None:
+        peer = self.peer(index)
+        peer.trainer = not peer.trainer
+        if peer.connected:
+            peer.outbox.append(TrainerAttached(LAYOUT) if peer.trainer else TrainerLost("crash"))
+
+    @rule(
+        index=peers, accused=st.sets(peers, max_size=2), bad=booleans, middle=booleans, then=cycles
+    )
+    def accuse(self, index: int, accused: set[int], bad: bool, middle: bool, then: int) -> None:
+        if middle:
+            self.to_the_middle()
+        peer = self.peer(index)
+        for number in list(peer.orders):
+            event(f"accused {len(accused)} {'bad' if bad else 'lost'}")
+            order = peer.orders.pop(number)
+            names = tuple(self.peer(i).peer for i in sorted(accused))
+            peer.outbox.append(ReduceFailed(number, order.attempt, names, bad, "?"))
+        self.world.flush(peer)
+        self.everybody(then)
+
+    @rule(index=peers, then=cycles)
+    def leave(self, index: int, then: int) -> None:
+        peer = self.peer(index)
+        if peer.connected and not peer.leaving:
+            self.note_phase("leaves")
+            peer.leaving = True
+            peer.outbox.append(leaving())
+            self.world.flush(peer)
+        self.everybody(then)
+
+    @precondition(lambda self: not self.world.revoked)
+    @rule(index=peers)
+    def kick(self, index: int) -> None:
+        self.note_phase("kicked")
+        self.world.call(self.world.master.kick, self.peer(index).peer, "because")
+
+    @rule(effects=st.integers(0, 8), comes_back=st.permutations(range(len(GRANTS))), then=cycles)
+    def let_master_die(self, effects: int, comes_back: list[int], then: int) -> None:
+        """It dies after so many more effects; then some come back, in some order."""
+        self.note_phase("master will die")
+        self.world.crash_after = effects
+        self.everybody(3)
+        self.world.crash_after = None
+        for index in comes_back[:4]:
+            if not self.peer(index).connected:
+                self.world.attach(self.peer(index))
+                self.everybody(then)
+
+    @rule(paused=booleans)
+    def pause(self, paused: bool) -> None:
+        master = self.world.master
+        self.world.call(master.pause if paused else master.resume)
+
+    @rule(index=peers, data=st.data(), then=cycles)
+    def damage(self, index: int, data: st.DataObject, then: int) -> None:
+        """Bits flip at one peer, while at least three others hold the state."""
+        peer = self.peer(index)
+        sound = [p for p in self.world.peers if p.connected and p.state and None not in p.state]
+        if len([p for p in sound if p is not peer and not p.corrupt]) < 3 or peer not in sound:
+            return
+        if any(p.corrupt for p in self.world.peers):
+            return
+        fragment = data.draw(st.integers(0, len(peer.state) - 1))
+        held = peer.state[fragment]
+        assert held is not None
+        peer.state[fragment] = (held[0], hashed("damaged", held))
+        peer.corrupt = True
+        event("damaged")
+        self.everybody(then)
+
+    # ------------------------------------------------------------ afterwards
+
+    def note_phase(self, what: str) -> None:
+        for round_ in self.world.master.conductor.rounds.values():
+            event(f"{what} while {round_.phase.value}")
+
+    def teardown(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        history = self.world.master.context.history
+        event(f"commits: {min(history.commit_count, 5)}")
+        event(f"restarts of the master: {min(self.world.term - 1, 3)}")
+        self.world.calm_down()

@@ -1,0 +1,673 @@
+"""A run in miniature: the real master, model peers that do as the protocol says, and a witness.
+
+State is a hash: a version's root is the hash of the version before it and the committed digest, so
+two peers agree exactly if they went through the same history. Every message sits in a queue until
+the test delivers it; connections, processes, trainers and the master die when the test says so, the
+master also between a record and the messages after it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from attrs import Factory, define
+
+from holdfast.membership.coordinator import Coordinator, Grant
+from holdfast.membership.effects import Announce, Drop, Effect, Record, Send
+from holdfast.membership.journal import (
+    JournalRecord,
+    PeerRevoked,
+    PlaceTaken,
+    RootKnown,
+    RoundCommitted,
+    RoundNumbered,
+    RunCreated,
+    RunFounded,
+)
+from holdfast.membership.rounds import Phase
+from holdfast.membership.spec import RunSpec
+from holdfast.protocol.messages import (
+    Abort,
+    Applied,
+    Commit,
+    Donate,
+    Found,
+    Founded,
+    FragmentHead,
+    FragmentSize,
+    Heartbeat,
+    Hello,
+    Leaving,
+    Message,
+    NotReady,
+    Open,
+    Ready,
+    Reduce,
+    Reduced,
+    ReduceFailed,
+    Release,
+    Role,
+    Synced,
+    SyncFailed,
+    SyncFragment,
+    View,
+    Welcome,
+)
+from tests.membership.table import LAYOUT, LINEAGE, RUN_ID
+
+DEADLINE_S = 10.0
+CALM_ROUNDS = 120  # steps of half a second in which a run without faults must get on
+
+
+def hashed(*parts: object) -> bytes:
+    return hashlib.blake2b(repr(parts).encode(), digest_size=32).digest()
+
+
+def honest_digest(order: Reduce) -> bytes:
+    return hashed(order.round, order.attempt, order.contributors)
+
+
+@define
+class ModelPeer:
+    """One peer; ``state`` holds (version, root) by fragment, None where it holds nothing."""
+
+    peer: str
+    grant: Grant
+    incarnation: int = 1
+    connected: bool = False
+    frozen: bool = False
+    trainer: bool = True
+    leaving: bool = False
+    corrupt: bool = False  # its state was damaged and not healed yet
+    lineage: bytes = b""
+    state: list[tuple[int, bytes] | None] = Factory(list)
+    fragment_count: int = 1
+    inbox: deque[Message] = Factory(deque)
+    outbox: deque[Message] = Factory(deque)
+    opens: dict[int, Open] = Factory(dict)  # not answered yet
+    orders: dict[int, Reduce] = Factory(dict)  # not finished yet
+    results: dict[int, tuple[int, bytes]] = Factory(dict)  # by round: attempt, digest
+    pending: dict[int, Commit] = Factory(dict)  # by round: decided, not applied
+    fetching: dict[int, SyncFragment] = Factory(dict)
+    pins: dict[tuple[int, int, str], bytes] = Factory(dict)
+
+    # ------------------------------------------------------------ its connection
+
+    def hello(self) -> Hello:
+        heads = [
+            FragmentHead(fragment, *held)
+            for fragment, held in enumerate(self.state)
+            if held is not None
+        ]
+        undecided = [
+            Reduced(number, attempt, digest)
+            for number, (attempt, digest) in sorted(self.results.items())
+            if number not in self.pending
+        ]
+        return Hello(
+            version_min=1,
+            version_max=1,
+            run_id=RUN_ID,
+            name=self.peer[0],
+            addresses=(),
+            incarnation=self.incarnation,
+            layout=LAYOUT if self.trainer else None,
+            heads=tuple(heads),
+            lineage=self.lineage,
+            undecided=tuple(undecided),
+        )
+
+    def disconnect(self) -> None:
+        self.connected = self.leaving = False
+        self.inbox.clear()
+        self.outbox.clear()
+
+    def restart(self, *, keep_state: bool) -> None:
+        self.disconnect()
+        self.incarnation += 1
+        self.frozen = False
+        for memory in (self.opens, self.orders, self.results, self.pending, self.pins):
+            memory.clear()
+        if any(fragment in self.fetching for fragment in range(len(self.state))) or not keep_state:
+            self.state, self.lineage = [], b""
+        self.fetching.clear()
+
+    # ------------------------------------------------------------ what it hears
+
+    def handle(self, message: Message) -> None:
+        match message:
+            case Welcome():
+                self._welcome(message)
+            case Found():
+                if self.trainer and not self.lineage:
+                    self.outbox.append(founded_by(self))
+            case Open():
+                self._open(message)
+            case Reduce():
+                self._reduce(message)
+            case Commit():
+                self.pending[message.round] = message
+                self.advance(message.fragment)
+            case Abort():
+                for memory in (self.opens, self.orders, self.results):
+                    memory.pop(message.round, None)  # type: ignore[attr-defined]
+            case SyncFragment():
+                self._sync(message)
+            case Donate():
+                self._donate(message)
+            case Release():
+                self.pins.pop((message.fragment, message.version, message.receiver), None)
+
+    def _welcome(self, message: Welcome) -> None:
+        told = {commit.round for commit in message.committed}
+        self.opens.clear()
+        self.orders.clear()
+        self.fetching.clear()
+        self.results = {
+            number: result
+            for number, result in self.results.items()
+            if number in told or number in self.pending
+        }
+        if message.lineage != self.lineage:
+            self.lineage, self.state = message.lineage, []
+            self.results, self.pending = {}, {}
+        if message.lineage and not self.state:
+            self.state = [None] * len(message.heads)
+        for commit in message.committed:
+            self.handle(commit)
+
+    def _open(self, message: Open) -> None:
+        held = self.state[message.fragment]
+        if held is None or held[0] not in (message.version, message.version - 1):
+            self.outbox.append(NotReady(message.round, "the fragment is not in sync here"))
+        else:
+            self.opens[message.round] = message
+
+    def _reduce(self, message: Reduce) -> None:
+        self.opens.pop(message.round, None)
+        self.results.pop(message.round, None)
+        if self.peer in message.receivers:
+            self.orders[message.round] = message
+
+    def _sync(self, message: SyncFragment) -> None:
+        fragment, head = message.head.fragment, message.head
+        held = self.state[fragment]
+        if held is not None and (held[0] > head.version or held == (head.version, head.root)):
+            self.outbox.append(Synced(FragmentHead(fragment, *held), 0))
+            return
+        self.fetching[fragment] = message
+        self.state[fragment] = None
+
+    def _donate(self, message: Donate) -> None:
+        held = self.state[message.head.fragment]
+        version = message.head.version
+        assert held is not None, "asked to donate what it does not hold"
+        assert held[0] == version, f"asked to pin version {version}, it is at {held[0]}"
+        self.pins[message.head.fragment, version, message.receiver] = held[1]
+
+    # ------------------------------------------------------------ what it does
+
+    def advance(self, fragment: int) -> None:
+        """Apply what is decided, in order of versions, as far as the results are here."""
+        for number in sorted(self.pending):
+            commit = self.pending[number]
+            held = self.state[commit.fragment]
+            if commit.fragment != fragment or fragment in self.fetching or held is None:
+                continue
+            if commit.version < held[0]:
+                del self.pending[number]
+                self.results.pop(number, None)
+                continue
+            result = self.results.get(number)
+            if commit.version == held[0] and result == (commit.attempt, commit.digest):
+                del self.pending[number], self.results[number]
+                head = FragmentHead(fragment, held[0] + 1, hashed(held[1], commit.digest))
+                self.state[fragment] = (head.version, head.root)
+                self.outbox.append(Applied(number, head))
+            elif number not in self.orders:
+                del self.pending[number]
+                self.results.pop(number, None)
+                self.outbox.append(ReduceFailed(number, commit.attempt, (), False, "not here"))
+
+    def train(self, number: int, weight: int = 10, norm: float = 1.0) -> None:
+        """Answer an open round."""
+        message = self.opens[number]
+        held = self.state[message.fragment]
+        if held is not None and held[0] == message.version - 1:
+            return  # the commit that leads to it is still to be applied
+        del self.opens[number]
+        if held is None or held[0] != message.version or not self.trainer:
+            self.outbox.append(NotReady(number, "no trainer is attached"))
+        else:
+            self.outbox.append(Ready(number, weight, norm, held[1], message.at_step))
+
+    def reduce(self, number: int, *, wrong: bool = False) -> None:
+        """Finish a reduction, right or wrong."""
+        order = self.orders.pop(number)
+        digest = hashed("wrong", self.peer, number) if wrong else honest_digest(order)
+        self.results[number] = (order.attempt, digest)
+        if number in self.pending:
+            self.advance(order.fragment)
+        else:
+            self.outbox.append(Reduced(number, order.attempt, digest))
+
+    def fetch(self, fragment: int, donors: Sequence[ModelPeer]) -> None:
+        """Finish a transfer if a donor has the version pinned, give up if none will."""
+        head = self.fetching[fragment].head
+        pinned = [donor.pins.get((fragment, head.version, self.peer)) for donor in donors]
+        if head.root in pinned:
+            del self.fetching[fragment]
+            self.state[fragment] = (head.version, head.root)
+            self.corrupt = False
+            self.advance(fragment)
+            held = self.state[fragment]
+            assert held is not None
+            self.outbox.append(Synced(FragmentHead(fragment, *held), 1))
+        elif not any(donor.connected and donor.inbox for donor in donors):
+            del self.fetching[fragment]
+            bad = [d.peer for d, root in zip(donors, pinned, strict=True) if root is not None]
+            self.outbox.append(SyncFailed(fragment, head.version, tuple(bad), "no donor has it"))
+
+
+def founded_by(peer: ModelPeer) -> Founded:
+    """The peer's state becomes version 0."""
+    heads = tuple(
+        FragmentHead(fragment, 0, hashed("founded", peer.peer, fragment))
+        for fragment in range(peer.fragment_count)
+    )
+    peer.lineage = LINEAGE
+    peer.state = [(head.version, head.root) for head in heads]
+    return Founded(LAYOUT, (FragmentSize(16, 16, 0),) * len(heads), heads, LINEAGE)
+
+
+class MasterDiedError(Exception):
+    """The present call's effects were carried out only in part."""
+
+
+class Witness:
+    """Looks at every effect and every delivered message, and objects."""
+
+    def __init__(self) -> None:
+        self.orders: dict[tuple[int, int], Reduce] = {}  # by round and attempt
+        self.sessions: dict[tuple[int, int], set[str]] = {}  # contributors that have stayed since
+        self.reported: dict[tuple[int, int], dict[str, bytes]] = {}
+        self.failed: dict[tuple[int, int], set[str]] = {}
+        self.bad: dict[int, set[str]] = {}  # by round: who sent what must not be added
+        self.weights: dict[tuple[int, str], int] = {}  # by round and peer, as delivered
+        self.numbers: list[int] = []
+        self.committed: dict[int, Commit] = {}
+        self.versions: dict[int, int] = {}
+        self.roots: dict[tuple[int, int], bytes] = {}
+        self.view = 0
+        self.pinned: set[tuple[str, FragmentHead, str]] = set()  # donor, head, receiver
+        self.moved_s: dict[tuple[int, int], float] = {}  # when an attempt last got on
+        self.running: dict[int, Reduce] = {}  # by fragment: the reduction that runs
+        self.receiving: set[tuple[int, int, str]] = set()  # round, attempt, who gets its result
+        self.truth: dict[int, bytes] = {}  # by fragment: the root that honest arithmetic gives
+
+    def gone(self, peer: str) -> None:
+        """The master knows that this connection has ended."""
+        for peers in self.sessions.values():
+            peers.discard(peer)
+        for reported in self.reported.values():
+            reported.pop(peer, None)
+        for number, who in list(self.weights):
+            if who == peer:
+                del self.weights[number, who]
+        self.pinned = {entry for entry in self.pinned if peer not in (entry[0], entry[2])}
+        self.receiving = {entry for entry in self.receiving if entry[2] != peer}
+
+    def master_died(self) -> None:
+        self.orders.clear()
+        self.sessions.clear()
+        self.weights.clear()
+        self.pinned.clear()
+        self.moved_s.clear()
+        self.running.clear()
+
+    def delivered(self, peer: str, message: Message, now_s: float) -> None:
+        match message:
+            case Ready():
+                self.weights.setdefault((message.round, peer), message.weight)
+            case Reduced():
+                key = (message.round, message.attempt)
+                if peer in self.sessions.get(key, set()):
+                    self.reported[key][peer] = message.digest
+                    self.moved_s[key] = now_s
+            case ReduceFailed():
+                self._failed(peer, message)
+            case Synced() | SyncFailed():
+                self.pinned = {entry for entry in self.pinned if entry[2] != peer}
+
+    def _failed(self, peer: str, message: ReduceFailed) -> None:
+        key = (message.round, message.attempt)
+        latest = max((k for k in self.orders if k[0] == message.round), default=None)
+        if key != latest or peer not in self.sessions[key] or message.round in self.committed:
+            return
+        self.failed[key].add(peer)
+        peers = [c.peer for c in self.orders[key].contributors]
+        named = [p for p in message.accused if p in peers and p != peer]
+        if message.bad and (len(peers) == 2 or 2 * len(named) <= len(peers) - 1):
+            self.bad.setdefault(message.round, set()).update(named)
+
+    def recorded(self, record: JournalRecord, world: World) -> None:
+        match record:
+            case RoundNumbered():
+                assert record.round > max(self.numbers, default=0), "a round number was reused"
+                self.numbers.append(record.round)
+            case RoundCommitted():
+                self._commit(record.commit)
+            case RootKnown():
+                self._root(record.head)
+                self._true_root(record.head, world)
+            case RunFounded():
+                assert not self.roots, "founded twice"
+                for head in record.heads:
+                    self._root(head)
+                    self.truth[head.fragment] = head.root
+            case PlaceTaken():
+                self._promoted(world.by_id[record.peer])
+
+    def _root(self, head: FragmentHead) -> None:
+        known = self.roots.setdefault((head.fragment, head.version), head.root)
+        assert known == head.root, "a version has two roots"
+
+    def _true_root(self, head: FragmentHead, world: World) -> None:
+        """One damaged peer alone does not decide what the run's state is."""
+        if head.version != self.versions.get(head.fragment, 0):
+            return
+        if head.root == self.truth[head.fragment]:
+            return
+        votes = world.master.syncing.votes[head.fragment, head.version]
+        assert len(votes) > 1 or len(world.master.conductor.contributors()) < 2, "one decided alone"
+        self.truth[head.fragment] = head.root  # from now on this is what the run goes by
+
+    def _promoted(self, peer: ModelPeer) -> None:
+        for fragment, held in enumerate(peer.state):
+            version = self.versions.get(fragment, 0)
+            if not peer.corrupt:
+                assert held == (version, self.roots.get((fragment, version))), "not in sync"
+
+    def _commit(self, commit: Commit) -> None:
+        key = (commit.round, commit.attempt)
+        assert commit.round not in self.committed, "one round, two commits"
+        assert commit.version == self.versions.get(commit.fragment, 0), "not the next version"
+        order = self.orders[key]
+        assert commit.contributors == order.contributors, "other contributors than were reduced"
+        assert key == max(k for k in self.orders if k[0] == commit.round), "an old attempt"
+        stayed = self.sessions[key] - self.failed[key]
+        reported = self.reported[key]
+        assert stayed <= set(reported), "somebody who is alive has not reported"
+        agreeing = [peer for peer in stayed if reported[peer] == commit.digest]
+        assert 2 * len(agreeing) > len(stayed) or not stayed, "no majority"
+        assert any(digest == commit.digest for digest in reported.values()), "nobody holds it"
+        peers = {contributor.peer for contributor in commit.contributors}
+        assert not peers & self.bad.get(commit.round, set()), "a refused update was added"
+        self.committed[commit.round] = commit
+        self.versions[commit.fragment] = commit.version + 1
+        self.truth[commit.fragment] = hashed(self.truth[commit.fragment], commit.digest)
+        del self.running[commit.fragment]
+
+    def sent(self, peer: str, message: Message, now_s: float) -> None:
+        match message:
+            case View():
+                self._view(message)
+            case Open():
+                assert message.round == self.numbers[-1], "opened before its number was journaled"
+            case Commit():
+                assert self.committed.get(message.round) == message, "sent before it was journaled"
+            case Reduce():
+                self._order(message, now_s)
+            case Donate():
+                self.pinned.add((peer, message.head, message.receiver))
+            case Release():
+                self.pinned = {
+                    entry
+                    for entry in self.pinned
+                    if (entry[0], entry[1].fragment, entry[1].version, entry[2])
+                    != (peer, message.fragment, message.version, message.receiver)
+                }
+            case SyncFragment():
+                order = self.running.get(message.head.fragment)
+                if order is not None:
+                    key = (order.round, order.attempt, peer)
+                    assert key in self.receiving, "a transfer beside a reduction without it"
+                for donor in message.donors:
+                    assert (donor, message.head, peer) in self.pinned, "no pin before the transfer"
+
+    def _view(self, message: View) -> None:
+        assert message.number >= self.view, "view numbers go back"
+        self.view = message.number
+
+    def _order(self, message: Reduce, now_s: float) -> None:
+        key = (message.round, message.attempt)
+        if key in self.orders:
+            assert self.orders[key] == message
+            return
+        assert message.view == self.view, "an order under a view that nobody has"
+        for contributor in message.contributors:
+            weight = self.weights.get((message.round, contributor.peer))
+            assert weight == contributor.weight, "a weight that its owner did not report"
+        self.orders[key] = message
+        self.sessions[key] = {contributor.peer for contributor in message.contributors}
+        self.reported[key], self.failed[key] = {}, set()
+        self.moved_s[key] = now_s
+        self.running[message.fragment] = message
+        self.receiving.update((*key, receiver) for receiver in message.receivers)
+
+
+class World:
+    """Everything; the methods are what can happen."""
+
+    def __init__(self, toml: str, fragments: int, grants: Sequence[Grant]) -> None:
+        text = f"[diloco]\nfragments = {fragments}\nsync_every = 10\n{toml}"
+        self.spec = RunSpec.parse(text)
+        self.journal: list[JournalRecord] = [RunCreated(RUN_ID, text)]
+        self.term = 1
+        self.now_s = 50.0
+        self.crash_after: int | None = None  # effects that are still carried out
+        self.witness = Witness()
+        self.peers = [ModelPeer(f"{i + 10:x}" * 32, grant) for i, grant in enumerate(grants)]
+        for peer in self.peers:
+            peer.fragment_count = fragments
+        self.by_id = {peer.peer: peer for peer in self.peers}
+        self.revoked: set[str] = set()
+        self.heard_s: dict[str, float] = {}
+        self.master = self._new_master()
+
+    def _new_master(self) -> Coordinator:
+        return Coordinator.restore(self.spec, RUN_ID, self.journal, self.term)
+
+    # ------------------------------------------------------------ the master
+
+    def call(self, function: Callable[..., list[Effect]], *arguments: object) -> None:
+        """Call the master, carry out the effects, and check everything."""
+        try:
+            self._carry_out(function(*arguments, self.now_s))
+        except MasterDiedError:
+            self.restart_master()
+            return
+        self.master.validate()
+        self._check_waiting()
+
+    def _carry_out(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if self.crash_after is not None:
+                if self.crash_after == 0:
+                    raise MasterDiedError
+                self.crash_after -= 1
+            match effect:
+                case Record(record=record):
+                    self.journal.append(record)
+                    self.witness.recorded(record, self)
+                    if isinstance(record, PeerRevoked):
+                        self.revoked.add(record.peer)
+                case Send(peer=name, message=message):
+                    self.witness.sent(name, message, self.now_s)
+                    if self.by_id[name].connected:
+                        self.by_id[name].inbox.append(message)
+                case Announce(event=event) if "was aborted" in event.text:
+                    self.witness.running.clear()  # there may be nobody left to tell
+                case Drop(peer=name, previous=False):
+                    self.by_id[name].disconnect()
+                    self.witness.gone(name)
+
+    def _check_waiting(self) -> None:
+        """Nobody waits for the dead longer than the deadline (and what follows from it)."""
+        limit_s = 1.2 * DEADLINE_S
+        for round_ in self.master.conductor.rounds.values():
+            if round_.phase is Phase.REDUCING:
+                key = (round_.number, round_.running().number)
+                assert self.now_s <= self.witness.moved_s[key] + limit_s, "an attempt hangs"
+
+    def restart_master(self) -> None:
+        self.crash_after = None
+        for peer in self.peers:
+            peer.disconnect()
+        self.witness.master_died()
+        self.term += 1
+        self.now_s += 500.0
+        self.master = self._new_master()
+
+    # ------------------------------------------------------------ peers
+
+    def attach(self, peer: ModelPeer) -> None:
+        """Connect, or connect again over a connection that the master believes in."""
+        if peer.frozen:
+            return
+        peer.disconnect()
+        peer.connected = True
+        self.witness.gone(peer.peer)
+        self.call(self.master.attach, peer.peer, peer.hello(), peer.grant)
+
+    def detach(self, peer: ModelPeer) -> None:
+        if peer.connected:
+            peer.disconnect()
+            self.witness.gone(peer.peer)
+            self.call(self.master.detach, peer.peer, "the connection broke")
+
+    def restart_peer(self, peer: ModelPeer, *, keep_state: bool) -> None:
+        was_connected = peer.connected
+        peer.restart(keep_state=keep_state)
+        self.witness.gone(peer.peer)
+        if was_connected:
+            self.call(self.master.detach, peer.peer, "its process ended")
+
+    def flush(self, peer: ModelPeer, count: int = 1_000) -> None:
+        """Deliver what the peer has said to the master."""
+        while peer.outbox and count and peer.connected and not peer.frozen:
+            message = peer.outbox.popleft()
+            count -= 1
+            if peer.peer in self.master.context.roster:
+                self.witness.delivered(peer.peer, message, self.now_s)
+            self.call(self.master.receive, peer.peer, message)
+
+    def deliver(self, peer: ModelPeer, count: int = 1_000) -> None:
+        while peer.inbox and count and peer.connected and not peer.frozen:
+            peer.handle(peer.inbox.popleft())
+            count -= 1
+
+    def work(self, peer: ModelPeer) -> None:
+        """Everything that a healthy peer has to do now."""
+        if not peer.connected or peer.frozen:
+            return
+        self.deliver(peer)
+        for fragment in list(peer.fetching):
+            donors = [self.by_id[name] for name in peer.fetching[fragment].donors]
+            peer.fetch(fragment, donors)
+        for number in list(peer.opens):
+            peer.train(number)
+        for number in list(peer.orders):
+            peer.reduce(number)
+        self.flush(peer)
+
+    def wait(self, seconds: float) -> None:
+        """Time passes; who is alive says so, the rest goes silent."""
+        end_s = self.now_s + seconds
+        while self.now_s < end_s:
+            self.now_s = min(end_s, self.master.next_deadline_s(), self.now_s + DEADLINE_S / 2)
+            term = self.term
+            for peer in self.peers:
+                if peer.connected and not peer.frozen:
+                    self.call(self.master.receive, peer.peer, Heartbeat(0))
+            self.call(self.master.tick)
+            if self.term != term:
+                return
+            assert self.master.next_deadline_s() > self.now_s, "tick has left something undone"
+            self._check_silence()
+
+    def _check_silence(self) -> None:
+        """By the witness's own clock."""
+        for peer in self.peers:
+            if peer.connected and not peer.frozen:
+                self.heard_s[peer.peer] = self.now_s
+        for member in self.master.context.roster:
+            heard_s = max(self.heard_s.get(member.peer, -math.inf), member.attached_s)
+            assert self.now_s <= heard_s + 1.6 * DEADLINE_S, "somebody silent is still in"
+
+    # ------------------------------------------------------------ what must come to pass
+
+    def can_get_on(self) -> bool:
+        """Whether the peers that are allowed in can bring the run further at all."""
+        history = self.master.context.history
+        able = [peer for peer in self.peers if peer.peer not in self.revoked]
+        contributors = [peer for peer in able if peer.grant.role is Role.CONTRIBUTOR]
+        if history.finished or len(contributors) < self.spec.membership.min_members:
+            return False
+        if not history.founded:
+            return any(peer.grant.founder for peer in able)
+        return all(
+            any(self._holds_newest(peer, fragment) for peer in able)
+            for fragment in range(len(history.versions))
+        )
+
+    def _holds_newest(self, peer: ModelPeer, fragment: int) -> bool:
+        history = self.master.context.history
+        if fragment >= len(peer.state) or peer.corrupt or peer.lineage != history.lineage:
+            return False
+        held = peer.state[fragment]
+        known = history.root(fragment, history.versions[fragment])
+        return (
+            held is not None and held[0] == history.versions[fragment] and known in (b"", held[1])
+        )
+
+    def calm_down(self) -> None:
+        """No more faults: everybody comes back, and the run must get on."""
+        self.crash_after = None
+        for peer in self.peers:
+            peer.frozen, peer.trainer = False, True
+        if self.master.context.history.paused:
+            self.call(self.master.resume)
+        if not self.can_get_on():
+            return
+        # One restart brings everybody in line with what the master knows of trainers and leaving.
+        for peer in self.peers:
+            if peer.connected:
+                self.detach(peer)
+        before = self.master.context.history.commit_count
+        for _ in range(CALM_ROUNDS):
+            for peer in self.peers:
+                if not peer.connected and peer.peer not in self.revoked:
+                    self.attach(peer)
+                self.work(peer)
+            history = self.master.context.history
+            if history.finished or (history.commit_count >= before + 2 and self._all_in_sync()):
+                return
+            self.wait(0.5)
+        status = self.master.status(self.now_s)
+        raise AssertionError(
+            f"the run does not get on: {status['state']}, {status['why_waiting']}, "
+            f"{[(m['name'], m['why']) for m in status['members']]}, {status['past_rounds'][-1:]}"
+        )
+
+    def _all_in_sync(self) -> bool:
+        members = list(self.master.context.roster)
+        allowed = [peer for peer in self.peers if peer.peer not in self.revoked]
+        return len(members) == len(allowed) and all(member.in_sync for member in members)
+
+
+def leaving() -> Leaving:
+    return Leaving("Ctrl+C")

@@ -1,0 +1,247 @@
+"""Does the stateful test see anything? Each test here plants one bug, which it must find.
+
+The bugs, by what they break:
+
+    commit before journal      the messages of a decision overtake its record
+    any result                 the first digest reported is committed, majority or not
+    impatient                  a result is committed when the quorum has it, not all survivors
+    old attempt                answers of an earlier attempt count for the present one
+    waits for the dead         a lost contributor stays in the attempt
+    refused but added          a contribution called bad stays in the committed result
+    joiner left out            a joiner is not among the receivers, so it cannot replay
+    transfer too early         a joiner fetches while a reduction runs without it
+    pins too late              the transfer is ordered before the donors are told to pin
+    donor without state        a donor is asked for what it is still fetching itself
+    first root wins            a root is agreed when one member has reported it
+    promotes laggards          a spare takes a place before it has applied the newest commit
+    deaf to silence            nobody is ever found silent
+    rounds reused              round numbers start over with the master
+    views reused               view numbers start over with the master
+    forgets results            an undecided result is called committed whatever its digest
+    forgets the late           a commit that is never applied is not missed
+    no way back                a healed contributor is not asked again
+    vacancies lost             a place that is given up is never filled
+    never finishes stalls      an attempt in which nothing moves goes on for ever
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import Phase as Phases
+from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from holdfast.membership import conductor, coordinator, roster, syncing
+from holdfast.membership.context import Context
+from holdfast.membership.detector import Detector
+from holdfast.membership.effects import Effect, Record, Send
+from holdfast.membership.journal import History, RoundCommitted, RoundNumbered
+from holdfast.membership.rounds import Attempt, Round
+from holdfast.protocol.errors import LocalProtocolError
+from holdfast.protocol.messages import Donate
+from tests.membership.machine import MasterMachine
+
+Patch = pytest.MonkeyPatch
+BUGS: dict[str, Callable[[Patch], None]] = {}
+
+
+def bug(name: str) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
+    def register(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
+        BUGS[name] = plant
+        return plant
+
+    return register
+
+
+def reorder(patch: Patch, last: Callable[[Effect], bool]) -> None:
+    """The effects that ``last`` names come after all others."""
+    original = Context.take_effects
+
+    def take_effects(self: Context) -> list[Effect]:
+        return sorted(original(self), key=last)
+
+    patch.setattr(Context, "take_effects", take_effects)
+
+
+@bug("commit before journal")
+def _(patch: Patch) -> None:
+    reorder(patch, lambda e: isinstance(e, Record) and isinstance(e.record, RoundCommitted))
+
+
+@bug("any result")
+def _(patch: Patch) -> None:
+    def agreed(self: Attempt) -> bytes | None:
+        return next(iter(self.digests.values()), None)
+
+    patch.setattr(Attempt, "agreed", agreed)
+
+
+@bug("impatient")
+def _(patch: Patch) -> None:
+    original = Attempt.unreported
+
+    def unreported(self: Attempt) -> list[str]:
+        missing = original(self)
+        return [] if len(self.survivors()) > 2 and len(missing) == 1 else missing
+
+    patch.setattr(Attempt, "unreported", unreported)
+
+
+@bug("old attempt")
+def _(patch: Patch) -> None:
+    def attempt(self: conductor.Conductor, number: int, _attempt_number: int) -> Attempt | None:
+        round_ = self.rounds.get(number)
+        return round_.attempt if round_ is not None else None
+
+    patch.setattr(conductor.Conductor, "_attempt", attempt)
+
+
+@bug("waits for the dead")
+def _(patch: Patch) -> None:
+    patch.setattr(Round, "forget", lambda self, peer, why: None)
+
+
+@bug("refused but added")
+def _(patch: Patch) -> None:
+    def refuse(self: conductor.Conductor, round_: Round, peer: str, why: str) -> None:
+        round_.running().accusers.setdefault(peer, set()).add(why)
+
+    patch.setattr(conductor.Conductor, "_refuse_update", refuse)
+
+
+@bug("joiner left out")
+def _(patch: Patch) -> None:
+    original = conductor.Conductor._receivers
+
+    def receivers(self: conductor.Conductor, adding: set[str]) -> tuple[str, ...]:
+        members = self.context.roster.members
+        return tuple(p for p in original(self, adding) if p in adding or members[p].in_sync)
+
+    patch.setattr(conductor.Conductor, "_receivers", receivers)
+
+
+@bug("transfer too early")
+def _(patch: Patch) -> None:
+    patch.setattr(conductor.Conductor, "excluded", lambda self, member, fragment: False)
+
+
+@bug("pins too late")
+def _(patch: Patch) -> None:
+    reorder(patch, lambda e: isinstance(e, Send) and isinstance(e.message, Donate))
+
+
+@bug("donor without state")
+def _(patch: Patch) -> None:
+    def donors(self: syncing.Syncing, member: roster.Member, _head: Any) -> list[roster.Member]:
+        return [m for m in self.context.roster if m is not member and m.copies]
+
+    patch.setattr(syncing.Syncing, "_donors", donors)
+
+
+@bug("first root wins")
+def _(patch: Patch) -> None:
+    original = syncing.Syncing.decide
+
+    def decide(self: syncing.Syncing, fragment: int, version: int, *, force: bool = False) -> bytes:
+        return original(self, fragment, version, force=True)
+
+    patch.setattr(syncing.Syncing, "decide", decide)
+
+
+@bug("promotes laggards")
+def _(patch: Patch) -> None:
+    patch.setattr(roster, "holds_newest", lambda member, versions: bool(member.copies))
+
+
+@bug("deaf to silence")
+def _(patch: Patch) -> None:
+    patch.setattr(Detector, "silent", lambda self, now_s: [])
+    patch.setattr(Detector, "next_deadline_s", lambda self: math.inf)
+
+
+@bug("rounds reused")
+def _(patch: Patch) -> None:
+    original = History.replay
+
+    def replay(records: Any) -> History:
+        return original([r for r in records if not isinstance(r, RoundNumbered)])
+
+    patch.setattr(History, "replay", replay)
+
+
+@bug("views reused")
+def _(patch: Patch) -> None:
+    patch.setattr(roster, "VIEWS_PER_TERM", 0)
+
+
+@bug("forgets results")
+def _(patch: Patch) -> None:
+    def outcomes(self: coordinator.Coordinator, hello: Any) -> Any:
+        held = {reduced.round for reduced in hello.undecided}
+        return tuple(c for c in self.context.history.commits.values() if c.round not in held)
+
+    patch.setattr(coordinator.Coordinator, "_outcomes", outcomes)
+
+
+@bug("forgets the late")
+def _(patch: Patch) -> None:
+    patch.setattr(syncing.Syncing, "late", lambda self, member, fragment, why: None)
+    patch.setattr(syncing.Syncing, "next_deadline_s", lambda self: math.inf)
+
+
+@bug("no way back")
+def _(patch: Patch) -> None:
+    original = conductor.Conductor._invite
+
+    def invite(self: conductor.Conductor, round_: Round) -> None:
+        if not round_.invited:
+            original(self, round_)
+
+    patch.setattr(conductor.Conductor, "_invite", invite)
+
+
+@bug("vacancies lost")
+def _(patch: Patch) -> None:
+    original = coordinator.Coordinator._remove
+
+    def remove(
+        self: coordinator.Coordinator, member: Any, why: str, *, keep_place: bool = False
+    ) -> None:
+        original(self, member, why, keep_place=True)
+
+    patch.setattr(coordinator.Coordinator, "_remove", remove)
+
+
+@bug("never finishes stalls")
+def _(patch: Patch) -> None:
+    patch.setattr(conductor.Conductor, "_stall_limit_s", lambda self, attempt: math.inf)
+
+
+FINDS = settings(
+    max_examples=300,
+    stateful_step_count=50,
+    phases=[Phases.generate],  # it need not be small, only found
+    database=None,
+    derandomize=True,
+    print_blob=False,
+    report_multiple_bugs=False,
+)
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_is_found(name: str, monkeypatch: Patch) -> None:
+    BUGS[name](monkeypatch)
+    # An invariant, the witness, a peer, or the journal: whoever sees it first.
+    with pytest.raises((AssertionError, LocalProtocolError)) as caught:
+        run_state_machine_as_test(MasterMachine, settings=FINDS)
+    print(f"{name}: {str(caught.value)[:150]}")
+
+
+def test_every_bug_is_listed_above() -> None:
+    assert __doc__ is not None
+    for name in BUGS:
+        assert f"    {name} " in __doc__

@@ -1,0 +1,34 @@
+"""A fleet of real processes for a test, stopped with it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.processes.harness import Fleet
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    made = Fleet(tmp_path)
+    try:
+        yield made
+    finally:
+        made.stop_all()
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port that nobody listens on, in a range that the kernel does not give out by itself."""
+    for port in range(20_000 + os.getpid() % 5_000, 32_000):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("0.0.0.0", port))
+            except OSError:
+                continue
+            return port
+    raise AssertionError("no free port")

@@ -1,0 +1,134 @@
+"""Real kills of real processes: what the run and the others make of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.processes.harness import (
+    Fleet,
+    alive,
+    contributing,
+    in_sync,
+    member,
+    role,
+    spec,
+)
+
+pytestmark = pytest.mark.slow
+
+PAUSE = ("--pause", "0.005")  # a step of the tiny trainer takes no time; rounds are 50 ms then
+
+
+def start_three_and_a_spare(fleet: Fleet, **scripts: tuple[str, ...]) -> None:
+    """Contributors a, b, c and the spare d, all in sync and at work."""
+    fleet.start_master(spec(contributors=3, min_members=2))
+    for rank, name in enumerate("abcd"):
+        fleet.join(
+            name,
+            "--rank",
+            str(rank),
+            *PAUSE,
+            *scripts.get(name, ()),
+            role="spare" if name == "d" else "contributor",
+            founder=name == "a",
+        )
+    fleet.until(
+        lambda s: contributing(s, *"abc") and in_sync(s, *"abcd"), "a, b and c train, d is in sync"
+    )
+
+
+@pytest.mark.timeout(120)
+def test_a_killed_contributor_is_replaced_by_the_spare_and_comes_back(fleet: Fleet) -> None:
+    start_three_and_a_spare(fleet)
+    identity = member(fleet.master(), "b")
+    moved = fleet.peer("d")["state_received_bytes"]
+
+    fleet.kill("b")
+    killed_s = time.monotonic()
+    fleet.until(lambda s: role(s, "d") == "contributor" and contributing(s, "d"), "d steps in")
+    assert time.monotonic() - killed_s < 3.0, "a closed connection counts at once"
+    assert fleet.peer("d")["state_received_bytes"] == moved, "a promotion moves no state"
+    fleet.until_committed(3)
+
+    fleet.join("b", "--rank", "1", *PAUSE)
+    status = fleet.until(lambda s: in_sync(s, "b"), "b is back")
+    back = member(status, "b")
+    assert identity is not None
+    assert back is not None
+    assert back["peer"] == identity["peer"]
+    assert role(status, "b") == "spare", "its place is taken"
+    fleet.until_committed(3)
+    found = fleet.settle(*"abcd")
+    assert len(set(found.values())) == 1, found
+    fleet.act("resume", {})
+
+    # Ctrl+C, one after the other: each leaves in good order, with its trainer, and nobody minds.
+    trainers = {name: fleet.peer(name)["command_pid"] for name in "abcd"}
+    fleet.nodes["c"].signal(signal.SIGINT)
+    assert fleet.nodes["c"].wait() == 0
+    assert not alive(trainers["c"])
+    fleet.until(lambda s: role(s, "b") == "contributor", "the spare takes the place of who left")
+    fleet.until_committed(2)
+    for name in "abd":
+        fleet.nodes[name].signal(signal.SIGINT)
+    assert [fleet.nodes[name].wait() for name in "abd"] == [0, 0, 0]
+    assert not [name for name in "abd" if alive(trainers[name])]
+    fleet.nodes["master"].signal(signal.SIGINT)
+    assert fleet.nodes["master"].wait() == 0
+    for name in fleet.nodes:
+        assert "Traceback" not in fleet.nodes[name].log, name
+
+
+@pytest.mark.timeout(120)
+def test_a_frozen_daemon_is_out_within_the_deadline_and_thaws_as_a_spare(fleet: Fleet) -> None:
+    start_three_and_a_spare(fleet)
+    fleet.nodes["b"].signal(signal.SIGSTOP)
+    frozen_s = time.monotonic()
+    fleet.until(lambda s: role(s, "d") == "contributor" and contributing(s, "d"), "d steps in")
+    assert time.monotonic() - frozen_s < 3.0 + 1.0, "the deadline and a little"
+    fleet.until_committed(3)
+    fleet.nodes["b"].signal(signal.SIGCONT)
+    status = fleet.until(lambda s: in_sync(s, "b"), "b is back")
+    assert role(status, "b") == "spare"
+    found = fleet.settle(*"abcd")
+    assert len(set(found.values())) == 1, found
+
+
+@pytest.mark.timeout(120)
+def test_a_crash_of_the_trainer_and_one_of_the_master_move_no_state(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    crash = tmp_path / "crash"
+    start_three_and_a_spare(fleet, b=("--crash", str(crash)))
+    before = {name: fleet.peer(name)["state_received_bytes"] for name in "abcd"}
+
+    # The trainer dies; its daemon starts it again and gives it the state out of memory.
+    trainer = fleet.peer("b")["command_pid"]
+    crash.touch()
+    fleet.until(lambda s: not contributing(s, "b"), "rounds go on without b's trainer")
+    assert not alive(trainer)
+    fleet.until(lambda s: contributing(s, "b"), "b's new trainer contributes")
+    assert fleet.peer("b")["trainer_restarts"] == 1
+    assert role(fleet.master(), "b") == "contributor", "it kept its place"
+
+    # The master dies; its successor goes on from the journal with the peers that come back.
+    roles = {name: role(fleet.master(), name) for name in "abcd"}
+    committed = fleet.master()["committed"]
+    term = fleet.master()["term"]
+    fleet.nodes["master"].process.kill()
+    assert fleet.nodes["master"].wait() == -signal.SIGKILL
+    fleet.restart_master()
+    status = fleet.until(
+        lambda s: s["committed"] > committed + 3 and in_sync(s, *"abcd"), "rounds go on"
+    )
+    assert {name: role(status, name) for name in "abcd"} == roles
+    assert status["term"] == term + 1
+    found = fleet.settle(*"abcd")
+    assert len(set(found.values())) == 1, found
+    assert {name: fleet.peer(name)["state_received_bytes"] for name in "abcd"} == before
+    assert all(os.getpgid(fleet.nodes[name].process.pid) for name in "abcd"), "none was restarted"

@@ -1,0 +1,210 @@
+"""Whole runs of real processes to their end: the arithmetic, unlike machines, addresses, scripts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from tests.processes.harness import TRAINER, Fleet, contributing, environment, member, spec
+from tests.processes.tiny_trainer import make_model, make_optimizer, train_step
+
+pytestmark = pytest.mark.slow
+
+Tensors = dict[str, NDArray[np.float32]]
+
+RATE = 1e-2  # the trainer's default
+
+
+def run_to_the_end(fleet: Fleet, names: str) -> list[Tensors]:
+    """Wait until every peer has gone home by itself; the parameters that their trainers saved."""
+    fleet.until(lambda s: s["state"] == "finished", "all rounds are committed")
+    assert {name: fleet.nodes[name].wait() for name in names} == dict.fromkeys(names, 0)
+    for name in names:
+        assert "Traceback" not in fleet.nodes[name].log, name
+    return [dict(np.load(fleet.folder / f"{name}.npz")) for name in names]
+
+
+def join_all(fleet: Fleet, names: str, *script: str) -> None:
+    for rank, name in enumerate(names):
+        save = str(fleet.folder / f"{name}.npz")
+        fleet.join(name, "--rank", str(rank), "--save", save, *script, founder=rank == 0)
+
+
+def same_bits(tensors: list[Tensors]) -> bool:
+    first = tensors[0]
+    return all(
+        each.keys() == first.keys()
+        and all(each[name].tobytes() == first[name].tobytes() for name in first)
+        for each in tensors
+    )
+
+
+def parameters_of(model: nn.Module) -> Tensors:
+    return {name: each.detach().numpy().copy() for name, each in model.named_parameters()}
+
+
+# ---------------------------------------------------------------- unlike machines
+
+
+def old_machine() -> dict[str, str]:
+    """The environment in which numpy and torch behave as on a machine without vector extensions."""
+    from numpy._core._multiarray_umath import (  # type: ignore[attr-defined]
+        __cpu_dispatch__,
+        __cpu_features__,
+    )
+
+    here = [name for name in __cpu_dispatch__ if __cpu_features__.get(name)]
+    return {"NPY_DISABLE_CPU_FEATURES": " ".join(here), "ATEN_CPU_CAPABILITY": "default"}
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8"])
+@pytest.mark.timeout(120)
+def test_unlike_processors_end_with_the_same_bits(fleet: Fleet, codec: str) -> None:
+    names = "abc"
+    fleet.start_master(spec(rounds=8, sync_every=5, min_members=3, codec=codec))
+    for rank, name in enumerate(names):
+        save = str(fleet.folder / f"{name}.npz")
+        fleet.join(
+            name,
+            *("--rank", str(rank), "--save", save),
+            founder=rank == 0,
+            env=old_machine() if name == "b" else None,
+        )
+    final = run_to_the_end(fleet, names)
+    assert same_bits(final)
+    status = fleet.master()
+    assert status["committed"] == 8
+    assert all(len(ended["contributors"]) == 3 for ended in status["past_rounds"])
+    first = parameters_of(make_model(16))
+    assert not same_bits([first, final[0]]), "it has trained"
+    fleet.nodes["master"].process.terminate()
+    assert fleet.nodes["master"].wait() == 0
+
+
+# ---------------------------------------------------------------- the textbook
+
+
+def textbook(
+    *,
+    rounds: int,
+    sync_every: int,
+    lr: float,
+    mu: float,
+) -> Tensors:
+    """DiLoCo (arXiv 2311.08105) of two workers in one process: torch inside, numpy outside."""
+    models = [make_model(16), make_model(16)]
+    optimizers = [make_optimizer(model, "adamw", RATE) for model in models]
+    theta = parameters_of(models[0])
+    momentum = {name: np.zeros_like(value) for name, value in theta.items()}
+    rate, decay, two = np.float32(lr), np.float32(mu), np.float32(2)
+    for number in range(rounds):
+        for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+            load(model, theta)
+            for step in range(number * sync_every, (number + 1) * sync_every):
+                train_step(model, optimizer, rank, step)
+        locals_ = [parameters_of(model) for model in models]
+        for name in theta:
+            mean = ((theta[name] - locals_[0][name]) + (theta[name] - locals_[1][name])) / two
+            momentum[name] = decay * momentum[name] + mean
+            theta[name] = theta[name] - rate * (mean + decay * momentum[name])
+    return theta
+
+
+@torch.no_grad()
+def load(model: nn.Module, values: Tensors) -> None:
+    for name, parameter in model.named_parameters():
+        parameter.copy_(torch.from_numpy(values[name]))
+
+
+@pytest.mark.timeout(120)
+def test_a_run_of_two_is_the_textbook_diloco_bit_by_bit(fleet: Fleet) -> None:
+    fleet.start_master(spec(rounds=6, sync_every=5, outer_lr=0.7, outer_momentum=0.9))
+    join_all(fleet, "ab")
+    final = run_to_the_end(fleet, "ab")
+    assert same_bits([*final, textbook(rounds=6, sync_every=5, lr=0.7, mu=0.9)])
+
+
+@pytest.mark.timeout(120)
+def test_with_one_step_a_round_it_is_data_parallel_training(fleet: Fleet) -> None:
+    """Inner SGD, H = 1, outer rate 1, no momentum: averaged gradients at every step."""
+    steps, rate = 12, 0.1
+    fleet.start_master(spec(rounds=steps, sync_every=1, outer_lr=1.0, outer_momentum=0.0))
+    join_all(fleet, "ab", "--optimizer", "sgd", "--rate", str(rate))
+    final = run_to_the_end(fleet, "ab")
+    assert same_bits(final)
+
+    models = [make_model(16), make_model(16)]
+    theta = parameters_of(models[0])
+    for step in range(steps):
+        for rank, model in enumerate(models):
+            load(model, theta)
+            # A step of rate 1 leaves the gradient as the difference.
+            train_step(model, torch.optim.SGD(model.parameters(), lr=0.0), rank, step)
+        for name, value in theta.items():
+            gradients = [dict(m.named_parameters())[name].grad for m in models]
+            theta[name] = value - rate * sum(g.numpy() for g in gradients if g is not None) / 2
+    for name, value in theta.items():
+        np.testing.assert_allclose(final[0][name], value, rtol=0, atol=1e-6)
+
+
+# ---------------------------------------------------------------- addresses
+
+
+@pytest.mark.timeout(120)
+def test_ipv6_names_and_advertised_addresses_work_together(fleet: Fleet, free_port: int) -> None:
+    more = ("--listen", "127.0.0.1:0")
+    fleet.start_master(spec(rounds=5, min_members=3), listen="[::1]:0", more=more)
+    assert [address.rpartition(":")[0] for address in fleet.master()["addresses"]] == [
+        "127.0.0.1",
+        "[::1]",
+    ]
+    scripts = {n: ("--rank", str(r), "--save", f"{fleet.folder}/{n}.npz") for r, n in enumerate("abc")}
+    fleet.join("a", *scripts["a"], listen="[::1]:0", founder=True)
+    fleet.join("b", *scripts["b"], listen="localhost:0")
+    fleet.join(
+        "c",
+        *scripts["c"],
+        listen=f"0.0.0.0:{free_port}",
+        more=("--advertise", f"localhost:{free_port}"),
+    )
+    status = fleet.until(lambda s: len(s["members"]) == 3, "all have joined")
+    listed = {name: (member(status, name) or {})["addresses"] for name in "abc"}
+    assert listed["a"][0].startswith("[::1]:")
+    assert listed["c"] == [f"localhost:{free_port}"]
+    assert same_bits(run_to_the_end(fleet, "abc"))
+
+
+# ---------------------------------------------------------------- scripts that do not fit
+
+
+@pytest.mark.timeout(120)
+def test_a_script_with_other_shapes_is_refused_by_name_and_touches_nobody(fleet: Fleet) -> None:
+    fleet.start_master(spec())
+    join_all(fleet, "ab", "--pause", "0.005")
+    fleet.until(lambda s: contributing(s, *"ab"), "a and b train")
+    odd = fleet.join("odd", "--width", "17")
+    assert odd.wait() == 7
+    assert "0.weight" in odd.log
+    assert "(17, 8)" in odd.log
+    assert "Traceback" not in odd.log
+    before = {name: fleet.peer(name)["trainer_pid"] for name in "ab"}
+    fleet.until_committed(3)
+    assert before == {name: fleet.peer(name)["trainer_pid"] for name in "ab"}
+    assert not [r for r in fleet.master()["past_rounds"] if r["outcome"] != "committed"]
+
+
+def test_a_script_without_a_daemon_says_what_to_do() -> None:
+    done = subprocess.run(
+        [sys.executable, str(TRAINER)], capture_output=True, text=True, env=environment()
+    )
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert "holdfast join INVITE -- python train.py" in last

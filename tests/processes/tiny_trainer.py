@@ -1,0 +1,91 @@
+"""A training script in miniature: a few hundred parameters, data that follow from rank and step.
+
+It is run as a script under ``holdfast join``; the tests import its model and data to do the same
+training without holdfast. It imports torch, so a process of it takes two seconds to start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+import holdfast
+
+INPUTS = 8
+BATCH = 16
+
+
+def make_model(width: int) -> nn.Module:
+    """The same first weights in every process."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(INPUTS, width), nn.Tanh(), nn.Linear(width, 1))
+
+
+def make_optimizer(model: nn.Module, kind: str, rate: float) -> torch.optim.Optimizer:
+    if kind == "sgd":
+        return torch.optim.SGD(model.parameters(), lr=rate)
+    return torch.optim.AdamW(model.parameters(), lr=rate)
+
+
+def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a rank trains on in a step of the run: inputs ``(16, 8)`` and targets ``(16, 1)``."""
+    inputs = np.random.default_rng((rank, step)).standard_normal((BATCH, INPUTS), np.float32)
+    targets = np.sin(inputs.sum(axis=1, keepdims=True))
+    return torch.from_numpy(inputs), torch.from_numpy(targets)
+
+
+def train_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, step: int
+) -> torch.Tensor:
+    inputs, targets = batch(rank, step)
+    loss: torch.Tensor = nn.functional.mse_loss(model(inputs), targets)
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    return loss
+
+
+def save(model: nn.Module, path: Path) -> None:
+    """All parameters as float32, in one file that is whole or absent."""
+    arrays = {name: each.numpy() for name, each in model.state_dict().items()}
+    scratch = path.with_suffix(".new.npz")
+    np.savez(scratch, **arrays)
+    scratch.replace(path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rank", type=int, default=0)
+    parser.add_argument("--width", type=int, default=16)
+    parser.add_argument("--optimizer", default="adamw")
+    parser.add_argument("--rate", type=float, default=1e-2)
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds after every step")
+    parser.add_argument("--crash", type=Path, help="kill itself while this file exists; removes it")
+    parser.add_argument("--save", type=Path, help="the final parameters")
+    arguments = parser.parse_args()
+
+    torch.set_num_threads(1)
+    model = make_model(arguments.width)
+    optimizer = make_optimizer(model, arguments.optimizer, arguments.rate)
+    with holdfast.attach(model, optimizer) as run:
+        while not run.finished:
+            loss = train_step(model, optimizer, arguments.rank, run.global_step)
+            run.step(loss=loss.item(), tokens=BATCH)
+            if arguments.pause:
+                time.sleep(arguments.pause)
+            if arguments.crash is not None and arguments.crash.exists():
+                arguments.crash.unlink()
+                os.kill(os.getpid(), signal.SIGKILL)
+    if arguments.save is not None:
+        save(model, arguments.save)
+
+
+if __name__ == "__main__":
+    main()
