@@ -95,7 +95,12 @@ class Run:
       seed: differs from peer to peer; stays the same when a peer's trainer is restarted.
     """
 
-    def __init__(self, connection: Connection, tensors: tuple[SharedTensor, ...]) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        tensors: tuple[SharedTensor, ...],
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> None:
         self.finished = False
         self.contributing = True
         self.round_count = 0
@@ -103,6 +108,8 @@ class Run:
         self.seed = _seed()
         self._connection = connection
         self._tensors = tensors
+        # Until something is posted, if it came without a state: what it gathers is from warm-up.
+        self._idle_optimizer = optimizer if optimizer is not None and not optimizer.state else None
         self._arenas: _Arenas | None = None
         self._loaded = False
         self._rounds: dict[int, _Round] = {}  # by fragment
@@ -250,6 +257,7 @@ class Run:
                 mirror = self._require_arenas().mirrors[fragment]
                 mirror.post()
                 opened.posted_tokens = self._tokens
+                self._idle_optimizer = None
                 tokens = self._tokens - self._tokens_from[fragment]
                 self._send(Posted(opened.number, fragment, mirror.version, tokens, self._step))
                 return True
@@ -294,6 +302,8 @@ class Run:
                 self._set_step(message.step)
                 self._hold_step = message.hold_step
                 self._load()
+                if self._idle_optimizer is not None:
+                    self._idle_optimizer.state.clear()  # torch makes it anew at the next step
                 self.finished = message.finished
             case Finished():
                 self._finish()
@@ -387,12 +397,14 @@ def attach(
     """Join the run that this process was started for; returns with the run's weights in the model.
 
     Every parameter and persistent buffer becomes part of the run's shared state. Gradients and the
-    optimizer's state stay local and are never touched.
+    optimizer's state stay local. They are not touched, with one exception: an optimizer that comes
+    without any state is put back to that when steps that trained nothing yet (a spare takes one, to
+    be warm when its turn comes) are dropped with what they did to the weights.
 
     Args:
       model: on any device, in float32, float64, bfloat16 or float16; may be wrapped by
         DistributedDataParallel or torch.compile.
-      optimizer: the inner optimizer; looked at only to see that it trains this model.
+      optimizer: the inner optimizer.
       socket_path: of the daemon; normally the environment variable ``HOLDFAST_SOCKET`` says it.
 
     Raises:
@@ -410,7 +422,7 @@ def attach(
     tensors = find_shared(model)
     if optimizer is not None:
         _check_optimizer(model, optimizer)
-    run = Run(Connection.open(path), tensors)
+    run = Run(Connection.open(path), tensors, optimizer)
     try:
         run._attach()
     except BaseException:

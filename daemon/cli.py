@@ -74,10 +74,10 @@ def _addresses(
     return tuple(Address.parse(text) for text in value)
 
 
-def _checked_advertise(
+def _dialable(
     _context: click.Context, _parameter: click.Parameter, value: tuple[str, ...]
-) -> tuple[str, ...]:
-    return tuple(str(Address.parse(text)) for text in value)
+) -> tuple[Address, ...]:
+    return tuple(Address.parse(text, default_port=0) for text in value)
 
 
 state_option = click.option(
@@ -154,8 +154,8 @@ def commands(log_level: str) -> None:
 @click.option(
     "--advertise",
     multiple=True,
-    callback=_checked_advertise,
-    help="The address that others dial, if it is not the bound one; repeatable.",
+    callback=_dialable,
+    help="HOST[:PORT] that others dial, if it is not the bound one; repeatable.",
 )
 @click.option(
     "--http",
@@ -171,7 +171,7 @@ def master(
     run_toml: Path,
     state: Path | None,
     listen: tuple[Address, ...],
-    advertise: tuple[str, ...],
+    advertise: tuple[Address, ...],
     http: Address,
     invite: bool,
 ) -> None:
@@ -189,9 +189,7 @@ def master(
 
     spec = read_spec(run_toml)
     folder = state or master_state(spec.run.name)
-    options = MasterOptions(
-        run_toml, folder, listen, advertise or guess_addresses(listen), http, invite
-    )
+    options = MasterOptions(run_toml, folder, listen, advertise, http, invite)
     with locked(folder):
         trio.run(Master(options, _tell).run)
 
@@ -221,8 +219,8 @@ def master(
 @click.option(
     "--advertise",
     multiple=True,
-    callback=_checked_advertise,
-    help="The address that others dial, if it is not the bound one; repeatable.",
+    callback=_dialable,
+    help="HOST[:PORT] that others dial, if it is not the bound one; repeatable.",
 )
 @click.option(
     "--http",
@@ -247,7 +245,7 @@ def join(
     name: str,
     state: Path | None,
     listen: tuple[Address, ...],
-    advertise: tuple[str, ...],
+    advertise: tuple[Address, ...],
     http: Address,
     max_upload: float | None,
     patience: float,
@@ -346,7 +344,12 @@ def status(state: Path | None, as_json: bool) -> None:
 @state_option
 @json_option
 def leave(state: Path | None, as_json: bool) -> None:
-    """Let the peer on this machine leave in good order (as Ctrl+C in its terminal does)."""
+    """Let the peer on this machine leave in good order (as Ctrl+C in its terminal does).
+
+    \b
+    Example:
+      holdfast leave
+    """
     answer = call(find_control(state, "peer"), "leave", {})
     click.echo(json.dumps(answer) if as_json else "leaving after the round in flight")
 
@@ -432,30 +435,6 @@ def call(control: Control, name: str, body: Mapping[str, object] | None) -> dict
         )
     result: dict[str, object] = answer
     return result
-
-
-def guess_addresses(listen: tuple[Address, ...]) -> tuple[str, ...]:
-    """What others may dial when nobody said: the bound address, or this host's own one."""
-    guessed = []
-    for address in listen:
-        if address.host in ("0.0.0.0", "::"):
-            guessed.append(str(Address(_own_host(address.host), address.port)))
-        else:
-            guessed.append(str(address))
-    return tuple(guessed) if all(a.port for a in listen) else ()
-
-
-def _own_host(wildcard: str) -> str:
-    """The address of the interface that leads outside; connecting UDP sends nothing."""
-    family, outside = (
-        (socket.AF_INET6, "2001:db8::1") if wildcard == "::" else (socket.AF_INET, "192.0.2.1")
-    )
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((outside, 9))
-            return str(probe.getsockname()[0])
-    except OSError:
-        return "::1" if wildcard == "::" else "127.0.0.1"
 
 
 @fails_plainly

@@ -167,6 +167,8 @@ class MasterService:
             with trio.move_on_at(max(deadline, trio.current_time() + TICK_S_MIN)):
                 await self._time.wait()
                 continue
+            if trio.current_time() - deadline > self.coordinator.context.spec.heartbeat_s:
+                self.decide(self.coordinator.overslept)
             self.decide(self.coordinator.tick)
 
     async def _beat(self) -> None:

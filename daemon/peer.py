@@ -96,6 +96,7 @@ from ..protocol.messages import (
 from ..protocol.network import Channel, Network, Party
 from ..protocol.stream import MessageStream
 from .exit_codes import ExitCode
+from .hosts import dialable
 from .layout import fragments_of, sizes_of
 from .trainer_port import TrainerPort
 
@@ -144,7 +145,7 @@ class PeerConfig:
     run_id: str
     masters: Sequence[Address]
     bind: Sequence[Address]
-    advertise: Sequence[str] = ()  # empty: the bound addresses
+    advertise: Sequence[Address] = ()  # port 0: the bound one; empty: guessed from ``bind``
     incarnation: int = 0
     upload_bytes_per_s: float | None = None
     patience_s: float | None = 120.0  # without any master for so long: give up; None: never
@@ -315,7 +316,7 @@ class PeerService:
 
     async def _session(self, channel: Channel) -> None:
         stream = MessageStream(channel.stream)
-        advertised = tuple(self.config.advertise) or tuple(str(a) for a in self._bound)
+        advertised = dialable(self._bound, self.config.advertise)
         hello = Hello(
             VERSION_MIN,
             VERSION_MAX,

@@ -25,6 +25,7 @@ from ..protocol.messages import Role
 from ..protocol.network import Party
 from ..protocol.sockets import SocketNetwork
 from .exit_codes import ExitCode
+from .hosts import dialable
 from .http import Json, bind_http, make_app, serve_http
 from .master import MasterService
 from .places import Control, make_private, published
@@ -42,7 +43,7 @@ class MasterOptions:
     spec_path: Path
     state: Path
     listen: Sequence[Address]
-    advertise: Sequence[str]
+    advertise: Sequence[Address]
     http: Address
     invite: bool = True
 
@@ -178,7 +179,7 @@ class Master:
         return status
 
     def _addresses(self) -> Sequence[str]:
-        return tuple(self.options.advertise) or tuple(str(a) for a in self.service.bound)
+        return dialable(self.service.bound, self.options.advertise)
 
     def make_invite(self, role: Role, founder: bool, uses: int, hours: float) -> str:
         token, expires_s = self.store.make_token(role, founder=founder, uses=uses, hours=hours)

@@ -43,7 +43,7 @@ class PeerOptions:
     name: str
     state: Path
     listen: Sequence[Address]
-    advertise: Sequence[str]
+    advertise: Sequence[Address]
     http: Address
     upload_bytes_per_s: float | None = None
     patience_s: float | None = 120.0

@@ -117,6 +117,7 @@ class Coordinator:
         self.syncing = Syncing(self.context)
         self.conductor = Conductor(self.context, self.syncing, self._evict)
         self.syncing.missing = set(history.places)
+        self.syncing.unheard = set(history.places)
         self._missing_until_s: float | None = None  # set by the first event after a restart
         self.founder: str | None = None  # who was sent Found
         self._finish_due_s = (
@@ -207,6 +208,7 @@ class Coordinator:
             self._evict(peer, RefusalCode.KICKED, f"removed by the run's owner: {quoted(reason)}")
         elif peer in self.syncing.missing:
             self.syncing.missing.discard(peer)
+            self.syncing.unheard.discard(peer)
             self.context.record(PlaceVacated(peer))
         self._settle()
         return self.context.take_effects()
@@ -227,6 +229,15 @@ class Coordinator:
         self._settle()
         return self.context.take_effects()
 
+    def overslept(self, now_s: float) -> list[Effect]:
+        """The master's own process stood still (stopped, or its machine slept).
+
+        What the members sent meanwhile is still to be read, so none of them is blamed for silence.
+        """
+        self._begin(now_s)
+        self.context.detector.excuse(now_s)
+        return self.context.take_effects()
+
     def next_deadline_s(self) -> float:
         """When ``tick`` has something to do at the latest, if nothing else happens; or infinity."""
         drain_s = DRAIN_DEADLINES_MAX * self.context.spec.membership.deadline_s
@@ -236,7 +247,7 @@ class Coordinator:
             self.syncing.next_deadline_s(),
             self._finish_due_s if not self._finish_sent else math.inf,
             self._missing_until_s
-            if self.syncing.missing and self._missing_until_s is not None
+            if (self.syncing.missing or self.syncing.unheard) and self._missing_until_s is not None
             else math.inf,
             min(
                 (
@@ -451,20 +462,21 @@ class Coordinator:
         return False
 
     def _give_up_missing(self) -> bool:
-        """Contributors that have not come back after a restart lose their places."""
-        missing = self.syncing.missing
-        if not missing or self._missing_until_s is None:
+        """A deadline after a restart, contributors that have not come back lose their places."""
+        syncing = self.syncing
+        if not (syncing.missing or syncing.unheard) or self._missing_until_s is None:
             return False
         if self.context.now_s < self._missing_until_s:
             return False
-        for peer in sorted(missing):
+        for peer in sorted(syncing.missing):
             self.context.record(PlaceVacated(peer))
             self.context.announce(
                 EventKind.LEAVE,
                 peer,
                 f"{self.context.name(peer)} did not come back after the master's restart",
             )
-        missing.clear()
+        syncing.missing.clear()
+        syncing.unheard.clear()
         return True
 
     def _give_places(self) -> bool:

@@ -22,6 +22,11 @@ class Detector:
     def heard(self, peer: str, now_s: float) -> None:
         self._heard_s[peer] = now_s
 
+    def excuse(self, now_s: float) -> None:
+        """We were not listening ourselves: everybody's silence begins anew."""
+        for peer in self._heard_s:
+            self._heard_s[peer] = now_s
+
     def forget(self, peer: str) -> None:
         self._heard_s.pop(peer, None)
 

@@ -276,4 +276,4 @@ class History:
 
 
 for _record in RECORDS.values():
-    attrs.resolve_types(_record)
+    attrs.resolve_types(_record)  # type: ignore[type-var]  # attrs classes all, their base is not

@@ -9,9 +9,9 @@ One table drives every copy (a member's fragment):
 
 *Roots.* Members report the digest of each version that they reach. A version's root is what more
 than half of the members in sync report (all have reported and no half agrees: the largest group, and
-of equal ones that with the oldest member). After a restart of the master, contributors that have
-not come back yet count as silent voters until the deadline, so the first to return cannot decide
-alone.
+of equal ones that with the oldest member). After a restart of the master, contributors from before
+count as silent voters until they report or the deadline is over, so the first to return cannot
+decide alone.
 
 *Transfers.* A joiner receives the result of every reduction that begins after it attached. So it may
 fetch the committed version as soon as no reduction of that fragment runs without it: whatever is
@@ -92,8 +92,9 @@ class Syncing:
     def __init__(self, context: Context) -> None:
         self.context = context
         self.votes: dict[tuple[int, int], dict[str, bytes]] = {}  # (fragment, version) -> by peer
-        # Contributors of before the master's restart that have not come back; they may still.
+        # Contributors from before the master's restart: who has not come back, who has not voted.
         self.missing: set[str] = set()
+        self.unheard: set[str] = set()
 
     # ------------------------------------------------------------ coming and going
 
@@ -102,6 +103,7 @@ class Syncing:
         history = self.context.history
         self.missing.discard(member.peer)
         if not history.founded or hello.lineage != history.lineage:
+            self.unheard.discard(member.peer)
             for copy in member.copies:
                 copy.why = (
                     "it holds another run's state" if hello.lineage else "it holds no state yet"
@@ -120,6 +122,8 @@ class Syncing:
                 self._check(member, head.fragment)
             else:
                 copy.why = f"it holds version {head.version}, the run is at {version}"
+                if head.version + 1 < version:
+                    self.unheard.discard(member.peer)  # it cannot be about to apply the newest one
 
     def founded(self, founder: Member | None) -> None:
         """Every member gets copies; the founder's are right by definition."""
@@ -253,7 +257,7 @@ class Syncing:
             root: min(m.number for m in voters if votes.get(m.peer) == root) for root in counts
         }
         best = min(counts, key=lambda root: (-counts[root], oldest[root]))
-        electorate = len(voters) + len(self.missing)
+        electorate = len(voters) + len(self.unheard)
         agreed = counts[best] * 2 > electorate or sum(counts.values()) == electorate
         if not agreed and not force:
             return b""
@@ -383,6 +387,8 @@ class Syncing:
 
     def _vote(self, member: Member, head: FragmentHead) -> None:
         newest = self.context.history.versions[head.fragment]
+        if head.version == newest:
+            self.unheard.discard(member.peer)
         if newest - VOTED_VERSIONS < head.version <= newest:
             self.votes.setdefault((head.fragment, head.version), {})[member.peer] = head.root
 

@@ -530,6 +530,44 @@ def test_a_spare_waits_in_its_first_step_and_follows_every_commit() -> None:
         run.step(tokens=4)
 
 
+@pytest.mark.parametrize("fresh", [True, False])
+def test_the_optimizer_forgets_warm_up_steps_unless_it_came_with_a_state(fresh: bool) -> None:
+    model = line(1.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def one_step() -> None:
+        optimizer.zero_grad()
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+
+    def steps_taken() -> float:
+        state = optimizer.state.get(model.weight)
+        return float(state["step"]) if state else 0.0
+
+    def script(daemon: FakeDaemon) -> None:
+        daemon.open_arenas()
+        daemon.found()
+        daemon.say(SetContributing(False, "all places are taken"))
+        daemon.load()
+        settled(lambda: daemon.posted.slots[STEP_SLOT] == 1)
+        daemon.load(step=0, hold_step=1)
+        daemon.say(SetContributing(True, ""))
+        daemon.open_round(1, at_step=1)
+        daemon.hear(Posted)
+        daemon.load(step=1, hold_step=9)  # a resync
+        daemon.end_round(1, committed=False)
+
+    if not fresh:
+        one_step()
+    with talking(script, stay=True) as path, attach(model, optimizer, socket_path=path) as run:
+        one_step()
+        run.step()
+        assert steps_taken() == (0 if fresh else 2), "the warm-up step"
+        one_step()
+        run.step()
+        assert steps_taken() == (1 if fresh else 3), "a real step outlives a resync"
+
+
 def test_a_contributor_that_becomes_a_spare_waits_and_loses_its_delta() -> None:
     model = line(1.0)
 

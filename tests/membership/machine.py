@@ -20,6 +20,9 @@ GRANTS = (
     Grant(Role.SPARE),
 )
 peers = st.integers(0, len(GRANTS) - 1)
+accusations = st.one_of(
+    st.sets(peers, min_size=1, max_size=1), st.sets(peers, min_size=2, max_size=2), st.just(set())
+)
 booleans = st.booleans()
 cycles = st.integers(0, 3)  # of ordinary work after a fault
 
@@ -140,11 +143,46 @@ class MasterMachine(RuleBasedStateMachine):
             self.world.restart_peer(self.peer(index), keep_state=how == "process")
         self.everybody(then)
 
-    @rule(index=peers, then=cycles)
-    def freeze(self, index: int, then: int) -> None:
+    @rule(index=peers, wrong=booleans, master_dies=booleans, then=cycles)
+    def miss_the_outcome(self, index: int, wrong: bool, master_dies: bool, then: int) -> None:
+        """A result is reported, the connection breaks before the decision is heard."""
+        self.to_the_middle()
+        peer = self.peer(index)
+        for number in list(peer.orders):
+            peer.reduce(number, wrong=wrong)
+        self.world.flush(peer)
+        for other in self.world.peers:
+            if other is not peer:
+                self.world.work(other)
+        if master_dies:
+            self.world.restart_master()
+        for other in self.world.peers if master_dies else [peer]:
+            if other.grant.role is Role.CONTRIBUTOR:
+                event(f"undecided at the return: {len(other.results)}")
+                self.world.attach(other)
+        self.everybody(then)
+
+    @rule(index=peers, victim=peers, then=cycles)
+    def answer_late(self, index: int, victim: int, then: int) -> None:
+        """What a peer says about an attempt arrives when the next one has begun."""
+        self.to_the_middle()
+        peer = self.peer(index)
+        for number in list(peer.orders):
+            peer.reduce(number)
+        if victim != index:
+            self.world.detach(self.peer(victim))
+        self.world.flush(peer)
+        for other in self.world.peers:
+            if other is not peer:
+                self.world.work(other)
+        self.everybody(then)
+
+    @rule(index=peers, seconds=st.sampled_from([0.0, 1.0, 2 * DEADLINE_S]), then=cycles)
+    def freeze(self, index: int, seconds: float, then: int) -> None:
         self.note_phase("frozen")
         self.peer(index).frozen = not self.peer(index).frozen
         self.everybody(then)
+        self.world.wait(seconds)
 
     @rule(index=peers)
     def trainer(self, index: int) -> None:
@@ -153,9 +191,7 @@ class MasterMachine(RuleBasedStateMachine):
         if peer.connected:
             peer.outbox.append(TrainerAttached(LAYOUT) if peer.trainer else TrainerLost("crash"))
 
-    @rule(
-        index=peers, accused=st.sets(peers, max_size=2), bad=booleans, middle=booleans, then=cycles
-    )
+    @rule(index=peers, accused=accusations, bad=booleans, middle=booleans, then=cycles)
     def accuse(self, index: int, accused: set[int], bad: bool, middle: bool, then: int) -> None:
         if middle:
             self.to_the_middle()
@@ -216,6 +252,13 @@ class MasterMachine(RuleBasedStateMachine):
         peer.state[fragment] = (held[0], hashed("damaged", held))
         peer.corrupt = True
         event("damaged")
+        if data.draw(booleans):  # it is the first to apply the next commit
+            self.to_the_middle()
+            for other in self.world.peers:
+                for number in list(other.orders):
+                    other.reduce(number)
+                self.world.flush(other)
+            self.world.work(peer)
         self.everybody(then)
 
     # ------------------------------------------------------------ afterwards

@@ -306,6 +306,7 @@ class Witness:
         self.moved_s: dict[tuple[int, int], float] = {}  # when an attempt last got on
         self.running: dict[int, Reduce] = {}  # by fragment: the reduction that runs
         self.receiving: set[tuple[int, int, str]] = set()  # round, attempt, who gets its result
+        self.undecided: dict[str, tuple[Reduced, ...]] = {}  # as the peer's last Hello said
         self.truth: dict[int, bytes] = {}  # by fragment: the root that honest arithmetic gives
 
     def gone(self, peer: str) -> None:
@@ -413,6 +414,10 @@ class Witness:
 
     def sent(self, peer: str, message: Message, now_s: float) -> None:
         match message:
+            case Welcome():
+                held = {(r.round, r.digest) for r in self.undecided.get(peer, ())}
+                for commit in message.committed:
+                    assert (commit.round, commit.digest) in held, "it holds another result"
             case View():
                 self._view(message)
             case Open():
@@ -541,7 +546,9 @@ class World:
         peer.disconnect()
         peer.connected = True
         self.witness.gone(peer.peer)
-        self.call(self.master.attach, peer.peer, peer.hello(), peer.grant)
+        hello = peer.hello()
+        self.witness.undecided[peer.peer] = hello.undecided
+        self.call(self.master.attach, peer.peer, hello, peer.grant)
 
     def detach(self, peer: ModelPeer) -> None:
         if peer.connected:

@@ -17,7 +17,7 @@ The bugs, by what they break:
     deaf to silence            nobody is ever found silent
     rounds reused              round numbers start over with the master
     views reused               view numbers start over with the master
-    forgets results            an undecided result is called committed whatever its digest
+    any undecided              an undecided result is called committed whatever its digest
     forgets the late           a commit that is never applied is not missed
     no way back                a healed contributor is not asked again
     vacancies lost             a place that is given up is never filled
@@ -108,7 +108,8 @@ def _(patch: Patch) -> None:
 @bug("refused but added")
 def _(patch: Patch) -> None:
     def refuse(self: conductor.Conductor, round_: Round, peer: str, why: str) -> None:
-        round_.running().accusers.setdefault(peer, set()).add(why)
+        if round_.attempt is not None:
+            self._start_attempt(round_, round_.attempt.contributors)
 
     patch.setattr(conductor.Conductor, "_refuse_update", refuse)
 
@@ -178,11 +179,11 @@ def _(patch: Patch) -> None:
     patch.setattr(roster, "VIEWS_PER_TERM", 0)
 
 
-@bug("forgets results")
+@bug("any undecided")
 def _(patch: Patch) -> None:
     def outcomes(self: coordinator.Coordinator, hello: Any) -> Any:
         held = {reduced.round for reduced in hello.undecided}
-        return tuple(c for c in self.context.history.commits.values() if c.round not in held)
+        return tuple(c for c in self.context.history.commits.values() if c.round in held)
 
     patch.setattr(coordinator.Coordinator, "_outcomes", outcomes)
 
@@ -222,7 +223,7 @@ def _(patch: Patch) -> None:
 
 
 FINDS = settings(
-    max_examples=300,
+    max_examples=600,
     stateful_step_count=50,
     phases=[Phases.generate],  # it need not be small, only found
     database=None,

@@ -346,6 +346,22 @@ async def test_a_script_with_other_shapes_is_refused_by_name() -> None:
         await settled(swarm, "abc")
 
 
+async def test_a_drifted_peer_is_healed_by_the_blocks_that_differ() -> None:
+    layout = small_layout((700_000,), counters=1)  # about 2.7 blocks of values, as much momentum
+    async with a_swarm("abc", layout=layout) as swarm:
+        drifted = swarm.peers["b"]
+        assert drifted.service.state is not None
+        swarm.witness.excused.add(drifted.peer)
+        before = drifted.service.progress().state_received_bytes
+        drifted.service.state.values(0)[123] += np.float32(1.0)  # a bit flip in its memory
+        await swarm.until(lambda: drifted.service.progress().state_received_bytes > before)
+        await swarm.until(lambda: swarm.in_sync("b"))
+        swarm.witness.excused.clear()
+        await settled(swarm, "abc")
+        healed = drifted.service.progress().state_received_bytes - before
+        assert healed < 4 * 700_000, "less than the values alone: only what differed came"
+
+
 async def test_a_corrupted_lane_ends_that_link_only() -> None:
     async with a_swarm("abcd", toml=spec(contributors=0)) as swarm:
         swarm.world.corrupt_next_lane_frame("a", "b")

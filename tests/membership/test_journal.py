@@ -1,0 +1,143 @@
+"""Records: what they amount to, that they survive the disk, and what a damaged journal does."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import msgpack
+import pytest
+
+from holdfast.membership.detector import Detector
+from holdfast.membership.effects import Effect
+from holdfast.membership.journal import (
+    ADMITTED_MAX,
+    RECORDS,
+    ROOTS_KEPT_MAX,
+    History,
+    JournalRecord,
+    PeerAdmitted,
+    PeerRevoked,
+    PlaceTaken,
+    PlaceVacated,
+    RootKnown,
+    RoundCommitted,
+    RoundNumbered,
+    RunCreated,
+    RunFinished,
+    RunFounded,
+    RunPaused,
+    TermStarted,
+)
+from holdfast.membership.pace import RETRY_S_MAX, Backoff, scheduled
+from holdfast.protocol.errors import LocalProtocolError
+from holdfast.protocol.messages import Commit, Contributor, FragmentSize
+from holdfast.protocol.wire import from_plain, to_plain
+from tests.membership.table import DIGEST, LAYOUT, LINEAGE, A, Table, head_of
+
+COMMIT = Commit(3, 1, 0, 0, 100, (Contributor(A, 10, 0.5),), DIGEST)
+FOUNDING = RunFounded(LAYOUT, (FragmentSize(16, 16, 0),), LINEAGE, (head_of(0, 0),))
+EXAMPLES: list[JournalRecord] = [
+    RunCreated("ab" * 16, "[run]\n"),
+    TermStarted(1),
+    PeerAdmitted(A, "a", 1, 2**62),
+    FOUNDING,
+    PlaceTaken(A),
+    RoundNumbered(3),
+    RoundCommitted(COMMIT),
+    RootKnown(head_of(0, 1)),
+    PlaceVacated(A),
+    PeerRevoked(A, "because"),
+    RunPaused(True),
+    RunFinished(3),
+]
+
+
+def test_every_kind_of_record_survives_the_disk() -> None:
+    assert {type(record) for record in EXAMPLES} == set(RECORDS.values())
+    for record in EXAMPLES:
+        stored = msgpack.packb([type(record).__name__, to_plain(record)])
+        name, plain = msgpack.unpackb(stored)
+        assert from_plain(RECORDS[name], plain) == record
+
+
+def test_what_the_records_amount_to() -> None:
+    history = History.replay(EXAMPLES)
+    assert (history.run_id, history.term) == ("ab" * 16, 1)
+    assert history.head(0) == head_of(0, 1)
+    assert (history.commit_count, history.step, history.last_round) == (1, 100, 3)
+    assert (history.next_round, history.next_number) == (4, 2)
+    assert history.commits == {0: COMMIT}
+    assert (history.places, history.vacancies) == (set(), 1)
+    assert history.revoked == {A: "because"}
+    assert history.paused
+    assert history.finished
+
+
+def test_replay_equals_the_live_history() -> None:
+    table = Table(fragments=2)
+    table.start("a" * 32, "b" * 32, spares=["c" * 32])
+    for _ in range(3):
+        table.commit("a" * 32, "b" * 32, others=["c" * 32])
+    table.leave("b" * 32)
+    assert History.replay(table.journal) == table.master.context.history
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        (FOUNDING, "founded twice"),
+        (RoundCommitted(COMMIT), "which is at version 1"),
+        (RoundCommitted(Commit(4, 1, 7, 0, 100, (), DIGEST)), "fragment 7, which is unknown"),
+        (RootKnown(head_of(0, 1, DIGEST)), "two roots for version 1"),
+    ],
+)
+def test_a_journal_that_contradicts_itself_is_refused(record: JournalRecord, words: str) -> None:
+    history = History.replay(EXAMPLES)
+    with pytest.raises(LocalProtocolError, match=words):
+        history.apply(record)
+
+
+def test_only_so_many_roots_and_numbers_are_kept() -> None:
+    history = History.replay([FOUNDING])
+    for version in range(3 * ROOTS_KEPT_MAX):
+        history.apply(RoundCommitted(Commit(version + 1, 1, 0, version, 1, (), DIGEST)))
+        history.apply(RootKnown(head_of(0, version + 1)))
+    assert sorted(history.roots[0]) == list(range(2 * ROOTS_KEPT_MAX + 1, 3 * ROOTS_KEPT_MAX + 1))
+    for number in range(ADMITTED_MAX + 5):
+        history.apply(PeerAdmitted(f"{number:032x}", "", number, 0))
+    assert len(history.admitted) == ADMITTED_MAX
+    assert history.next_number == ADMITTED_MAX + 5
+
+
+def test_the_schedule_spreads_fragments_evenly() -> None:
+    assert [scheduled(k, 100, 3) for k in range(4)] == [(0, 33), (1, 66), (2, 100), (0, 133)]
+    assert [scheduled(k, 1, 1) for k in range(3)] == [(0, 1), (0, 2), (0, 3)]
+
+
+def test_back_off_is_bounded_and_ends_with_a_commit() -> None:
+    backoff = Backoff()
+    waits = []
+    for _ in range(100):
+        backoff.aborted(0.0)
+        waits.append(backoff.until_s)
+    assert waits[:3] == [1.0, 2.0, 4.0]
+    assert waits[-1] == RETRY_S_MAX
+    backoff.committed()
+    assert backoff.until_s < 0
+
+
+def test_any_sign_of_life_counts_until_the_deadline() -> None:
+    detector = Detector(10.0)
+    detector.heard("a", 0.0)
+    detector.heard("b", 5.0)
+    assert detector.next_deadline_s() == 10.0
+    assert detector.silent(9.9) == []
+    assert detector.silent(10.0) == ["a"]
+    detector.heard("a", 11.0)
+    assert detector.silent(15.0) == ["b"]
+    detector.forget("b")
+    assert detector.silent(20.0) == []
+
+
+def test_effects_are_the_four_that_the_daemon_knows() -> None:
+    assert [kind.__name__ for kind in get_args(Effect)] == ["Send", "Record", "Drop", "Announce"]

@@ -1,0 +1,94 @@
+"""``run.toml``: what is accepted, and how a mistake is explained."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.membership.spec import SPEC_CHARS_MAX, RunSpec
+from holdfast.protocol.errors import UserError
+
+FULL = """
+[run]
+name = "shakespeare"
+rounds = 25
+
+[diloco]
+sync_every = 50
+fragments = 2
+overlap = 5
+outer_lr = 0.4
+outer_momentum = 0.8
+nesterov = false
+merge = "lerp:0.5"
+
+[membership]
+contributors = 4
+min_members = 2
+quorum = 0.75
+grace_s = 3
+deadline_s = 20
+
+[reduce]
+codec_up = "int8"
+codec_down = "int8"
+chunk_bytes = 65536
+"""
+
+
+def test_every_key_is_read() -> None:
+    spec = RunSpec.parse(FULL)
+    assert (spec.run.name, spec.run.rounds) == ("shakespeare", 25)
+    assert (spec.diloco.sync_every, spec.diloco.fragments, spec.diloco.overlap) == (50, 2, 5)
+    assert (spec.diloco.outer_lr, spec.diloco.outer_momentum) == (0.4, 0.8)
+    assert (spec.diloco.nesterov, spec.diloco.merge) == (False, "lerp:0.5")
+    assert (spec.membership.contributors, spec.membership.min_members) == (4, 2)
+    assert (spec.membership.quorum, spec.membership.grace_s) == (0.75, 3)
+    assert (spec.reduce.codec_up, spec.reduce.chunk_bytes) == ("int8", 65536)
+    assert spec.toml_text == FULL
+
+
+def test_an_empty_file_has_the_defaults() -> None:
+    spec = RunSpec.parse("")
+    assert spec == RunSpec()
+    assert (spec.diloco.sync_every, spec.membership.min_members) == (100, 1)
+
+
+def test_other_timeouts_follow_from_the_deadline() -> None:
+    spec = RunSpec.parse("[membership]\ndeadline_s = 10.0\n")
+    assert (spec.heartbeat_s, spec.link_deadline_s, spec.settle_s) == (2.0, 5.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("toml", "words"),
+    [
+        ("[diloco]\nsync_evry = 3", "did you mean 'sync_every'"),
+        ("[memberships]\n", "did you mean 'membership'"),
+        ("[run]\nzzz = 1", "known: name, rounds"),
+        ("run = 3", "run must be a table"),
+        ("[run", "run.toml: "),
+        ("[diloco]\nsync_every = '3'", "sync_every must be a whole number, got '3'"),
+        ("[diloco]\nsync_every = true", "whole number, got True"),
+        ("[diloco]\nsync_every = 0", "from 1 to"),
+        ("[diloco]\nnesterov = 1", "true or false"),
+        ("[diloco]\nouter_lr = nan", "from 0 to 100"),
+        ("[diloco]\nouter_lr = -0.1", "from 0 to 100"),
+        ("[diloco]\nouter_lr = true", "must be a number"),
+        ("[diloco]\nmerge = 'lerp'", 'must be "delta" or'),
+        ("[diloco]\nmerge = 'lerp:2'", 'must be "delta" or'),
+        ("[diloco]\nmerge = 'lerp:x'", 'must be "delta" or'),
+        ("[diloco]\nfragments = 200", "must not exceed sync_every"),
+        ("[diloco]\noverlap = 100", "less than sync_every"),
+        ("[membership]\nquorum = 1.5", "from 0 to 1"),
+        ("[membership]\ndeadline_s = 0", "from 0.1"),
+        ("[membership]\ncontributors = 2\nmin_members = 3", "no round could ever open"),
+        ("[reduce]\ncodec_up = 'int4'", "one of fp32, int8"),
+        ("[reduce]\nchunk_bytes = 1", "from 4096"),
+        ('[run]\nname = ""', "1 to 64"),
+        ("#" * (SPEC_CHARS_MAX + 1), "longer than"),
+    ],
+)
+def test_a_mistake_is_explained(toml: str, words: str) -> None:
+    with pytest.raises(UserError, match=r"run\.toml") as caught:
+        RunSpec.parse(toml)
+    assert words in str(caught.value)
+    assert caught.value.exit_code == 3
