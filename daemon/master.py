@@ -41,6 +41,7 @@ from ..protocol.messages import (
     Renew,
     Renewed,
     Role,
+    Welcome,
 )
 from ..protocol.network import Channel, Network, Party
 from ..protocol.stream import MessageStream
@@ -64,6 +65,7 @@ class Session:
     outbox: trio.MemorySendChannel[Message]
     scope: trio.CancelScope = field(factory=trio.CancelScope)
     last_words: Refused | None = None
+    welcomed: bool = False  # until then nothing else is for this connection
 
 
 class MasterService:
@@ -143,6 +145,10 @@ class MasterService:
         session = self.sessions.get(peer)
         if session is None:
             return
+        if isinstance(message, Welcome):
+            session.welcomed = True
+        elif not session.welcomed:
+            return  # meant for an earlier connection of this peer, or a heartbeat too early
         try:
             session.outbox.send_nowait(message)
         except trio.WouldBlock:
@@ -158,7 +164,13 @@ class MasterService:
             session = self.sessions.pop(effect.peer, None)
         if session is not None:
             session.last_words = Refused(effect.code, effect.reason)
-            session.scope.cancel()
+            self._end_session(session)
+
+    @staticmethod
+    def _end_session(session: Session) -> None:
+        """Let the writer send what is queued; cancelled in the middle it would tear the stream."""
+        session.outbox.close()
+        session.scope.deadline = min(session.scope.deadline, trio.current_time() + CLOSE_S)
 
     async def _keep_time(self) -> None:
         while True:
@@ -241,12 +253,15 @@ class MasterService:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._write, session, queue)
                     reason = await self._read(session)
-                    nursery.cancel_scope.cancel()
+                    if session.last_words is None:
+                        nursery.cancel_scope.cancel()
+                    else:
+                        self._end_session(session)
         finally:
-            await self._part(session, queue)
             if self.sessions.get(session.peer) is session:
                 del self.sessions[session.peer]
                 self.decide(lambda now_s: self.coordinator.detach(session.peer, reason, now_s))
+            await self._part(session, queue)
 
     async def _part(self, session: Session, queue: trio.MemoryReceiveChannel[Message]) -> None:
         """Say what was still queued and the reason of the end, if the peer takes it in time."""
@@ -288,7 +303,8 @@ class MasterService:
             async for message in queue:
                 await session.stream.send(message)
         except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
-            session.scope.cancel()
+            pass  # the reader says why
+        session.scope.cancel()
 
     def _renew(self, peer: str, message: Renew) -> None:
         grant = self.store.grant(peer)

@@ -464,8 +464,8 @@ class PeerService:
                     self._tell_master(message)
                 case deeds.TellTrainer(message=message):
                     self.trainer.tell(message)
-                case deeds.ReloadTrainer():
-                    self._reload_trainer()
+                case deeds.ReloadTrainer(step=step, hold_step=hold_step):
+                    self.trainer.tell(Load(step, hold_step, self.replica.finished))
                 case deeds.StartReduction(order=order, contribute=contribute):
                     scope = self._reductions[order.round] = trio.CancelScope()
                     self._start(self._reduce, order, contribute, scope)
@@ -712,10 +712,6 @@ class PeerService:
         self.trainer_layout = None
         self._tell_master(TrainerLost(reason))
         self._perform(self.replica.trainer_lost())
-
-    def _reload_trainer(self) -> None:
-        replica = self.replica
-        self.trainer.tell(Load(replica.step, replica.hold_step(), replica.finished))
 
     async def _check_posted(self, message: Posted) -> None:
         """Measure the pseudo-gradient's norm; refuse what is not finite before anyone sees it."""

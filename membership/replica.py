@@ -77,6 +77,9 @@ class TellTrainer(Deed):
 class ReloadTrainer(Deed):
     """Send ``Load``: the trainer takes the shared state as it is and drops its local delta."""
 
+    step: int
+    hold_step: int
+
 
 @frozen
 class StartReduction(Deed):
@@ -153,6 +156,7 @@ class RoundHere:
     order: Reduce | None = None
     posted: Posted | None = None  # our trainer's pseudo-gradient for it
     ready: bool = False
+    offered: bool = False  # the trainer was told that it is open
     digest: bytes = b""  # of the result we hold, when REDUCED
     commit: Commit | None = None
 
@@ -230,8 +234,9 @@ class Replica:
 
     def hold_step(self) -> int:
         """How far a trainer may go before it hears of the next round: the first step at which one
-        is due that was not opened yet."""
-        opened = [r.at_step for r in self.rounds.values()]
+        is due that it was not told of. A round that we know is not enough: the trainer would run
+        past its step while the message is on its way."""
+        opened = [r.at_step for r in self.rounds.values() if r.offered]
         return next_boundary(max([self.step, *opened]), self.sync_every, self.fragment_count)
 
     # ------------------------------------------------------------ the state we start from
@@ -347,6 +352,7 @@ class Replica:
         """Tell the trainer of an open round, once its fragment is at the round's base version."""
         if self.fragments[here.fragment].version != here.version:
             return []
+        here.offered = True
         opened = RoundOpened(
             here.round, here.fragment, here.version, here.at_step, self.hold_step()
         )
@@ -550,7 +556,9 @@ class Replica:
         if not self.trainer_attached:
             return []
         self.trainer_loaded = True
-        deeds: list[Deed] = [ReloadTrainer(), self._tell_role()]
+        for here in self.rounds.values():
+            here.offered = False  # it may be another trainer than before
+        deeds: list[Deed] = [ReloadTrainer(self.step, self.hold_step()), self._tell_role()]
         for here in self.rounds.values():
             if here.phase is Phase.OPEN and here.posted is None:
                 deeds += self._offer(here)

@@ -9,8 +9,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from holdfast.membership.coordinator import Grant
 from holdfast.membership.rounds import Phase
 from holdfast.protocol.messages import ReduceFailed, Role, TrainerAttached, TrainerLost
-from tests.membership.model import DEADLINE_S, ModelPeer, World, hashed, leaving
+from tests.membership.model import DEADLINE_S, ModelPeer, World, leaving
 from tests.membership.table import LAYOUT
+from tests.membership.witness import hashed
 
 GRANTS = (
     Grant(Role.CONTRIBUTOR, founder=True),

@@ -8,7 +8,6 @@ master also between a record and the messages after it.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -20,12 +19,7 @@ from holdfast.membership.effects import Announce, Drop, Effect, Record, Send
 from holdfast.membership.journal import (
     JournalRecord,
     PeerRevoked,
-    PlaceTaken,
-    RootKnown,
-    RoundCommitted,
-    RoundNumbered,
     RunCreated,
-    RunFounded,
 )
 from holdfast.membership.rounds import Phase
 from holdfast.membership.spec import RunSpec
@@ -53,17 +47,13 @@ from holdfast.protocol.messages import (
     Synced,
     SyncFailed,
     SyncFragment,
-    View,
     Welcome,
 )
 from tests.membership.table import LAYOUT, LINEAGE, RUN_ID
+from tests.membership.witness import Witness, hashed
 
 DEADLINE_S = 10.0
 CALM_ROUNDS = 120  # steps of half a second in which a run without faults must get on
-
-
-def hashed(*parts: object) -> bytes:
-    return hashlib.blake2b(repr(parts).encode(), digest_size=32).digest()
 
 
 def honest_digest(order: Reduce) -> bytes:
@@ -285,183 +275,6 @@ def founded_by(peer: ModelPeer) -> Founded:
 
 class MasterDiedError(Exception):
     """The present call's effects were carried out only in part."""
-
-
-class Witness:
-    """Looks at every effect and every delivered message, and objects."""
-
-    def __init__(self) -> None:
-        self.orders: dict[tuple[int, int], Reduce] = {}  # by round and attempt
-        self.sessions: dict[tuple[int, int], set[str]] = {}  # contributors that have stayed since
-        self.reported: dict[tuple[int, int], dict[str, bytes]] = {}
-        self.failed: dict[tuple[int, int], set[str]] = {}
-        self.bad: dict[int, set[str]] = {}  # by round: who sent what must not be added
-        self.weights: dict[tuple[int, str], int] = {}  # by round and peer, as delivered
-        self.numbers: list[int] = []
-        self.committed: dict[int, Commit] = {}
-        self.versions: dict[int, int] = {}
-        self.roots: dict[tuple[int, int], bytes] = {}
-        self.view = 0
-        self.pinned: set[tuple[str, FragmentHead, str]] = set()  # donor, head, receiver
-        self.moved_s: dict[tuple[int, int], float] = {}  # when an attempt last got on
-        self.running: dict[int, Reduce] = {}  # by fragment: the reduction that runs
-        self.receiving: set[tuple[int, int, str]] = set()  # round, attempt, who gets its result
-        self.undecided: dict[str, tuple[Reduced, ...]] = {}  # as the peer's last Hello said
-        self.truth: dict[int, bytes] = {}  # by fragment: the root that honest arithmetic gives
-
-    def gone(self, peer: str) -> None:
-        """The master knows that this connection has ended."""
-        for peers in self.sessions.values():
-            peers.discard(peer)
-        for reported in self.reported.values():
-            reported.pop(peer, None)
-        for number, who in list(self.weights):
-            if who == peer:
-                del self.weights[number, who]
-        self.pinned = {entry for entry in self.pinned if peer not in (entry[0], entry[2])}
-        self.receiving = {entry for entry in self.receiving if entry[2] != peer}
-
-    def master_died(self) -> None:
-        self.orders.clear()
-        self.sessions.clear()
-        self.weights.clear()
-        self.pinned.clear()
-        self.moved_s.clear()
-        self.running.clear()
-
-    def delivered(self, peer: str, message: Message, now_s: float) -> None:
-        match message:
-            case Ready():
-                self.weights.setdefault((message.round, peer), message.weight)
-            case Reduced():
-                key = (message.round, message.attempt)
-                if peer in self.sessions.get(key, set()):
-                    self.reported[key][peer] = message.digest
-                    self.moved_s[key] = now_s
-            case ReduceFailed():
-                self._failed(peer, message)
-            case Synced() | SyncFailed():
-                self.pinned = {entry for entry in self.pinned if entry[2] != peer}
-
-    def _failed(self, peer: str, message: ReduceFailed) -> None:
-        key = (message.round, message.attempt)
-        latest = max((k for k in self.orders if k[0] == message.round), default=None)
-        if key != latest or peer not in self.sessions[key] or message.round in self.committed:
-            return
-        self.failed[key].add(peer)
-        peers = [c.peer for c in self.orders[key].contributors]
-        named = [p for p in message.accused if p in peers and p != peer]
-        if message.bad and (len(peers) == 2 or 2 * len(named) <= len(peers) - 1):
-            self.bad.setdefault(message.round, set()).update(named)
-
-    def recorded(self, record: JournalRecord, world: World) -> None:
-        match record:
-            case RoundNumbered():
-                assert record.round > max(self.numbers, default=0), "a round number was reused"
-                self.numbers.append(record.round)
-            case RoundCommitted():
-                self._commit(record.commit)
-            case RootKnown():
-                self._root(record.head)
-                self._true_root(record.head, world)
-            case RunFounded():
-                assert not self.roots, "founded twice"
-                for head in record.heads:
-                    self._root(head)
-                    self.truth[head.fragment] = head.root
-            case PlaceTaken():
-                self._promoted(world.by_id[record.peer])
-
-    def _root(self, head: FragmentHead) -> None:
-        known = self.roots.setdefault((head.fragment, head.version), head.root)
-        assert known == head.root, "a version has two roots"
-
-    def _true_root(self, head: FragmentHead, world: World) -> None:
-        """One damaged peer alone does not decide what the run's state is."""
-        if head.version != self.versions.get(head.fragment, 0):
-            return
-        if head.root == self.truth[head.fragment]:
-            return
-        votes = world.master.syncing.votes[head.fragment, head.version]
-        assert len(votes) > 1 or len(world.master.conductor.contributors()) < 2, "one decided alone"
-        self.truth[head.fragment] = head.root  # from now on this is what the run goes by
-
-    def _promoted(self, peer: ModelPeer) -> None:
-        for fragment, held in enumerate(peer.state):
-            version = self.versions.get(fragment, 0)
-            if not peer.corrupt:
-                assert held == (version, self.roots.get((fragment, version))), "not in sync"
-
-    def _commit(self, commit: Commit) -> None:
-        key = (commit.round, commit.attempt)
-        assert commit.round not in self.committed, "one round, two commits"
-        assert commit.version == self.versions.get(commit.fragment, 0), "not the next version"
-        order = self.orders[key]
-        assert commit.contributors == order.contributors, "other contributors than were reduced"
-        assert key == max(k for k in self.orders if k[0] == commit.round), "an old attempt"
-        stayed = self.sessions[key] - self.failed[key]
-        reported = self.reported[key]
-        assert stayed <= set(reported), "somebody who is alive has not reported"
-        agreeing = [peer for peer in stayed if reported[peer] == commit.digest]
-        assert 2 * len(agreeing) > len(stayed) or not stayed, "no majority"
-        assert any(digest == commit.digest for digest in reported.values()), "nobody holds it"
-        peers = {contributor.peer for contributor in commit.contributors}
-        assert not peers & self.bad.get(commit.round, set()), "a refused update was added"
-        self.committed[commit.round] = commit
-        self.versions[commit.fragment] = commit.version + 1
-        self.truth[commit.fragment] = hashed(self.truth[commit.fragment], commit.digest)
-        del self.running[commit.fragment]
-
-    def sent(self, peer: str, message: Message, now_s: float) -> None:
-        match message:
-            case Welcome():
-                held = {(r.round, r.digest) for r in self.undecided.get(peer, ())}
-                for commit in message.committed:
-                    assert (commit.round, commit.digest) in held, "it holds another result"
-            case View():
-                self._view(message)
-            case Open():
-                assert message.round == self.numbers[-1], "opened before its number was journaled"
-            case Commit():
-                assert self.committed.get(message.round) == message, "sent before it was journaled"
-            case Reduce():
-                self._order(message, now_s)
-            case Donate():
-                self.pinned.add((peer, message.head, message.receiver))
-            case Release():
-                self.pinned = {
-                    entry
-                    for entry in self.pinned
-                    if (entry[0], entry[1].fragment, entry[1].version, entry[2])
-                    != (peer, message.fragment, message.version, message.receiver)
-                }
-            case SyncFragment():
-                order = self.running.get(message.head.fragment)
-                if order is not None:
-                    key = (order.round, order.attempt, peer)
-                    assert key in self.receiving, "a transfer beside a reduction without it"
-                for donor in message.donors:
-                    assert (donor, message.head, peer) in self.pinned, "no pin before the transfer"
-
-    def _view(self, message: View) -> None:
-        assert message.number >= self.view, "view numbers go back"
-        self.view = message.number
-
-    def _order(self, message: Reduce, now_s: float) -> None:
-        key = (message.round, message.attempt)
-        if key in self.orders:
-            assert self.orders[key] == message
-            return
-        assert message.view == self.view, "an order under a view that nobody has"
-        for contributor in message.contributors:
-            weight = self.weights.get((message.round, contributor.peer))
-            assert weight == contributor.weight, "a weight that its owner did not report"
-        self.orders[key] = message
-        self.sessions[key] = {contributor.peer for contributor in message.contributors}
-        self.reported[key], self.failed[key] = {}, set()
-        self.moved_s[key] = now_s
-        self.running[message.fragment] = message
-        self.receiving.update((*key, receiver) for receiver in message.receivers)
 
 
 class World:

@@ -1,0 +1,515 @@
+"""A wide-area network on one machine: hosts with slow, long, lossy access links.
+
+Every host is a network namespace with one TUN device; a small C program (``wan_hub.c``, compiled
+on first use) carries the packets between them. Hosts are 198.18.0.1, 198.18.0.2, and so on, an
+address range that is reserved for benchmarks; nothing leaves the machine. TCP is the kernel's own.
+
+    with WanLab([Host(up_mbit=20, down_mbit=300, delay_ms=25), Host(delay_ms=25)]) as lab:
+        lab.run(0, ["ping", "-c3", lab.address(1)])
+        lab.set(1, loss=0.01)
+
+From a shell, as root (``{rank}`` is the host's number, ``{peers}`` how many there are):
+
+    python benchmarks/wan_lab.py --check
+    python benchmarks/wan_lab.py --hosts 2 --mbit 300 --delay-ms 25 --loss 0.0001 -- \\
+        holdfast bench allreduce --rank {rank} --peers {peers} --master 198.18.0.1:29500 --token t
+
+A host's delay and loss count each way on its own link: a path from one host to another has the
+delay of both, and its round trip twice that. Namespaces are called ``holdfast-PID-NUMBER`` after
+the process that made them; those of dead processes are removed when the next lab starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import math
+import os
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import attrs
+from attrs import field, frozen
+from attrs.validators import and_, ge, gt, le, optional
+
+HUB_SOURCE = Path(__file__).with_name("wan_hub.c")
+NAMESPACES = Path("/run/netns")
+DEVICE = "wan0"
+MTU = 1_500
+MTU_MAX = 65_535
+HOSTS_MAX = 128
+QUEUE_BYTES_MIN = 256 * 1024
+# The hub reads a burst of a host later than the host sends it: the device must keep all of it.
+DEVICE_QUEUE_PACKETS = 20_000
+ANSWER_S = 10.0  # the hub answers at once, or it is gone
+END_S = 5.0  # for what still runs in the lab to end before it is killed
+
+
+class LabError(Exception):
+    """There is no lab here; the text says what is missing."""
+
+
+@frozen
+class Host:
+    """A machine at the end of an access link.
+
+    Attributes:
+      up_mbit: what it can send, 10^6 bits per second of IP packets; 0: no limit.
+      down_mbit: what it can receive.
+      delay_ms: between it and the middle of the network, one way.
+      loss: chance that its link loses a packet, each way; 1.0 cuts it off.
+      up_queue_bytes: what may wait to be sent; None: the bytes of one round trip to a host like
+        this one, but at least 256 KiB.
+      down_queue_bytes: what may wait to be received.
+      congestion: the TCP congestion control of what it sends.
+    """
+
+    up_mbit: float = field(default=0.0, validator=ge(0))
+    down_mbit: float = field(default=0.0, validator=ge(0))
+    delay_ms: float = field(default=0.0, validator=and_(ge(0), le(60_000)))
+    loss: float = field(default=0.0, validator=and_(ge(0), le(1)))
+    up_queue_bytes: int | None = field(default=None, validator=optional(gt(0)))
+    down_queue_bytes: int | None = field(default=None, validator=optional(gt(0)))
+    congestion: str = "cubic"
+
+    def _queue_bytes(self, mbit: float, given: int | None) -> int:
+        round_trip_bytes = mbit * 1e6 / 8 * 4 * self.delay_ms / 1e3
+        return given or max(QUEUE_BYTES_MIN, math.ceil(round_trip_bytes))
+
+    def command(self, number: int) -> str:
+        """What tells the hub about this host."""
+        return (
+            f"set {number} {self.up_mbit * 1e6:.0f} {self.down_mbit * 1e6:.0f} "
+            f"{self.delay_ms * 1e6:.0f} {self.loss!r} "
+            f"{self._queue_bytes(self.up_mbit, self.up_queue_bytes)} "
+            f"{self._queue_bytes(self.down_mbit, self.down_queue_bytes)}"
+        )
+
+
+def why_not() -> str:
+    """Why there can be no lab on this machine; empty if there can."""
+    if sys.platform != "linux":
+        return "network namespaces are Linux's"
+    if os.geteuid() != 0:
+        return "only root may make network namespaces"
+    if not Path("/dev/net/tun").exists():
+        return "/dev/net/tun is missing (modprobe tun; containers: --device /dev/net/tun)"
+    for command, package in (("ip", "iproute2"), ("nsenter", "util-linux"), ("cc", "gcc")):
+        if shutil.which(command) is None:
+            return f"the command {command!r} is missing (apt install {package})"
+    try:
+        name = f"holdfast-{os.getpid()}-try"
+        _ip("netns", "add", name)
+        _ip("netns", "del", name)
+    except LabError as error:
+        return f"no network namespaces ({error}; containers: --privileged)"
+    return ""
+
+
+class WanLab:
+    """Hosts and the network between them, for as long as the ``with`` block lasts.
+
+    Args:
+      hosts: at most 128.
+      mtu: bytes of an IP packet at most. Larger packets cost less processor time, but TCP over a
+        lossy path is faster with them than it is on the internet: leave it at 1500 where losses
+        are part of the question.
+      seed: of the losses.
+
+    Raises:
+      LabError: from ``with``: it cannot be made here.
+    """
+
+    def __init__(self, hosts: Sequence[Host], *, mtu: int = MTU, seed: int = 0) -> None:
+        if not 1 <= len(hosts) <= HOSTS_MAX or not 576 <= mtu <= MTU_MAX:
+            raise LabError(f"{len(hosts)} hosts with an MTU of {mtu}")
+        self.hosts = list(hosts)
+        self._mtu = mtu
+        self._seed = seed
+        self._names: list[str] = []
+        self._hub: subprocess.Popen[str] | None = None
+        self._processes: list[subprocess.Popen[Any]] = []
+
+    def __enter__(self) -> WanLab:
+        if reason := why_not():
+            raise LabError(reason)
+        _remove_leftovers()
+        try:
+            self._make()
+        except BaseException:
+            self._remove()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        _type: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        self._remove()
+
+    # ------------------------------------------------------------ for users
+
+    def address(self, number: int) -> str:
+        """The host's IPv4 address."""
+        return f"198.18.0.{number + 1}"
+
+    def command(self, number: int, argv: Sequence[str]) -> list[str]:
+        """``argv`` as it must be started to run on a host."""
+        return ["nsenter", f"--net={NAMESPACES / self._names[number]}", "--", *argv]
+
+    def popen(self, number: int, argv: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+        """Start a process on a host; it is stopped at the latest when the lab ends.
+
+        Args:
+          options: ``subprocess.Popen``'s.
+        """
+        process = subprocess.Popen(self.command(number, argv), **options)
+        self._processes.append(process)
+        return process
+
+    def run(
+        self, number: int, argv: Sequence[str], **options: Any
+    ) -> subprocess.CompletedProcess[Any]:
+        """Run a process on a host to its end; ``options`` are ``subprocess.run``'s."""
+        return subprocess.run(self.command(number, argv), **options)
+
+    def set(self, number: int, **changes: Any) -> None:
+        """Change a host's link from now on: any attribute of ``Host`` but ``congestion``."""
+        host = attrs.evolve(self.hosts[number], **changes)
+        if self._ask(host.command(number)) != "ok":
+            raise LabError(f"the hub does not understand {host.command(number)!r}")
+        self.hosts[number] = host
+
+    def stats(self) -> dict[str, Any]:
+        """What the hub counted, per host and direction.
+
+        ``late_ms_max`` says how far the hub itself was behind since the last call: as long as it is
+        small next to the delays, the lab kept up.
+        """
+        answer: dict[str, Any] = json.loads(self._ask("stats"))
+        return answer
+
+    # ------------------------------------------------------------ making and removing
+
+    def _make(self) -> None:
+        hub = compiled_hub()
+        for number in range(len(self.hosts)):
+            name = f"holdfast-{os.getpid()}-{number}"
+            _ip("netns", "add", name)
+            self._names.append(name)
+        # In a session of its own: Ctrl+C is for us to handle; the hub ends when its input does.
+        self._hub = subprocess.Popen(
+            [str(hub), str(self._seed), *(str(NAMESPACES / name) for name in self._names)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        if self._answer() != "ready":
+            raise LabError("the hub did not start")
+        for number, (name, host) in enumerate(zip(self._names, self.hosts, strict=True)):
+            inside = ("-n", name)
+            _ip(*inside, "link", "set", "lo", "up")
+            _ip(*inside, "addr", "add", f"{self.address(number)}/24", "dev", DEVICE)
+            queue = ("txqueuelen", str(DEVICE_QUEUE_PACKETS))
+            _ip(*inside, "link", "set", DEVICE, "mtu", str(self._mtu), *queue, "up")
+            key = "/proc/sys/net/ipv4/tcp_congestion_control"
+            done = self.run(
+                number, ["sh", "-c", f"echo {host.congestion} > {key}"], capture_output=True
+            )
+            if done.returncode != 0:
+                raise LabError(f"this kernel has no congestion control {host.congestion!r}")
+            self.set(number)
+
+    def _remove(self) -> None:
+        _end([process for process in self._processes if process.poll() is None])
+        hub = self._hub
+        if hub is not None:
+            assert hub.stdin is not None
+            assert hub.stdout is not None
+            with contextlib.suppress(OSError):
+                hub.stdin.close()
+            _end([hub] if not _ended(hub, 1.0) else [])
+            hub.stdout.close()
+        for name in self._names:
+            _ip("netns", "del", name)
+        self._names = []
+        self._processes = []
+        self._hub = None
+
+    def _ask(self, command: str) -> str:
+        assert self._hub is not None
+        assert self._hub.stdin is not None
+        try:
+            self._hub.stdin.write(command + "\n")
+            self._hub.stdin.flush()
+        except OSError:
+            raise LabError("the hub is gone") from None
+        return self._answer()
+
+    def _answer(self) -> str:
+        assert self._hub is not None
+        assert self._hub.stdout is not None
+        return self._hub.stdout.readline().strip()
+
+
+def compiled_hub() -> Path:
+    """The hub's program, compiled if this source was not compiled before."""
+    flags = ["-O2", "-std=gnu11"]
+    source = HUB_SOURCE.read_bytes()
+    version = hashlib.sha256(source + " ".join(flags).encode()).hexdigest()[:16]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "holdfast"
+    program = cache / f"wan_hub-{version}"
+    if program.exists():
+        return program
+    if shutil.which("cc") is None:
+        raise LabError("the WAN lab's hub has to be compiled: no C compiler 'cc' (apt install gcc)")
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache) as directory:
+        fresh = Path(directory) / "wan_hub"
+        done = subprocess.run(
+            ["cc", *flags, "-o", str(fresh), str(HUB_SOURCE)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise LabError(f"cc cannot compile {HUB_SOURCE.name}:\n{done.stderr}")
+        fresh.replace(program)
+    return program
+
+
+def _ip(*arguments: str) -> None:
+    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise LabError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
+
+
+def _ended(process: subprocess.Popen[Any], seconds: float) -> bool:
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _end(processes: Sequence[subprocess.Popen[Any]]) -> None:
+    for process in processes:
+        process.terminate()
+    deadline = time.monotonic() + END_S
+    for process in processes:
+        if not _ended(process, max(0.0, deadline - time.monotonic())):
+            process.kill()
+            process.wait()
+
+
+def _remove_leftovers() -> None:
+    """Remove the namespaces of labs whose process is gone (it was killed)."""
+    for path in NAMESPACES.glob("holdfast-*-*"):
+        pid = path.name.split("-")[1]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            with contextlib.suppress(LabError):  # another lab may be removing it, too
+                _ip("netns", "del", path.name)
+
+
+# ---------------------------------------------------------------- does it do what it says?
+
+PORT = 29_400
+WARM_UP_S = 1.5  # until TCP has found its rate; not measured
+PINGS = 20
+
+# Run on the hosts. Plain blocking sockets: what is measured is the lab, not holdfast.
+SINK = """
+import socket, sys, time
+listener = socket.create_server(("0.0.0.0", int(sys.argv[1])))
+print("ready", flush=True)
+stream, _ = listener.accept()
+buffer = bytearray(1 << 18)
+warm_s, total, first, last = float(sys.argv[2]), 0, None, None
+while count := stream.recv_into(buffer):
+    last = time.monotonic()
+    first = first or last
+    if last - first >= warm_s:
+        if not total:
+            began = last
+        total += count
+print(total * 8 / (last - began) / 1e6 if total else 0.0)
+"""
+SOURCE = """
+import socket, sys, time
+stream = socket.create_connection((sys.argv[1], int(sys.argv[2])))
+end = time.monotonic() + float(sys.argv[3])
+data = bytes(1 << 18)
+while time.monotonic() < end:
+    stream.sendall(data)
+"""
+# Small UDP packets there and back: how long they take, and how many get lost.
+ECHO = """
+import socket
+s = socket.socket(type=socket.SOCK_DGRAM)
+s.bind(("0.0.0.0", 29401))
+print("ready", flush=True)
+while True:
+    data, sender = s.recvfrom(64)
+    s.sendto(data, sender)
+"""
+PINGER = """
+import json, socket, statistics, struct, sys, threading, time
+count, gap_s = int(sys.argv[2]), float(sys.argv[3])
+s = socket.socket(type=socket.SOCK_DGRAM)
+s.connect((sys.argv[1], 29401))
+s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
+s.settimeout(1.5)
+def send():
+    for _ in range(count):
+        s.send(struct.pack("d", time.monotonic()))
+        time.sleep(gap_s)
+threading.Thread(target=send).start()
+times = []
+try:
+    while len(times) < count:
+        times.append(time.monotonic() - struct.unpack("d", s.recv(64))[0])
+except TimeoutError:
+    pass
+print(json.dumps({"lost": 1 - len(times) / count, "rtt_ms": statistics.median(times or [0]) * 1e3}))
+"""
+
+
+def measure_rates(lab: WanLab, pairs: Sequence[tuple[int, int]], seconds: float) -> list[float]:
+    """One TCP connection per (from, to), all at once; Mbit/s of user bytes that arrived."""
+    sinks = []
+    for index, (_source, target) in enumerate(pairs):
+        argv = [sys.executable, "-c", SINK, str(PORT + 10 + index), str(WARM_UP_S)]
+        sinks.append(lab.popen(target, argv, stdout=subprocess.PIPE, text=True))
+        sinks[-1].stdout.readline()
+    for index, (source, target) in enumerate(pairs):
+        argv = [sys.executable, "-c", SOURCE, lab.address(target), str(PORT + 10 + index)]
+        lab.popen(source, [*argv, str(seconds + WARM_UP_S)])
+    return [float(sink.communicate()[0]) for sink in sinks]
+
+
+def measure_path(lab: WanLab, source: int, target: int, count: int, gap_s: float) -> dict[str, Any]:
+    """Round trip and loss (there and back) of small packets."""
+    with lab.popen(target, [sys.executable, "-c", ECHO], stdout=subprocess.PIPE) as echo:
+        assert echo.stdout is not None
+        echo.stdout.readline()
+        argv = [sys.executable, "-c", PINGER, lab.address(target), str(count), str(gap_s)]
+        done = lab.run(source, argv, capture_output=True, check=True)
+        echo.kill()
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def check(seconds: float, mtu: int) -> bool:
+    """Compare what the lab does with what it was told; prints a line each."""
+    good = True
+
+    def report(what: str, wanted: float, found: float, low: float, high: float, unit: str) -> None:
+        nonlocal good
+        fine = low <= found <= high
+        good = good and fine
+        print(f"{'ok ' if fine else 'BAD'} {what}: {found:.5g} {unit} (configured {wanted:g})")
+
+    user = (mtu - 52) / mtu  # of each packet, headers of IP and TCP with timestamps left out
+    with WanLab([Host(500, 500, 5), Host(500, 500, 5)], mtu=mtu) as lab:
+        path = measure_path(lab, 0, 1, PINGS, 0.02)
+        report("round trip, idle", 20, path["rtt_ms"], 20, 22, "ms")
+        lab.stats()
+        rates = measure_rates(lab, [(0, 1)], seconds)
+        report("rate, one way", 500, rates[0] / user, 450, 505, "Mbit/s")
+        lab.set(1, down_mbit=50)
+        rates = measure_rates(lab, [(0, 1)], seconds)
+        report("rate, bound by the receiver", 50, rates[0] / user, 45, 51, "Mbit/s")
+        lab.set(1, down_mbit=500)
+        rates = measure_rates(lab, [(0, 1), (1, 0)], seconds)
+        both = min(rates) / user
+        report("rate, both ways at once, the slower", 500, both, 400, 505, "Mbit/s")
+        print(f"    the hub was late by {lab.stats()['late_ms_max']:.2f} ms at most")
+        lab.set(0, loss=0.01)
+        lab.set(1, loss=0.01)
+        path = measure_path(lab, 0, 1, 10_000, 0.0001)
+        report("loss, there and back over both links", 0.0394, path["lost"], 0.03, 0.05, "")
+        lab.set(0, loss=1.0)
+        path = measure_path(lab, 0, 1, PINGS, 0.001)
+        report("loss, host cut off", 1, path["lost"], 1, 1, "")
+    return good
+
+
+# ---------------------------------------------------------------- command line
+
+
+def run_everywhere(lab: WanLab, argv: Sequence[str]) -> int:
+    """Run a command on all hosts at once; the first that fails ends it."""
+    processes = []
+    for number in range(len(lab.hosts)):
+        words = [
+            word.replace("{rank}", str(number)).replace("{peers}", str(len(lab.hosts)))
+            for word in argv
+        ]
+        processes.append(lab.popen(number, words))
+    while any(process.poll() is None for process in processes):
+        if any(process.poll() not in (None, 0) for process in processes):
+            break
+        time.sleep(0.05)
+    return next((code for process in processes if (code := process.poll())), 0)
+
+
+def _stop(_number: int, _frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="measure the lab itself")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each measured rate")
+    parser.add_argument("--hosts", type=int, default=2)
+    parser.add_argument("--mbit", type=float, default=0.0, help="both ways; 0: no limit")
+    parser.add_argument("--up-mbit", type=float)
+    parser.add_argument("--down-mbit", type=float)
+    parser.add_argument("--delay-ms", type=float, default=0.0, help="a host's, one way")
+    parser.add_argument("--loss", type=float, default=0.0, help="a host's, each way, 0 to 1")
+    parser.add_argument("--congestion", default="cubic")
+    parser.add_argument("--mtu", type=int, default=MTU)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("command", nargs="*", help="after --; run on every host")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, _stop)
+    try:
+        if options.check:
+            return 0 if check(options.seconds, options.mtu) else 1
+        if not options.command:
+            parser.error("--check, or a command after --")
+        host = Host(
+            options.mbit if options.up_mbit is None else options.up_mbit,
+            options.mbit if options.down_mbit is None else options.down_mbit,
+            options.delay_ms,
+            options.loss,
+            congestion=options.congestion,
+        )
+        with WanLab([host] * options.hosts, mtu=options.mtu, seed=options.seed) as lab:
+            code = run_everywhere(lab, options.command)
+            print(json.dumps(lab.stats()), file=sys.stderr)
+            return code
+    except LabError as error:
+        print(f"wan_lab: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())
