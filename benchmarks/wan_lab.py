@@ -46,6 +46,7 @@ from attrs.validators import and_, ge, gt, le, optional
 
 HUB_SOURCE = Path(__file__).with_name("wan_hub.c")
 NAMESPACES = Path("/run/netns")
+ALLOWED_CONGESTION = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 DEVICE = "wan0"
 MTU = 1_500
 MTU_MAX = 65_535
@@ -227,13 +228,25 @@ class WanLab:
             _ip(*inside, "addr", "add", f"{self.address(number)}/24", "dev", DEVICE)
             queue = ("txqueuelen", str(DEVICE_QUEUE_PACKETS))
             _ip(*inside, "link", "set", DEVICE, "mtu", str(self._mtu), *queue, "up")
-            key = "/proc/sys/net/ipv4/tcp_congestion_control"
-            done = self.run(
-                number, ["sh", "-c", f"echo {host.congestion} > {key}"], capture_output=True
-            )
-            if done.returncode != 0:
-                raise LabError(f"this kernel has no congestion control {host.congestion!r}")
             self.set(number)
+        self._choose_congestion()
+
+    def _choose_congestion(self) -> None:
+        """Other namespaces than the first may choose only what anybody may use: allow it meanwhile."""
+        allowed = ALLOWED_CONGESTION.read_text()
+        try:
+            ALLOWED_CONGESTION.write_text(
+                " ".join({*allowed.split(), *(host.congestion for host in self.hosts)})
+            )
+            for number, host in enumerate(self.hosts):
+                script = 'echo "$1" > /proc/sys/net/ipv4/tcp_congestion_control'
+                self.run(number, ["sh", "-c", script, "sh", host.congestion], check=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            wanted = ", ".join(sorted({host.congestion for host in self.hosts}))
+            raise LabError(f"cannot choose the congestion control {wanted}: {error}") from None
+        finally:
+            with contextlib.suppress(OSError):
+                ALLOWED_CONGESTION.write_text(allowed)
 
     def _remove(self) -> None:
         _end([process for process in self._processes if process.poll() is None])

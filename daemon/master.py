@@ -158,19 +158,13 @@ class MasterService:
             pass  # its session is ending; detach follows
 
     def _drop(self, effect: Drop) -> None:
-        if effect.previous:
-            session = self._replaced.pop(effect.peer, None)
-        else:
-            session = self.sessions.pop(effect.peer, None)
+        old = self._replaced.pop(effect.peer, None)
+        session = old if effect.previous else self.sessions.pop(effect.peer, None)
+        if old is not None and not effect.previous:
+            self.sessions[effect.peer] = old  # the newcomer was refused: all is as it was
         if session is not None:
             session.last_words = Refused(effect.code, effect.reason)
-            self._end_session(session)
-
-    @staticmethod
-    def _end_session(session: Session) -> None:
-        """Let the writer send what is queued; cancelled in the middle it would tear the stream."""
-        session.outbox.close()
-        session.scope.deadline = min(session.scope.deadline, trio.current_time() + CLOSE_S)
+            session.scope.cancel()
 
     async def _keep_time(self) -> None:
         while True:
@@ -237,8 +231,7 @@ class MasterService:
         session = Session(channel.peer, stream, outbox)
         old = self.sessions.get(channel.peer)
         if old is not None:
-            self._replaced[channel.peer] = old  # the coordinator says why it is dropped
-            old.scope.deadline = trio.current_time() + CLOSE_S
+            self._replaced[channel.peer] = old  # the coordinator says which of the two goes
         self.sessions[channel.peer] = session
         self.decide(
             partial(self.coordinator.attach, channel.peer, hello, Grant(grant.role, grant.founder))
@@ -283,6 +276,8 @@ class MasterService:
         try:
             while True:
                 message = await session.stream.receive()
+                if self._replaced.get(session.peer) is session:
+                    continue  # whether another connection takes over is being decided
                 if self.sessions.get(session.peer) is not session:
                     return "another connection replaced this one"
                 if isinstance(message, Renew):

@@ -286,12 +286,15 @@ class PeerService:
                     began = trio.current_time()
                     await self._session(channel)
                 except EvictedError as error:
-                    if self._leaving and error.code == RefusalCode.LEFT.value:
-                        self._released.set()  # as we asked; whoever drains ends ``run``
+                    code = RefusalCode(error.code)
+                    if (code is RefusalCode.LEFT and self._leaving) or (
+                        code is RefusalCode.FINISHED and self.finished.is_set()
+                    ):
+                        self._released.set()  # nothing is amiss; whoever drains ends ``run``
                         return
                     log.warning("the master sent us away: %s", error.reason)
                     self.report.why = error.reason
-                    if RefusalCode(error.code) in FINAL_CODES or self._leaving:
+                    if code in FINAL_CODES or self._leaving:
                         self._end_for_good(error)
                         return
                 except SESSION_ERRORS as error:
@@ -301,6 +304,8 @@ class PeerService:
                     with trio.CancelScope(shield=True) as scope:
                         scope.deadline = trio.current_time() + 1
                         await trio.aclose_forcefully(channel.stream)
+                if self._released.is_set():
+                    return
                 last_contact = trio.current_time()
                 if last_contact - began > BACKOFF_MAX_S:
                     backoff_s = BACKOFF_FIRST_S

@@ -80,7 +80,7 @@ from .journal import (
 from .plan import Bandwidth
 from .roster import Grant, Member, new_member, next_to_seat
 from .spec import RunSpec
-from .syncing import Syncing
+from .syncing import ROOT_BYTES, Syncing
 
 __all__ = ["Coordinator", "Grant"]
 
@@ -389,7 +389,11 @@ class Coordinator:
 
     def _known_head(self, member: Member, head: FragmentHead) -> bool:
         versions = self.context.history.versions
-        if head.fragment < len(versions) and head.version <= versions[head.fragment]:
+        if (
+            head.fragment < len(versions)
+            and head.version <= versions[head.fragment]
+            and len(head.root) == ROOT_BYTES
+        ):
             return True
         self._violation(member, f"it reports version {head.version} of fragment {head.fragment}")
         return False

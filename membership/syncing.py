@@ -45,6 +45,7 @@ from .roster import Copy, CopyState, Fetch, Member, holds_newest
 SYNC_ATTEMPTS_MAX = 5  # transfers that fail in a row before the member has to come back anew
 DONORS_MAX = 4  # per transfer: more do not make it faster, and each holds a pin
 FETCHES_MAX = 4  # fragments that one member fetches at a time
+ROOT_BYTES = 32  # a head without a root says nothing about what is held
 VOTED_VERSIONS = 3  # newest versions of a fragment whose roots are still voted on
 STALL_DEADLINES = 4  # a transfer that has not moved for so many deadlines has failed
 
@@ -111,7 +112,7 @@ class Syncing:
             return
         told = {commit.fragment: commit.version for commit in committed}
         for head in hello.heads:
-            if head.fragment >= len(member.copies):
+            if head.fragment >= len(member.copies) or len(head.root) != ROOT_BYTES:
                 continue
             copy = member.copies[head.fragment]
             version = history.versions[head.fragment]

@@ -24,7 +24,8 @@ from holdfast.protocol.lane import (
 )
 from holdfast.protocol.memory import MemoryNetwork, MemoryWorld
 from holdfast.protocol.messages import (
-    Heartbeat,
+    FragmentHead,
+    IndexRequest,
     LinkHello,
     LinkReady,
     MemberInfo,
@@ -36,6 +37,11 @@ from holdfast.protocol.network import Party
 from holdfast.protocol.stream import MessageStream
 
 PORT = 7_700
+
+
+def note(number: int) -> IndexRequest:
+    """Some message that a link hands on."""
+    return IndexRequest(FragmentHead(0, number, b""))
 
 
 def peer_id(number: int) -> str:
@@ -159,11 +165,11 @@ async def test_messages_go_both_ways_and_in_order() -> None:
         with ending(nursery):
             a, b, _, _ = await Net(nursery).pair()
             for sequence in range(5):
-                await a.hub.send(peer_id(1), Heartbeat(sequence))
-                await b.hub.send(peer_id(0), Heartbeat(10 + sequence))
+                await a.hub.send(peer_id(1), note(sequence))
+                await b.hub.send(peer_id(0), note(10 + sequence))
             await trio.sleep(1)
-            assert b.heard == [(peer_id(0), Heartbeat(n)) for n in range(5)]
-            assert a.heard == [(peer_id(1), Heartbeat(10 + n)) for n in range(5)]
+            assert b.heard == [(peer_id(0), note(n)) for n in range(5)]
+            assert a.heard == [(peer_id(1), note(10 + n)) for n in range(5)]
 
 
 async def test_a_dialler_that_the_view_does_not_name_yet_waits_for_it() -> None:
@@ -271,7 +277,7 @@ async def test_a_cut_link_wakes_who_waits_and_is_dialled_again() -> None:
             await at_a.lost.wait()
             await at_b.lost.wait()
             with pytest.raises(PeerLostError):
-                await at_a.send(Heartbeat(1))
+                await at_a.send(note(1))
             with pytest.raises(PeerLostError):
                 await at_a.send_frame(frame(0, b""), b"")
             await at_a.finished.wait()
@@ -562,10 +568,10 @@ async def test_an_early_frame_waits_for_its_sink_and_delays_no_other_link() -> N
                 with nodes[0].hub.register((FrameKind.CONTRIBUTION, 2, 1), other_sink):
                     started_s = trio.current_time()
                     await other.send_frame(frame(0, payload, round_=2), payload)
-                    await early.send(Heartbeat(1))  # control traffic is not behind the frames
+                    await early.send(note(1))  # control traffic is not behind the frames
                     await trio.sleep(0.1)
                     assert len(other_sink.frames) == 1
-                    assert nodes[0].heard == [(peer_id(1), Heartbeat(1))]
+                    assert nodes[0].heard == [(peer_id(1), note(1))]
                     assert trio.current_time() - started_s < 0.5
                 await trio.sleep(5)
                 with nodes[0].hub.register(KEY, sink):

@@ -21,7 +21,7 @@ GRANTS = (
     Grant(Role.SPARE),
 )
 peers = st.integers(0, len(GRANTS) - 1)
-accusations = st.one_of(
+accusations: st.SearchStrategy[set[int]] = st.one_of(
     st.sets(peers, min_size=1, max_size=1), st.sets(peers, min_size=2, max_size=2), st.just(set())
 )
 booleans = st.booleans()

@@ -143,7 +143,7 @@ class ModelPeer:
                 self.advance(message.fragment)
             case Abort():
                 for memory in (self.opens, self.orders, self.results):
-                    memory.pop(message.round, None)  # type: ignore[attr-defined]
+                    memory.pop(message.round, None)
             case SyncFragment():
                 self._sync(message)
             case Donate():

@@ -141,7 +141,7 @@ def test_what_only_a_master_says_ends_the_peer_that_says_it() -> None:
     assert table.effects == []
 
 
-@pytest.mark.parametrize("head", [head_of(0, 5), head_of(9, 0)])
+@pytest.mark.parametrize("head", [head_of(0, 5), head_of(9, 0), head_of(0, 0, b"")])
 def test_a_version_that_was_never_committed_ends_the_peer_that_reports_it(head: object) -> None:
     table = Table()
     table.start(A, B)
@@ -373,6 +373,16 @@ def test_a_copy_that_differs_is_fetched_though_its_version_is_right() -> None:
     wrong = head_of(0, 0, OTHER_DIGEST)
     table.join(B, hello=hello_of(B, heads=[wrong], lineage=LINEAGE))
     assert table.hear(B, SyncFragment).head == head_of(0, 0)
+
+
+def test_a_head_without_a_root_decides_nothing() -> None:
+    table = Table()
+    table.start(A)
+    order = table.reduce(A)
+    table.reduced(order, A)
+    table.restart()
+    table.join(A, hello=hello_of(A, heads=[head_of(0, 1, b"")], lineage=LINEAGE))
+    assert table.master.context.history.root(0, 1) == b""
 
 
 def test_foreign_state_counts_as_none() -> None:

@@ -1,0 +1,339 @@
+"""How much each contributor should own, so that a reduction ends soonest.
+
+Every contributor sends each chunk to its owner; the owner adds up and sends the result to every
+receiver. With ``n`` contributors, ``r`` receivers, contributions of ``S_up`` bytes, a result of
+``S_down`` bytes and an owner's share ``w``, that owner moves
+
+    up    S_up   (1 - w) + S_down (r - 1) w
+    down  S_down (1 - w) + S_up   (n - 1) w
+
+and a receiver that only listens takes ``S_down``. All is linear in the shares, and the least time T
+in which every line moves what it must is a linear program. Where only the members' own lines limit
+anybody, each owner's load depends on nothing but its own share, so T is found by bisection: the
+shares that fit into T must reach 1 together (*filling*). For ``S_up = S_down = S``, equal up and
+down rates b, and everybody a contributor (n > 2), that is the weighted butterfly
+
+    T* = S * max(1 / min b, 2 (n - 1) / sum b),    w_i  proportional to  max(0, b_i T* / S - 1)
+
+A pair of members with a limit of its own (a relayed one) ties two shares together: then the
+program is solved as such. No shares can beat ``bound_s``; a ring needs ``ring_s``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from attrs import Factory, frozen
+
+from ..protocol.errors import HoldfastError, LocalProtocolError
+from .bandwidth import Bandwidth
+
+BISECTIONS = 60  # halvings of an interval: exact to the last bits of a float
+ROUNDING = 1e-12  # relative; what sums of floats may be off by
+PROGRAM_SLACK = 1e-7  # relative; what the solver takes for equal
+
+
+class NobodyReachableError(HoldfastError):
+    """There is no contributor that all the others can reach. Change who takes part."""
+
+
+@frozen
+class Workload:
+    """One reduction and the lines it runs over.
+
+    Members are numbers: contributors from 0 in order of member number, then those who only receive.
+
+    Attributes:
+      rates: of all members.
+      contributor_count: so many of them contribute, the first ones.
+      up_bytes: one whole contribution on the wire.
+      down_bytes: the whole result on the wire.
+      pair_limits: bytes per second from one member to another, where that is less than their lines;
+        0: the first cannot send to the second.
+      delay_s: the longest one-way delay between two members.
+    """
+
+    rates: tuple[Bandwidth, ...]
+    contributor_count: int
+    up_bytes: float
+    down_bytes: float
+    pair_limits: Mapping[tuple[int, int], float] = Factory(dict)
+    delay_s: float = 0.0
+
+    @property
+    def contributor_rates(self) -> tuple[Bandwidth, ...]:
+        return self.rates[: self.contributor_count]
+
+    def barred(self) -> set[int]:
+        """Who cannot own anything: somebody cannot reach them, or they cannot reach somebody."""
+        count = self.contributor_count
+        barred: set[int] = set()
+        for pair, limit in self.pair_limits.items():
+            if limit <= 0 and pair[0] < count:  # those who only receive send nothing
+                barred.update(member for member in pair if member < count)
+        return barred
+
+
+# ---------------------------------------------------------------- what shares cost
+
+
+def reduction_s(work: Workload, own_up: Sequence[float], own_down: Sequence[float]) -> float:
+    """When the busiest line is done, if contributor ``i`` owns so many bytes.
+
+    Args:
+      own_up: bytes that one contribution to its chunks takes.
+      own_down: bytes that the result of its chunks takes.
+    """
+    count, receivers = work.contributor_count, len(work.rates)
+    slowest = 0.0
+    for member, rate in enumerate(work.rates):
+        if member < count:
+            sent = work.up_bytes - own_up[member] + (receivers - 1) * own_down[member]
+            received = work.down_bytes - own_down[member] + (count - 1) * own_up[member]
+            slowest = max(slowest, sent / rate.up_bytes_per_s, received / rate.down_bytes_per_s)
+        else:
+            slowest = max(slowest, work.down_bytes / rate.down_bytes_per_s)
+    for (sender, receiver), limit in work.pair_limits.items():
+        if sender < count:
+            carried = own_down[sender] + (own_up[receiver] if receiver < count else 0.0)
+            if carried > 0:
+                slowest = max(slowest, carried / limit if limit > 0 else math.inf)
+    return slowest + (2 * work.delay_s if receivers > 1 else 0.0)
+
+
+def shares_s(work: Workload, shares: Sequence[float]) -> float:
+    """As ``reduction_s``, for shares of everything."""
+    return reduction_s(
+        work,
+        [share * work.up_bytes for share in shares],
+        [share * work.down_bytes for share in shares],
+    )
+
+
+def bound_s(work: Workload) -> float:
+    """No plan in which every chunk has one owner is faster, whatever the shares.
+
+    Each line must carry at least what its member sends and receives anyway, and all lines together
+    every contribution that is not its owner's, and every result. With ``S_up = S_down = S`` and
+    nobody who only receives, for n > 2:
+
+        S * max(max 1/u_i, max 1/d_i, 2 (n - 1) / sum u_i, 2 (n - 1) / sum d_i) + 2 delays
+    """
+    count, receivers = work.contributor_count, len(work.rates)
+    if receivers == 1:
+        return 0.0
+    others, up, down = receivers - 1, work.up_bytes, work.down_bytes
+    ups = [rate.up_bytes_per_s for rate in work.contributor_rates]
+    downs = [rate.down_bytes_per_s for rate in work.contributor_rates]
+    least_sent = min(up, others * down) if count > 1 else others * down
+    least_received = min(down, (count - 1) * up)
+    listening = [down / rate.down_bytes_per_s for rate in work.rates[count:]]
+    return (
+        max(
+            least_sent / min(ups),
+            least_received / min(downs),
+            ((count - 1) * up + others * down) / sum(ups),
+            (count - 1) * (up + down) / sum(downs),
+            *listening,
+        )
+        + 2 * work.delay_s
+    )
+
+
+def ring_s(work: Workload) -> float:
+    """What a ring of the contributors would need: the slowest line carries nearly everything twice."""
+    count = work.contributor_count
+    slowest = min(
+        min(rate.up_bytes_per_s, rate.down_bytes_per_s) for rate in work.contributor_rates
+    )
+    passed = (count - 1) / count * (work.up_bytes + work.down_bytes)
+    return passed / slowest + 2 * (count - 1) * work.delay_s
+
+
+# ---------------------------------------------------------------- the best shares
+
+
+def best_shares(work: Workload) -> list[float]:
+    """Shares of the contributors, adding up to 1, that end the reduction soonest.
+
+    Raises:
+      NobodyReachableError: nobody can own anything.
+    """
+    if len(work.barred()) == work.contributor_count:
+        raise NobodyReachableError("no contributor can be reached by all who take part")
+    if any(limit > 0 for limit in work.pair_limits.values()):
+        return program_shares(work)
+    return filled_shares(work)
+
+
+def filled_shares(work: Workload) -> list[float]:
+    """The best shares where no pair has a limit but 0."""
+    barred = work.barred()
+    count = work.contributor_count
+    if count == 1:
+        return [1.0]
+    owners = [member for member in range(count) if member not in barred]
+    low = bound_s(work) - 2 * work.delay_s
+    fitting = _fitting(work, barred, low)
+    if fitting is None:
+        alone = [[float(member == owner) for member in range(count)] for owner in owners]
+        high = min(_without_pairs_s(work, shares) for shares in alone)  # one of them owns all
+        for _halving in range(BISECTIONS):
+            middle = (low + high) / 2
+            if _fitting(work, barred, middle) is None:
+                low = middle
+            else:
+                high = middle
+        fitting = _fitting(work, barred, high)
+    if fitting is None:
+        raise LocalProtocolError("no shares fit into the time that one owner needs for everything")
+    least, most = fitting
+    part = (1 - sum(least)) / (sum(most) - sum(least)) if sum(most) > sum(least) else 0.0
+    shares = [low + part * (high - low) for low, high in zip(least, most, strict=True)]
+    return _normal(shares)
+
+
+def _without_pairs_s(work: Workload, shares: Sequence[float]) -> float:
+    lines_only = Workload(work.rates, work.contributor_count, work.up_bytes, work.down_bytes)
+    return shares_s(lines_only, shares)
+
+
+def _fitting(
+    work: Workload, barred: set[int], seconds: float
+) -> tuple[list[float], list[float]] | None:
+    """The least and the most that each contributor can own; None if that does not make a whole."""
+    count, receivers = work.contributor_count, len(work.rates)
+    up, down = work.up_bytes, work.down_bytes
+    if any(
+        down > seconds * rate.down_bytes_per_s * (1 + ROUNDING) for rate in work.rates[count:]
+    ):
+        return None
+    least, most = [], []
+    for member, rate in enumerate(work.contributor_rates):
+        low, high = 0.0, math.inf
+        # An owner of nothing moves ``base`` bytes, an owner of everything ``base + slope``.
+        for speed, base, slope in (
+            (rate.up_bytes_per_s, up, (receivers - 1) * down - up),
+            (rate.down_bytes_per_s, down, (count - 1) * up - down),
+        ):
+            room = seconds * speed - base
+            if abs(room) <= ROUNDING * base:
+                room = 0.0
+            if slope > 0:
+                high = min(high, room / slope)
+            elif slope < 0:  # results are so small that owning is less work
+                low = max(low, room / slope)
+            elif room < 0:
+                return None
+        high = high if high < math.inf else 1.0
+        if high < low or (member in barred and low > 0):
+            return None
+        least.append(low)
+        most.append(0.0 if member in barred else high)
+    if sum(least) > 1 + ROUNDING or sum(most) < 1 - ROUNDING:
+        return None
+    return least, most
+
+
+def program_shares(work: Workload) -> list[float]:
+    """The best shares in general, by a linear program; then, in that time, the most even ones.
+
+    *Even*: nobody owns a larger part than need be of what its line could own in that time. A
+    solver's own choice among equally fast shares would load one line to the brim and spare others.
+    """
+    import numpy as np  # only a master that plans around limited pairs pays for these
+    from scipy.optimize import linprog
+
+    count = work.contributor_count
+    if count == 1:
+        return [1.0]
+    barred = work.barred()
+    rows, limits = _program(work)
+    open_bounds = [(0.0, 0.0 if member in barred else 1.0) for member in range(count)]
+    # Variables: the shares, then the time in units of the bound, which keeps all near 1.
+    whole = np.array([[*([1.0] * count), 0.0]])
+    load, budget = np.array(rows), np.array(limits)
+    fastest = linprog(
+        c=[*([0.0] * count), 1.0],
+        A_ub=np.column_stack([load, -np.ones(len(load))]),
+        b_ub=budget,
+        A_eq=whole,
+        b_eq=[1.0],
+        bounds=[*open_bounds, (0.0, None)],
+        method="highs",
+    )
+    if fastest.status != 0:
+        raise LocalProtocolError(f"the plan's linear program has no solution: {fastest.message}")
+    units = float(fastest.x[count]) * (1 + PROGRAM_SLACK)
+    most = np.array(_most(work, units * (bound_s(work) - 2 * work.delay_s)))
+    even = linprog(
+        c=[*([0.0] * count), 1.0],
+        A_ub=np.block(
+            [
+                [load, np.zeros((len(load), 1))],
+                [np.eye(count), -most[:, np.newaxis]],
+            ]
+        ),
+        b_ub=np.concatenate([budget + units, np.zeros(count)]),
+        A_eq=whole,
+        b_eq=[1.0],
+        bounds=[*open_bounds, (0.0, None)],
+        method="highs",
+    )
+    best = even if even.status == 0 else fastest
+    shares = [float(share) for share in best.x[:count]]
+    return _normal([0.0 if member in barred else share for member, share in enumerate(shares)])
+
+
+def _program(work: Workload) -> tuple[list[list[float]], list[float]]:
+    """Rows ``load . shares - time <= limit``, in units of the bound."""
+    count, receivers = work.contributor_count, len(work.rates)
+    up, down = work.up_bytes, work.down_bytes
+    unit_s = bound_s(work) - 2 * work.delay_s
+    rows: list[list[float]] = []
+    limits: list[float] = []
+
+    def add(loads: Mapping[int, float], base: float, rate: float) -> None:
+        row = [0.0] * count
+        for member, load in loads.items():
+            row[member] += load / (rate * unit_s)
+        rows.append(row)
+        limits.append(-base / (rate * unit_s))
+
+    for member, rate in enumerate(work.contributor_rates):
+        add({member: (receivers - 1) * down - up}, up, rate.up_bytes_per_s)
+        add({member: (count - 1) * up - down}, down, rate.down_bytes_per_s)
+    for rate in work.rates[count:]:
+        add({}, down, rate.down_bytes_per_s)
+    for (sender, receiver), limit in work.pair_limits.items():
+        if limit > 0 and sender < count:
+            loads = {sender: down}
+            if receiver < count:
+                loads[receiver] = up
+            add(loads, 0.0, limit)
+    return rows, limits
+
+
+def _most(work: Workload, seconds: float) -> list[float]:
+    """What each contributor's own line could own in that time, at most everything."""
+    count, receivers = work.contributor_count, len(work.rates)
+    up, down = work.up_bytes, work.down_bytes
+    most = []
+    for rate in work.contributor_rates:
+        high = math.inf
+        for speed, base, slope in (
+            (rate.up_bytes_per_s, up, (receivers - 1) * down - up),
+            (rate.down_bytes_per_s, down, (count - 1) * up - down),
+        ):
+            if slope > 0:
+                high = min(high, max(0.0, seconds * speed - base) / slope)
+        most.append(high if high < math.inf else 1.0)
+    return most
+
+
+def _normal(shares: Sequence[float]) -> list[float]:
+    """Without what rounding left below 0, adding up to 1."""
+    positive = [max(0.0, share) for share in shares]
+    total = sum(positive)
+    return [share / total for share in positive]
