@@ -50,8 +50,12 @@ from .arithmetic import (
     reduce_counters,
     reduce_values,
 )
+from .coding import Bytes
+from .compression import Squeezer
+from .feedback import Residual
 from .hub import LINK_WAIT_S, LinkHub
 from .link import LANE_COUNT, Link
+from .result import EncodedResult
 
 # Frames offered to a link at once: one for each lane, and one that the next idle lane takes.
 FLOWS_PER_LINK = LANE_COUNT + 1
@@ -67,8 +71,8 @@ class ReduceResult:
       counters: shape ``(counter_count,)``, int64: the elementwise maximum.
       digest: BLAKE3 of ``encoded``.
       sent_bytes: payload bytes that this node sent until the result was whole.
-      encoded: the result as it was on the wire, chunk by chunk, counters last, read-only; for a
-        replay see ``arithmetic.decode_result``.
+      encoded: the encoded result (what a frame carries before it is compressed), chunk by chunk,
+        counters last, read-only; for a replay see ``arithmetic.decode_result``.
     """
 
     values: Values
@@ -91,6 +95,8 @@ class Reduction:
         or gives ``encoded_input``. Only read, and only during ``run``.
       counters: shape ``(counter_count,)``, int64; None as for ``values``, or when there are none.
       encoded_input: that of an earlier attempt at the same round; used as far as it fits.
+      residual: of this node's earlier contributions, if there is error feedback; it changes only
+        by ``encoded_input.settle()``.
       link_wait_s: how long to wait for a link that is not up.
 
     Attributes:
@@ -113,6 +119,7 @@ class Reduction:
         counters: Counters | None,
         *,
         encoded_input: EncodedInput | None = None,
+        residual: Residual | None = None,
         link_wait_s: float = LINK_WAIT_S,
     ) -> None:
         self._order = order
@@ -129,9 +136,10 @@ class Reduction:
             self._chunks.setdefault(cut.owner, []).append(index)
         self._mine = self._chunks.get(me, [])
         self._check_order()
-        self.encoded_input = self._own_input(values, counters, encoded_input)
+        self.encoded_input = self._own_input(values, counters, encoded_input, residual)
 
-        self._result = np.empty(self._layout.down_bytes, np.uint8).data
+        self._result = EncodedResult(self._layout)
+        self._squeezer = Squeezer(self._layout.zstd_up)
         self._values = np.empty(size.value_count, np.float32)
         self._counters = np.empty(size.counter_count, np.int64)
         self._up_bytes_max = max((cut.up_bytes for cut in self._layout.cuts), default=0)
@@ -200,7 +208,7 @@ class Reduction:
             counters=self._counters,
             digest=self._hasher.digest(),
             sent_bytes=self._sent_bytes,
-            encoded=self._result.toreadonly(),
+            encoded=self._result.whole(),
         )
 
     def _start(self, nursery: trio.Nursery) -> None:
@@ -265,7 +273,10 @@ class Reduction:
         for index in chunks:
             if not encoded.is_encoded(index):
                 await self._network.run_sync(partial(self._encode_own, index))
-            payload = encoded.chunk(index)
+            payload: Bytes = encoded.chunk(index)
+            if self._squeezer.pays and not self._layout.cuts[index].is_counters:
+                squeeze = partial(self._squeezer.squeeze, encoded.chunk(index))
+                payload = await self._network.run_sync(squeeze)
             await link.send_frame(self._header(FrameKind.CONTRIBUTION, index, payload), payload)
             self._sent_bytes += len(payload)
 
@@ -284,7 +295,7 @@ class Reduction:
         except* PeerLostError:
             pass
 
-    def _header(self, kind: FrameKind, index: int, payload: memoryview) -> FrameHeader:
+    def _header(self, kind: FrameKind, index: int, payload: Bytes) -> FrameHeader:
         order = self._order
         return FrameHeader(kind, order.round, order.attempt, index, order.fragment, len(payload))
 
@@ -295,7 +306,7 @@ class Reduction:
                 continue
             index = self._reduced[feed.position]
             feed.position += 1
-            payload = self._result[self._layout.cuts[index].down]
+            payload = self._result.payload(index)
             await link.send_frame(self._header(FrameKind.RESULT, index, payload), payload)
             self._sent_bytes += len(payload)
 
@@ -306,7 +317,7 @@ class Reduction:
         if self._objection(peer, header) is not None:
             return memoryview(bytearray(header.payload_bytes))
         if header.kind is FrameKind.RESULT:
-            view = self._result[self._layout.cuts[header.index].down]
+            view = self._result.place(header.index, header.payload_bytes)
         else:
             view = self._lend_buffer(header.index, peer)[: header.payload_bytes]
         self._placed[header.kind, header.index, peer] = view
@@ -321,6 +332,7 @@ class Reduction:
                 return
             raise RemoteProtocolError(f"peer {peer[:8]} {reason}")
         if header.kind is FrameKind.RESULT:
+            self._result.arrived(header.index, payload)
             self._to_work.send_nowait(header.index)
         else:
             arrived = self._arrived.setdefault(header.index, {})
@@ -337,15 +349,13 @@ class Reduction:
             return f"sent chunk {header.index}, which does not exist"
         cut = self._layout.cuts[header.index]
         if header.kind is FrameKind.RESULT:
-            wanted_bytes = cut.down_bytes
             if cut.owner != peer:
                 return f"sent a result for chunk {header.index}, which it does not own"
-        else:
-            wanted_bytes = cut.up_bytes
-            if cut.owner != self._me or peer not in self._contributors:
-                return f"sent a contribution to chunk {header.index} that nobody asked it for"
-        if header.payload_bytes != wanted_bytes:
-            return f"sent {header.payload_bytes} bytes for a chunk of {wanted_bytes}"
+        elif cut.owner != self._me or peer not in self._contributors:
+            return f"sent a contribution to chunk {header.index} that nobody asked it for"
+        wrong_length = self._layout.objection(header.kind, header.index, header.payload_bytes)
+        if wrong_length is not None:
+            return wrong_length
         if (header.kind, header.index, peer) in self._placed:
             return f"sent chunk {header.index} twice"
         return None
@@ -393,12 +403,12 @@ class Reduction:
             self._encode_own(index)
             arrived[self._me] = self.encoded_input.chunk(index)
         contributions = [arrived[peer] for peer in self._contributors]
-        encoded = self._result[cut.down]
+        encoded = self._result.room(index)
         if cut.is_counters:
             reduce_counters(contributions, self._counters)
             np.frombuffer(encoded, "<i8")[:] = self._counters
         else:
-            reduce_values(
+            length = reduce_values(
                 self._layout,
                 self._order.contributors,
                 self._factors,
@@ -406,15 +416,17 @@ class Reduction:
                 self._values[cut.values],
                 encoded,
             )
+            self._result.made(index, length)
 
     def _decode(self, index: int) -> None:
         """In a thread: one chunk that somebody else owns."""
         cut = self._layout.cuts[index]
-        encoded = self._result[cut.down]
+        encoded = self._result.expand(index)
         if cut.is_counters:
             self._counters[:] = np.frombuffer(encoded, "<i8")
         else:
-            decode_checked(self._layout.codec_down, encoded, self._values[cut.values], cut.owner)
+            codec, values = self._layout.codec_down, self._values[cut.values]
+            decode_checked(codec, False, encoded, values, cut.owner)
 
     async def _hash_result(self) -> None:
         position = 0
@@ -425,9 +437,8 @@ class Reduction:
             if end == position:
                 await self._progress.wait()
                 continue
-            cuts = self._layout.cuts
-            piece = self._result[cuts[position].down.start : cuts[end - 1].down.stop]
-            await self._network.run_sync(partial(self._hasher.update, piece))
+            for piece in self._result.pieces(position, end):
+                await self._network.run_sync(partial(self._hasher.update, piece))
             position = end
 
     def _wake(self) -> None:
@@ -449,7 +460,11 @@ class Reduction:
             raise RemoteProtocolError("the order does not name this node")
 
     def _own_input(
-        self, values: Values | None, counters: Counters | None, earlier: EncodedInput | None
+        self,
+        values: Values | None,
+        counters: Counters | None,
+        earlier: EncodedInput | None,
+        residual: Residual | None,
     ) -> EncodedInput | None:
         if self._me not in self._contributors:
             return None
@@ -460,7 +475,9 @@ class Reduction:
             counters = np.empty(0, np.int64)
         if values is None or counters is None:
             raise LocalProtocolError("this node contributes, but has nothing to contribute")
-        return EncodedInput(plan, self._size, values, counters)
+        lossy = self._layout.codec_up.lossy
+        correction = residual.begin() if residual is not None and lossy else None
+        return EncodedInput(plan, self._size, values, counters, correction)
 
     def _expected_frames(self) -> dict[str, int]:
         """How many frames each peer owes us; only peers that owe any."""

@@ -24,9 +24,11 @@ from attrs import frozen
 from numpy.typing import NDArray
 
 from ..protocol.errors import BadContributionError, LocalProtocolError, RemoteProtocolError
-from ..protocol.lane import PAYLOAD_BYTES_MAX
+from ..protocol.lane import PAYLOAD_BYTES_MAX, FrameKind
 from ..protocol.messages import Contributor, FragmentSize, Plan
-from .codecs import Codec, get_codec
+from .coding import Codec
+from .compression import expand, parse_codec
+from .feedback import Correction
 
 Values = NDArray[np.float32]
 Counters = NDArray[np.int64]
@@ -41,8 +43,8 @@ class Cut:
 
     Attributes:
       values: the values it holds; empty for the counter chunk.
-      up: where its encoded contribution lies in the encoded input.
-      down: where its encoded result lies in the encoded result.
+      up: room for its encoded contribution in the encoded input.
+      down: room for its encoded result in the encoded result.
       owner: peer id.
       is_counters: int64 counters instead of values.
     """
@@ -71,7 +73,12 @@ class Cut:
 class Layout:
     """A plan applied to a fragment of a certain size: every chunk, where it lies and whose it is.
 
-    Encoded chunks lie one after the other, in chunk order, counters last.
+    Encoded chunks have their room one after the other, in chunk order, counters last. With a codec
+    of variable length an encoding may leave the end of its room empty.
+
+    Attributes:
+      zstd_up: whether contributions may be compressed on their way.
+      zstd_down: whether results may.
     """
 
     size: FragmentSize
@@ -80,6 +87,8 @@ class Layout:
     cuts: tuple[Cut, ...]
     up_bytes: int
     down_bytes: int
+    zstd_up: bool
+    zstd_down: bool
 
     @classmethod
     def of(cls, plan: Plan, size: FragmentSize) -> Layout:
@@ -89,7 +98,8 @@ class Layout:
           RemoteProtocolError: the plan does not fit the fragment, or chunks do not fit a frame.
         """
         try:
-            up, down = get_codec(plan.codec_up), get_codec(plan.codec_down)
+            up, zstd_up = parse_codec(plan.codec_up)
+            down, zstd_down = parse_codec(plan.codec_down)
         except ValueError as error:
             raise RemoteProtocolError(f"the plan: {error}") from error
         owners = _owners(plan, size)
@@ -116,7 +126,20 @@ class Layout:
             )
             up_at += up_bytes
             down_at += down_bytes
-        return cls(size, up, down, tuple(cuts), up_at, down_at)
+        return cls(size, up, down, tuple(cuts), up_at, down_at, zstd_up, zstd_down)
+
+    def objection(self, kind: FrameKind, index: int, payload_bytes: int) -> str | None:
+        """What is wrong with the length of a frame of ours, as the end of a sentence."""
+        cut = self.cuts[index]
+        is_up = kind is FrameKind.CONTRIBUTION
+        codec = self.codec_up if is_up else self.codec_down
+        room = cut.up_bytes if is_up else cut.down_bytes
+        may_be_shorter = (self.zstd_up if is_up else self.zstd_down) or codec.variable
+        if payload_bytes == room:
+            return None
+        if may_be_shorter and not cut.is_counters and 0 < payload_bytes < room:
+            return None
+        return f"sent {payload_bytes} bytes for a chunk of {room}"
 
 
 def _owners(plan: Plan, size: FragmentSize) -> list[str]:
@@ -169,13 +192,16 @@ def reduce_values(
     contributions: Sequence[memoryview],
     out: Values,
     encoded_out: memoryview,
-) -> None:
+) -> int:
     """The owner's work on one chunk of ``n`` values.
 
     Args:
-      contributions: encoded, in the contributors' order.
+      contributions: as they came, in the contributors' order.
       out: shape ``(n,)``; becomes the *decoded encoded* mean, as at every receiver.
       encoded_out: becomes the encoded mean.
+
+    Returns:
+      How many bytes of ``encoded_out`` that is.
 
     Raises:
       BadContributionError: a contribution that is not finite or not an encoding; or one that is
@@ -185,9 +211,8 @@ def reduce_values(
     with np.errstate(over="ignore", invalid="ignore"):  # what came out is checked below
         for position, factor in enumerate(factors.factors):
             values = out if position == 0 else scratch
-            decode_checked(
-                layout.codec_up, contributions[position], values, contributors[position].peer
-            )
+            peer = contributors[position].peer
+            decode_checked(layout.codec_up, layout.zstd_up, contributions[position], values, peer)
             if factor != 1:
                 np.multiply(values, factor, out=values)
             if position > 0:
@@ -197,15 +222,16 @@ def reduce_values(
     try:
         if not np.isfinite(out).all():
             raise ValueError("the mean is not finite")
-        layout.codec_down.encode(out, encoded_out)
+        length = layout.codec_down.encode(out, encoded_out)
     except ValueError as error:
         largest = []
         for data in contributions:
-            layout.codec_up.decode(data, scratch)
+            decode_checked(layout.codec_up, layout.zstd_up, data, scratch, "")
             largest.append(float(np.abs(scratch).max()))
         culprit = contributors[int(np.argmax(largest))].peer
         raise BadContributionError(culprit, f"too large to be added: {error}") from error
-    layout.codec_down.decode(encoded_out, out)
+    layout.codec_down.decode(encoded_out[:length], out)
+    return length
 
 
 def reduce_counters(contributions: Sequence[memoryview], out: Counters) -> None:
@@ -218,14 +244,19 @@ def reduce_counters(contributions: Sequence[memoryview], out: Counters) -> None:
             np.maximum(out, counters, out=out)
 
 
-def decode_checked(codec: Codec, data: memoryview, out: Values, peer: str) -> None:
+def decode_checked(codec: Codec, zstd: bool, data: memoryview, out: Values, peer: str) -> None:
     """Decode what ``peer`` sent.
+
+    Args:
+      zstd: whether it may be compressed; it is, if it is too short.
 
     Raises:
       BadContributionError: it is not an encoding, or not finite.
     """
     try:
-        codec.decode(data, out)
+        wanted_bytes = codec.encoded_bytes(out.size)
+        squeezed = zstd and len(data) < wanted_bytes
+        codec.decode(expand(data, wanted_bytes) if squeezed else data, out)
     except ValueError as error:
         raise BadContributionError(peer, str(error)) from error
     if not np.isfinite(out).all():
@@ -243,15 +274,22 @@ def decode_result(encoded: memoryview, plan: Plan, size: FragmentSize) -> tuple[
       LocalProtocolError: the bytes are not of such a result.
     """
     layout = Layout.of(plan, size)
-    if len(encoded) != layout.down_bytes:
-        raise LocalProtocolError(f"a result of {len(encoded)} bytes, {layout.down_bytes} wanted")
     values = np.empty(size.value_count, np.float32)
     counters = np.empty(size.counter_count, np.int64)
-    for cut in layout.cuts:
-        if cut.is_counters:
-            counters[:] = np.frombuffer(encoded[cut.down], "<i8")
-        else:
-            layout.codec_down.decode(encoded[cut.down], values[cut.values])
+    rest = encoded
+    try:
+        for cut in layout.cuts:
+            length = cut.down_bytes
+            if cut.is_counters:
+                counters[:] = np.frombuffer(rest[:length], "<i8")
+            else:
+                length = layout.codec_down.measure(rest, cut.count)
+                layout.codec_down.decode(rest[:length], values[cut.values])
+            rest = rest[length:]
+    except ValueError as error:
+        raise LocalProtocolError(f"not a result: {error}") from error
+    if rest:
+        raise LocalProtocolError(f"a result with {len(rest)} bytes too many")
     return values, counters
 
 
@@ -265,15 +303,29 @@ class EncodedInput:
     Args:
       values: shape ``(value_count,)``, float32; read, never written.
       counters: shape ``(counter_count,)``, int64.
+      correction: of error feedback; None: the values are encoded as they are. See ``settle``.
     """
 
-    def __init__(self, plan: Plan, size: FragmentSize, values: Values, counters: Counters) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        size: FragmentSize,
+        values: Values,
+        counters: Counters,
+        correction: Correction | None = None,
+    ) -> None:
         _check_array("values", values, np.dtype(np.float32), size.value_count)
         _check_array("counters", counters, np.dtype(np.int64), size.counter_count)
+        if correction is not None and correction.count != size.value_count:
+            raise LocalProtocolError(
+                f"a residual of {correction.count} values for {size.value_count}"
+            )
         self._layout = Layout.of(plan, size)
+        self._correction = correction
         self._values = values
         self._counters = counters
         self._done = [False] * len(self._layout.cuts)
+        self._lengths = [cut.up_bytes for cut in self._layout.cuts]
         self._data = np.empty(self._layout.up_bytes, np.uint8).data
 
     def fits(self, plan: Plan, size: FragmentSize) -> bool:
@@ -302,7 +354,11 @@ class EncodedInput:
         if cut.is_counters:
             np.frombuffer(out, "<i8")[:] = self._counters
         else:
-            self._layout.codec_up.encode(self._values[cut.values], out)
+            codec, values = self._layout.codec_up, self._values[cut.values]
+            if self._correction is None:
+                self._lengths[index] = codec.encode(values, out)
+            else:
+                self._lengths[index] = self._correction.encode(codec, cut.values, values, out)
         self._done[index] = True
 
     def encode_all(self) -> None:
@@ -314,7 +370,12 @@ class EncodedInput:
         """The encoded bytes of a chunk that is encoded."""
         if not self._done[index]:
             raise LocalProtocolError(f"chunk {index} is not encoded yet")
-        return self._data[self._layout.cuts[index].up]
+        return self._data[self._layout.cuts[index].up][: self._lengths[index]]
+
+    def settle(self) -> None:
+        """The round committed, and this input is in it: its residual counts from now on."""
+        if self._correction is not None and self.complete:
+            self._correction.settle()
 
 
 def _check_array(

@@ -57,6 +57,7 @@ from ..protocol.network import Channel, Network, Party
 from ..protocol.stream import MessageStream
 from .limiter import UploadLimiter
 from .link import LANE_COUNT, STALL_S, Link, OnMessage
+from .meter import Measurements, Meter
 from .routing import EARLY_WAIT_S, FrameRouter, Key, Sink
 
 DIAL_S = 5.0  # per address of a member: longer than any round trip, short enough to try the next
@@ -127,6 +128,7 @@ class LinkHub:
         self._trailing: dict[str, list[tuple[int, trio.CancelScope]]] = {}
         self._closed_sent_bytes = 0
         self._closed_received_bytes = 0
+        self._sent_meter, self._received_meter = Meter(), Meter()
 
     # ------------------------------------------------------------ for everyone
 
@@ -253,6 +255,18 @@ class LinkHub:
     def received_bytes(self) -> int:
         """Bytes of frames received over all links, past ones too."""
         return self._closed_received_bytes + sum(link.received_bytes for link in self._running)
+
+    def take_measurements(self) -> Measurements:
+        """What the lines carried since the last call, and how long they were busy.
+
+        Per member only of links that are up; a link that ended meanwhile counts in the sums.
+        """
+        sent_to = {peer: link.sent_meter.take() for peer, link in self._links.items()}
+        return Measurements(
+            sent=self._sent_meter.take(),
+            received=self._received_meter.take(),
+            sent_to={peer: reading for peer, reading in sent_to.items() if reading.carried_bytes},
+        )
 
     # ------------------------------------------------------------ accepting
 
@@ -443,6 +457,8 @@ class LinkHub:
             self._stall_s,
             self._limiter,
             self.silence_s,
+            self._sent_meter,
+            self._received_meter,
         )
 
     async def _dispatch(self, peer: str, message: Message) -> None:

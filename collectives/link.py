@@ -35,6 +35,7 @@ from ..protocol.lane import Buffer, FrameHeader, Lane
 from ..protocol.messages import Heartbeat, Message
 from ..protocol.stream import MessageStream
 from .limiter import UploadLimiter
+from .meter import Meter
 from .routing import FrameRouter, Sink
 
 LANE_COUNT = 2  # lanes of a link, numbered from 0
@@ -55,14 +56,20 @@ class PacedStream(trio.abc.Stream):
     Args:
       limiter: None: no cap.
       stall_s: how long the transport may take over one slice; waiting for the cap does not count.
+      meter: counts what is sent, and the time the transport takes; likewise.
     """
 
     def __init__(
-        self, stream: trio.abc.Stream, stall_s: float, limiter: UploadLimiter | None
+        self,
+        stream: trio.abc.Stream,
+        stall_s: float,
+        limiter: UploadLimiter | None = None,
+        meter: Meter | None = None,
     ) -> None:
         self._stream = stream
         self._stall_s = stall_s
         self._limiter = limiter
+        self._meter = meter if meter is not None else Meter()
 
     async def send_all(self, data: Buffer) -> None:
         view = memoryview(data)
@@ -74,8 +81,14 @@ class PacedStream(trio.abc.Stream):
             piece = view[done : done + slice_bytes]
             if self._limiter is not None:
                 await self._limiter.take(len(piece))
-            with trio.move_on_after(self._stall_s) as scope:
-                await self._stream.send_all(piece)
+            carried_bytes = 0
+            self._meter.begin()
+            try:
+                with trio.move_on_after(self._stall_s) as scope:
+                    await self._stream.send_all(piece)
+                    carried_bytes = len(piece)
+            finally:
+                self._meter.end(carried_bytes)
             if scope.cancelled_caught:
                 raise trio.BrokenResourceError(f"nothing could be sent for {self._stall_s:g} s")
             done += len(piece)
@@ -163,6 +176,10 @@ class Link:
       peer: who is at the other end.
       lost: set once the link is lost; ``reason`` then says why.
       finished: set once all its streams are closed.
+      sent_meter: what its lanes send.
+
+    Args:
+      node_sent, node_received: meters of all the node's links together.
     """
 
     def __init__(
@@ -174,12 +191,16 @@ class Link:
         stall_s: float = STALL_S,
         limiter: UploadLimiter | None = None,
         silence_s: float = math.inf,
+        node_sent: Meter | None = None,
+        node_received: Meter | None = None,
     ) -> None:
         self.peer = peer
         self.lost = trio.Event()
         self.finished = trio.Event()
         self.reason = ""
-        self.messages = MessageStream(PacedStream(stream, stall_s, None))
+        self.messages = MessageStream(PacedStream(stream, stall_s))
+        self.sent_meter = Meter(node_sent)
+        self._received_meter = Meter(node_received)
         self._streams = [stream]
         self._lanes: dict[int, LaneEnds] = {}
         self._lanes_up = trio.Event()
@@ -248,7 +269,7 @@ class Link:
     # ------------------------------------------------------------ for the hub
 
     def make_lane(self, stream: trio.abc.Stream, send_key: bytes, receive_key: bytes) -> LaneEnds:
-        paced = PacedStream(stream, self._stall_s, self._limiter)
+        paced = PacedStream(stream, self._stall_s, self._limiter, self.sent_meter)
         return LaneEnds(
             stream=stream,
             sender=Lane(paced, send_key, receive_key),
@@ -349,14 +370,24 @@ class Link:
     async def _read_frames(self, lane: LaneEnds) -> None:
         sink: Sink | None = None
         view: memoryview | None = None
+        under_way = False  # a frame whose header is here: what comes now comes as fast as it can
 
         async def place(header: FrameHeader) -> memoryview | None:
-            nonlocal sink, view
+            nonlocal sink, view, under_way
             sink, view = await self._router.place(self.peer, header)
+            self._received_meter.begin()
+            under_way = True
             return view
 
         while True:
-            header, _payload = await lane.receiver.receive(place)
+            carried_bytes = 0
+            try:
+                header, _payload = await lane.receiver.receive(place)
+                carried_bytes = header.payload_bytes
+            finally:
+                if under_way:
+                    self._received_meter.end(carried_bytes)
+                    under_way = False
             self._silent_s = 0.0
             if sink is not None and view is not None:
                 self._router.deliver(sink, self.peer, header, view)

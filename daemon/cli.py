@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import math
 import os
 import socket
 import sys
@@ -31,6 +32,8 @@ P = ParamSpec("P")
 
 HTTP_S = 10.0  # a local daemon answers at once or not at all
 MASTER_PORT = 29700
+NAME_CHARS_MAX = 64  # of a peer; tables and logs stay readable
+HOURS_MAX = 87_600.0  # of an invite: ten years
 ENVIRONMENT_PREFIX = "HOLDFAST_"
 # Set by the daemon for its trainer, or read elsewhere; everything else must be an option's.
 OTHER_VARIABLES = {"HOLDFAST_SOCKET", "HOLDFAST_MEMBER", "HOLDFAST_HOME"}
@@ -45,15 +48,21 @@ def fails_plainly(function: Callable[P, None]) -> Callable[P, None]:
         try:
             function(*args, **kwargs)
             return
+        except click.ClickException as wrong_use:
+            wrong_use.show()
+            sys.exit(wrong_use.exit_code)
         except UserError as raised:
             error = raised
+        except (click.Abort, KeyboardInterrupt):  # Ctrl+C before a daemon listens for signals
+            click.echo("holdfast: stopped", err=True)
+            sys.exit(ExitCode.INTERRUPTED)
         except BaseExceptionGroup as group:
+            if group.split(KeyboardInterrupt)[1] is None:
+                click.echo("holdfast: stopped", err=True)
+                sys.exit(ExitCode.INTERRUPTED)
             error = told_error(group)
             if error is None:
                 raise
-        except KeyboardInterrupt:
-            click.echo("holdfast: stopped", err=True)
-            sys.exit(ExitCode.INTERRUPTED)
         click.echo(f"holdfast: {error}", err=True)
         if isinstance(error, UserError):
             if error.hint:
@@ -64,20 +73,45 @@ def fails_plainly(function: Callable[P, None]) -> Callable[P, None]:
     return wrapped
 
 
+def _parsed(text: str, default_port: int | None = None) -> Address:
+    try:
+        return Address.parse(text, default_port)
+    except UserError as error:
+        raise click.BadParameter(f"{error}: {error.hint}") from error
+
+
 def _address(_context: click.Context, _parameter: click.Parameter, value: str) -> Address:
-    return Address.parse(value)
+    return _parsed(value)
 
 
 def _addresses(
     _context: click.Context, _parameter: click.Parameter, value: tuple[str, ...]
 ) -> tuple[Address, ...]:
-    return tuple(Address.parse(text) for text in value)
+    return tuple(_parsed(text) for text in value)
 
 
 def _dialable(
     _context: click.Context, _parameter: click.Parameter, value: tuple[str, ...]
 ) -> tuple[Address, ...]:
-    return tuple(Address.parse(text, default_port=0) for text in value)
+    return tuple(_parsed(text, default_port=0) for text in value)
+
+
+def _member_name(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
+    if not 1 <= len(value) <= NAME_CHARS_MAX or not value.isprintable():
+        raise click.BadParameter(f"a name has 1 to {NAME_CHARS_MAX} printable characters")
+    return value
+
+
+class Amount(click.FloatRange):
+    """A number from a range; infinity and "not a number" are in none."""
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a number.", param, ctx)
+        return number
 
 
 state_option = click.option(
@@ -199,8 +233,9 @@ def master(
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.option(
     "--name",
-    default=socket.gethostname,
+    default=lambda: socket.gethostname()[:NAME_CHARS_MAX],
     show_default="this host's name",
+    callback=_member_name,
     help="How others see this peer.",
 )
 @click.option(
@@ -230,11 +265,13 @@ def master(
     help="This peer's status over HTTP.",
 )
 @click.option(
-    "--max-upload", type=float, help="Send at most so many megabytes a second to other peers."
+    "--max-upload",
+    type=Amount(min=0, min_open=True),
+    help="Send at most so many megabytes a second to other peers.",
 )
 @click.option(
     "--patience",
-    type=float,
+    type=Amount(min=0),
     default=120.0,
     show_default=True,
     help="Give up after so many seconds without a master; 0: never.",
@@ -265,8 +302,6 @@ def join(
     from .run_peer import Peer, PeerOptions
 
     ticket = Invite.decode(invite)
-    if max_upload is not None and max_upload <= 0:
-        raise UserError("--max-upload must be more than 0", exit_code=ExitCode.USAGE)
     options = PeerOptions(
         invite=ticket,
         command=command,
@@ -296,7 +331,7 @@ def join(
 )
 @click.option(
     "--hours",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Amount(min=0, min_open=True, max=HOURS_MAX),
     default=24.0,
     show_default=True,
     help="How long it is good for.",
@@ -317,6 +352,32 @@ def invite(
     body = {"role": role, "uses": uses, "hours": hours, "founder": founder}
     answer = call(control, "invite", body)
     click.echo(json.dumps(answer) if as_json else answer["invite"])
+
+
+@commands.command()
+@state_option
+@click.option("--withdraw", metavar="ID", help="Let this one admit nobody any more.")
+@json_option
+def invites(state: Path | None, withdraw: str | None, as_json: bool) -> None:
+    """List the run's invites, or withdraw one. Who came with it stays; `kick` removes a peer.
+
+    \b
+    Examples:
+      holdfast invites
+      holdfast invites --withdraw 3F9A20C1
+    """
+    from .show import show_invites
+
+    control = find_control(state, "master")
+    if withdraw is not None:
+        answer = call(control, "withdraw", {"id": withdraw})
+        click.echo(json.dumps(answer) if as_json else f"withdrew {withdraw}")
+        return
+    answer = call(control, "invites", None)
+    if as_json:
+        click.echo(json.dumps(answer, indent=2))
+    else:
+        show_invites(answer)
 
 
 @commands.command()
@@ -401,6 +462,31 @@ def demo(json_path: Path | None, rounds: int, keep: Path | None) -> None:
     sys.exit(run_demo(json_path, rounds, keep))
 
 
+@commands.group()
+def bench() -> None:
+    """Measure what this machine can do."""
+
+
+@bench.command()
+@click.option(
+    "--json",
+    "json_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the measurements here, too.",
+)
+def codecs(json_path: Path | None) -> None:
+    """Measure every codec: bits a value, speed on one core, signal-to-noise.
+
+    \b
+    Examples:
+      holdfast bench codecs
+      holdfast bench codecs --json codecs.json
+    """
+    from .bench import bench_codecs
+
+    bench_codecs(json_path)
+
+
 # ---------------------------------------------------------------- helpers
 
 
@@ -440,4 +526,5 @@ def call(control: Control, name: str, body: Mapping[str, object] | None) -> dict
 @fails_plainly
 def main() -> None:
     """Run the command line; the exit status is one of ``ExitCode``."""
-    commands()
+    # Not click's standalone mode, which ends a Ctrl+C with status 1.
+    sys.exit(commands.main(standalone_mode=False))

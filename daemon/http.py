@@ -11,6 +11,7 @@ import json
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import aclosing
 
 import hypercorn.config
 import hypercorn.trio
@@ -71,15 +72,16 @@ def make_app(*, token: str, reads: Mapping[str, Read], actions: Mapping[str, Act
 
 async def _body(request: Request) -> Json | None:
     raw = b""
-    async for part in request.stream():
-        raw += part
-        if len(raw) > BODY_BYTES_MAX:
-            return None
+    async with aclosing(request.stream()) as stream:
+        async for part in stream:
+            raw += part
+            if len(raw) > BODY_BYTES_MAX:
+                return None
     if not raw:
         return {}
     try:
         value = json.loads(raw)
-    except ValueError:
+    except (ValueError, RecursionError):  # the latter: deep nesting
         return None
     return value if isinstance(value, dict) else None
 

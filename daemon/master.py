@@ -64,6 +64,7 @@ class Session:
     stream: MessageStream
     outbox: trio.MemorySendChannel[Message]
     scope: trio.CancelScope = field(factory=trio.CancelScope)
+    reading: trio.CancelScope = field(factory=trio.CancelScope)
     last_words: Refused | None = None
     welcomed: bool = False  # until then nothing else is for this connection
 
@@ -163,8 +164,14 @@ class MasterService:
         if old is not None and not effect.previous:
             self.sessions[effect.peer] = old  # the newcomer was refused: all is as it was
         if session is not None:
-            session.last_words = Refused(effect.code, effect.reason)
-            session.scope.cancel()
+            self._dismiss(session, Refused(effect.code, effect.reason))
+
+    def _dismiss(self, session: Session, last_words: Refused) -> None:
+        """Let what is queued go out, within ``CLOSE_S``; then the last words, then the end."""
+        session.last_words = last_words
+        session.outbox.close()
+        session.reading.cancel()
+        session.scope.deadline = trio.current_time() + CLOSE_S
 
     async def _keep_time(self) -> None:
         while True:
@@ -245,31 +252,25 @@ class MasterService:
             with session.scope:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._write, session, queue)
-                    reason = await self._read(session)
+                    with session.reading:
+                        reason = await self._read(session)
                     if session.last_words is None:
                         nursery.cancel_scope.cancel()
                     else:
-                        self._end_session(session)
+                        self._dismiss(session, session.last_words)
         finally:
+            if self._replaced.get(session.peer) is session:
+                del self._replaced[session.peer]
             if self.sessions.get(session.peer) is session:
                 del self.sessions[session.peer]
                 self.decide(lambda now_s: self.coordinator.detach(session.peer, reason, now_s))
-            await self._part(session, queue)
+            await self._part(session)
 
-    async def _part(self, session: Session, queue: trio.MemoryReceiveChannel[Message]) -> None:
-        """Say what was still queued and the reason of the end, if the peer takes it in time."""
-        if session.last_words is None:
-            return
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + CLOSE_S):
-            try:
-                while True:
-                    try:
-                        await session.stream.send(queue.receive_nowait())
-                    except (trio.WouldBlock, trio.EndOfChannel):
-                        break
+    async def _part(self, session: Session) -> None:
+        """Say why it ends, if the peer takes it in time."""
+        if session.last_words is not None:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + CLOSE_S):
                 await session.stream.send_final(session.last_words)
-            except (HoldfastError, trio.BrokenResourceError, trio.ClosedResourceError, OSError):
-                pass  # it is gone already
 
     async def _read(self, session: Session) -> str:
         """Hand the peer's messages to the coordinator; returns why there are no more."""

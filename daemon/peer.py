@@ -35,11 +35,15 @@ from ..checkpoint.state import SharedState
 from ..checkpoint.transfer import Donor, FetchFailedError, Joiner
 from ..collectives.allreduce import ReduceResult, Reduction
 from ..collectives.arithmetic import EncodedInput
+from ..collectives.compression import parse_codec
+from ..collectives.feedback import Residual
 from ..collectives.hub import LinkHub
 from ..collectives.limiter import UploadLimiter
+from ..collectives.meter import Measurements
 from ..diloco.outer import outer_step
 from ..membership import replica as deeds
 from ..membership.replica import Deed, Replica
+from ..membership.roster import layout_difference
 from ..membership.spec import RunSpec
 from ..protocol.addresses import Address
 from ..protocol.arena import LOSS_SLOT, STEP_SLOT, TOKENS_SLOT, Arena, Values
@@ -52,6 +56,7 @@ from ..protocol.errors import (
     UserError,
 )
 from ..protocol.messages import (
+    TEXT_CHARS_MAX,
     VERSION_MAX,
     VERSION_MIN,
     ArenaOpened,
@@ -72,7 +77,9 @@ from ..protocol.messages import (
     InitialPosted,
     Layout,
     Leaving,
+    LinkLoad,
     Load,
+    Measured,
     Message,
     Metrics,
     Posted,
@@ -199,6 +206,7 @@ class PeerService:
         self._joiner: Joiner | None = None
         self._donor_scope = trio.CancelScope()
         self._inputs: dict[int, EncodedInput] = {}
+        self._residuals: dict[int, Residual] = {}  # by fragment, if there is error feedback
         self._nursery: trio.Nursery | None = None
         self._outbox: trio.MemorySendChannel[Message] | None = None
         self._bound: Sequence[Address] = ()
@@ -273,14 +281,16 @@ class PeerService:
     async def _keep_session(self) -> None:
         backoff_s = BACKOFF_FIRST_S
         began = last_contact = trio.current_time()
+        failure = ""
         while True:
             for address in self.config.masters:
                 try:
                     with trio.fail_after(DIAL_S):
                         channel = await self.network.dial(address, party=Party.MASTER)
                 except (OSError, trio.TooSlowError, RemoteProtocolError) as error:
+                    failure = str(error) or "it does not answer in time"
                     self.report.phase = "looking for the master"
-                    self.report.why = f"{address} does not answer: {error or 'timed out'}"
+                    self.report.why = f"{address}: {failure}"
                     continue
                 try:
                     began = trio.current_time()
@@ -292,7 +302,7 @@ class PeerService:
                     ):
                         self._released.set()  # nothing is amiss; whoever drains ends ``run``
                         return
-                    log.warning("the master sent us away: %s", error.reason)
+                    log.info("the master sent us away: %s", error.reason)
                     self.report.why = error.reason
                     if code in FINAL_CODES or self._leaving:
                         self._end_for_good(error)
@@ -311,11 +321,7 @@ class PeerService:
                     backoff_s = BACKOFF_FIRST_S
             patience_s = self.config.patience_s
             if patience_s is not None and trio.current_time() - last_contact > patience_s:
-                raise UserError(
-                    f"no master answers at {', '.join(map(str, self.config.masters))}",
-                    exit_code=ExitCode.UNREACHABLE,
-                    hint="is `holdfast master` running, and is its port open from here?",
-                )
+                raise no_master(self.config.masters, failure)
             await trio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
 
@@ -333,6 +339,7 @@ class PeerService:
             self.replica.heads(),
             self.replica.lineage,
             self.replica.undecided(),
+            self.config.upload_bytes_per_s or 0.0,
         )
         await stream.send(hello)
         with trio.fail_after(3 * DIAL_S):  # the master dials us back before it answers
@@ -421,6 +428,8 @@ class PeerService:
         self.report.why = "" if message.lineage else "waiting for the run's first weights"
         if message.layout is not None:
             self._use_layout(message.layout)
+        for commit in message.committed:
+            self._settle_residual(commit)
         self._perform(replica.welcome(message, self.spec.diloco.fragments))
         if self.trainer_layout is not None:
             self._tell_master(TrainerAttached(self.trainer_layout))
@@ -448,6 +457,8 @@ class PeerService:
             case Heartbeat():
                 pass
             case _:
+                if isinstance(message, Commit):
+                    self._settle_residual(message)
                 self._perform(self.replica.receive(message))
 
     def _finish_if_done(self) -> None:
@@ -534,9 +545,11 @@ class PeerService:
                     self.posted.values(fragment) if fresh else None,
                     self.posted.counters(fragment) if fresh else None,
                     encoded_input=kept if contribute else None,
+                    residual=self._residual(order) if fresh else None,
                 )
                 if reduction.encoded_input is not None:
                     self._inputs[order.round] = reduction.encoded_input
+                self.hub.take_measurements()  # of before; a failed attempt's say nothing
                 result = await reduction.run()
             except PeerLostError as error:
                 self._reduction_failed(order, (error.peer,), False, error.reason)
@@ -548,9 +561,26 @@ class PeerService:
                 if self._reductions.get(order.round) is scope:
                     del self._reductions[order.round]
                     self._results[order.round] = result
+                    self._tell_master(measured(self.hub.take_measurements()))
                     self._perform(
                         self.replica.reduction_done(order.round, order.attempt, result.digest)
                     )
+
+    def _residual(self, order: Reduce) -> Residual | None:
+        assert self.spec is not None
+        codec, _zstd = parse_codec(self.spec.reduce.codec_up)
+        if not (codec.lossy and self.spec.reduce.error_feedback):
+            return None
+        if order.fragment not in self._residuals:
+            count = self._size(order.fragment).value_count
+            self._residuals[order.fragment] = Residual(count)
+        return self._residuals[order.fragment]
+
+    def _settle_residual(self, commit: Commit) -> None:
+        """What was left out of a contribution counts once the contribution does."""
+        kept = self._inputs.get(commit.round)
+        if kept is not None and any(c.peer == self.config.me for c in commit.contributors):
+            kept.settle()
 
     def _reduction_failed(
         self, order: Reduce, accused: tuple[str, ...], bad: bool, reason: str
@@ -605,6 +635,7 @@ class PeerService:
     def _discard_state(self) -> None:
         log.warning("our state belongs to another lineage than the run's: discarded")
         layout, self.layout, self.state, self.posted = self.layout, None, None, None
+        self._residuals.clear()
         if self.trainer_layout is not None:
             self.trainer_layout = None  # it works on memory that is no longer the run's
             self.trainer.tell(Rejected("the run's state was replaced; start the script again"))
@@ -685,7 +716,10 @@ class PeerService:
         assert self.spec is not None
         assert self.state is not None
         if self.trainer_layout != self.layout:
-            self.trainer.tell(Rejected("the script's tensors are not those of the run"))
+            difference = layout_difference(self.layout, self.trainer_layout)
+            self.trainer.tell(
+                Rejected(f"its tensors are not the run's: {difference}"[:TEXT_CHARS_MAX])
+            )
             return
         fragments = fragments_of(self.layout, self.spec.diloco.fragments)
         self.trainer.tell(
@@ -768,6 +802,28 @@ class PeerService:
             if progress != self._progress_sent and self._outbox is not None:
                 self._progress_sent = progress
                 self._tell_master(progress)
+
+
+def no_master(addresses: Sequence[Address], failure: str) -> UserError:
+    return UserError(
+        f"no master of this run at {', '.join(map(str, addresses))}: {failure}",
+        exit_code=ExitCode.UNREACHABLE,
+        hint="is `holdfast master` running, and is its port open from here?",
+    )
+
+
+def measured(measurements: Measurements) -> Measured:
+    """What the hub saw, as the master hears it."""
+    return Measured(
+        sent_bytes=measurements.sent.carried_bytes,
+        sending_s=measurements.sent.busy_s,
+        received_bytes=measurements.received.carried_bytes,
+        receiving_s=measurements.received.busy_s,
+        links=tuple(
+            LinkLoad(peer, reading.carried_bytes, reading.busy_s)
+            for peer, reading in measurements.sent_to.items()
+        ),
+    )
 
 
 def l2_norm(values: Values) -> float:

@@ -12,6 +12,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 from attrs import asdict, frozen
 
@@ -41,7 +42,9 @@ def data_home() -> Path:
 
 
 def master_state(run_name: str) -> Path:
-    return data_home() / "runs" / run_name
+    """One folder right below ``runs``, whatever a run is called."""
+    name = quote(run_name, safe=" ")
+    return data_home() / "runs" / (name.replace(".", "%2E") if name in (".", "..") else name)
 
 
 def peer_state(run_id: str) -> Path:
@@ -53,12 +56,16 @@ def make_private(directory: Path) -> Path:
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(
-            f"cannot use {directory}: {error.strerror}",
-            exit_code=ExitCode.CONFIG,
-            hint="give another folder with --state DIR",
-        ) from error
+        raise _unusable(directory, error) from error
     return directory
+
+
+def _unusable(directory: Path, error: OSError) -> UserError:
+    return UserError(
+        f"cannot use {directory}: {error.strerror}",
+        exit_code=ExitCode.CONFIG,
+        hint="give another folder with --state DIR",
+    )
 
 
 @contextlib.contextmanager
@@ -68,7 +75,10 @@ def locked(directory: Path) -> Iterator[None]:
     Raises:
       UserError: another process holds it.
     """
-    descriptor = os.open(make_private(directory) / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        descriptor = os.open(make_private(directory) / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise _unusable(directory, error) from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -36,6 +36,8 @@ log = logging.getLogger("holdfast.master")
 
 INVITE_USES_DEFAULT = 100
 INVITE_HOURS_DEFAULT = 24.0
+USES_MAX = 1_000_000  # of an invite
+HOURS_MAX = 87_600.0  # of an invite: ten years
 
 
 @define
@@ -124,6 +126,7 @@ class Master:
             reads={"status": self.status, "invites": lambda: {"invites": self.store.invites()}},
             actions={
                 "invite": self._act_invite,
+                "withdraw": self._act_withdraw,
                 "kick": self._act_kick,
                 "pause": self._act_pause,
                 "resume": self._act_resume,
@@ -146,7 +149,9 @@ class Master:
         self.tell(f"listening on {', '.join(map(str, bound))}; status at {url}/api/status")
         self.tell(f"state in {self.options.state}")
         if self.options.invite:
-            invite = self.make_invite(Role.CONTRIBUTOR, True, INVITE_USES_DEFAULT, 24.0)
+            invite = self.make_invite(
+                Role.CONTRIBUTOR, True, INVITE_USES_DEFAULT, INVITE_HOURS_DEFAULT
+            )
             self.tell("on each machine that takes part, run:")
             self.tell(f"  holdfast join {invite} -- python train.py")
 
@@ -198,14 +203,28 @@ class Master:
             uses, hours = int(str(body.get("uses", 1))), float(str(body.get("hours", 24.0)))
         except ValueError as error:
             raise UserError(f"a bad invite: {error}", exit_code=ExitCode.USAGE) from error
-        if uses < 1 or hours <= 0:
-            raise UserError("an invite needs at least one use and some time", exit_code=2)
-        invite = self.make_invite(role, bool(body.get("founder", False)), uses, hours)
+        founder = body.get("founder", False)
+        if not (1 <= uses <= USES_MAX and 0 < hours <= HOURS_MAX and isinstance(founder, bool)):
+            raise UserError(
+                f"a bad invite: uses from 1 to {USES_MAX}, hours to {HOURS_MAX:.0f}, founder or not",
+                exit_code=ExitCode.USAGE,
+            )
+        invite = self.make_invite(role, founder, uses, hours)
         return {"invite": invite, "role": role.value, "uses": uses, "hours": hours}
+
+    async def _act_withdraw(self, body: Json) -> Json:
+        invite_id = str(body.get("id", ""))
+        if not self.store.withdraw(invite_id):
+            raise UserError(
+                f"there is no invite {invite_id!r}",
+                exit_code=ExitCode.USAGE,
+                hint="`holdfast invites` lists them with their ids",
+            )
+        return {"id": invite_id, "withdrawn": True}
 
     async def _act_kick(self, body: Json) -> Json:
         wanted = str(body.get("peer", ""))
-        reason = str(body.get("reason") or "removed by the run's owner")[:900]
+        reason = str(body.get("reason") or "no reason was given")[:900]
         peer = self._find_peer(wanted)
         self.service.decide(lambda now_s: self.coordinator.kick(peer, reason, now_s))
         return {"peer": peer, "kicked": True}

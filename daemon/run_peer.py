@@ -17,7 +17,7 @@ from ..protocol.addresses import Address
 from ..protocol.authority import fingerprint_of, load_certificate
 from ..protocol.credentials import Credentials
 from ..protocol.enrol import enrol
-from ..protocol.errors import EvictedError, UserError
+from ..protocol.errors import EvictedError, RemoteProtocolError, UserError
 from ..protocol.identity import Identity
 from ..protocol.invite import Invite
 from ..protocol.messages import RefusalCode
@@ -25,7 +25,7 @@ from ..protocol.sockets import SocketNetwork
 from .bridge import UnixBridge
 from .exit_codes import ExitCode
 from .http import Json, bind_http, make_app, serve_http
-from .peer import PeerConfig, PeerService
+from .peer import BACKOFF_FIRST_S, BACKOFF_MAX_S, PeerConfig, PeerService, no_master
 from .places import Control, make_private, published
 from .supervisor import Supervisor, TrainerEnd
 from .tasks import wait_for_signals
@@ -102,6 +102,7 @@ class Peer:
             shutil.rmtree(folder, ignore_errors=True)
         if self._error is not None:
             raise self._error
+        self.tell("left the run")
 
     async def _credentials(self) -> Credentials:
         """Our identity and certificate: from the last time, or by the invite's token."""
@@ -111,8 +112,31 @@ class Peer:
         if known is not None:
             return known
         self.tell("asking the master for admission ...")
-        certificate, authority = await enrol(self.options.invite, identity, self.options.name)
+        certificate, authority = await self._enrol(identity)
         return Credentials(folder, identity, certificate, authority)
+
+    async def _enrol(self, identity: Identity) -> tuple[bytes, bytes]:
+        """Admission by the invite's token; waits for a master that is not there yet."""
+        invite, patience_s = self.options.invite, self.options.patience_s
+        began_s, backoff_s = trio.current_time(), BACKOFF_FIRST_S
+        while True:
+            try:
+                return await enrol(invite, identity, self.options.name)
+            except EvictedError as error:
+                raise _as_user_error(error) from error
+            except RemoteProtocolError as error:
+                raise UserError(
+                    str(error),
+                    exit_code=ExitCode.REFUSED,
+                    hint="another program or run is at the invite's address: ask for a new invite",
+                ) from error
+            except OSError as error:
+                if patience_s is not None and trio.current_time() - began_s > patience_s:
+                    raise no_master(invite.addresses, str(error)) from error
+                if backoff_s == BACKOFF_FIRST_S:
+                    self.tell(f"{error}; trying again ...")
+            await trio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
 
     async def _serve(self, service: PeerService) -> None:
         listener, url = bind_http(self.options.http)
@@ -245,7 +269,10 @@ def _kept_credentials(folder: Path, invite: Invite) -> Credentials | None:
 
 
 def _as_user_error(error: EvictedError) -> UserError:
-    kicked = error.code == RefusalCode.KICKED.value
+    exit_codes = {
+        RefusalCode.KICKED.value: ExitCode.EVICTED,
+        RefusalCode.TOKEN.value: ExitCode.INVITE,
+    }
     hints = {
         RefusalCode.VERSION.value: "install the run's version of holdfast",
         RefusalCode.TOKEN.value: "ask the run's owner for another invite",
@@ -256,6 +283,6 @@ def _as_user_error(error: EvictedError) -> UserError:
     }
     return UserError(
         error.reason,
-        exit_code=ExitCode.EVICTED if kicked else ExitCode.REFUSED,
+        exit_code=exit_codes.get(error.code, ExitCode.REFUSED),
         hint=hints.get(error.code, ""),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -40,6 +41,25 @@ def _show_master(console: Console, status: Mapping[str, Any]) -> None:
             "-" if loss is None else f"{loss:.3f}",
             f"{member.get('tokens_per_s') or 0:.0f}",
             str(member.get("why") or ""),
+        )
+    console.print(table)
+
+
+def show_invites(answer: Mapping[str, Any]) -> None:
+    """Print a master's invites; nobody but who got one knows its token."""
+    console = Console(highlight=False)
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in ("id", "role", "founder", "uses left", "expires", "withdrawn"):
+        table.add_column(heading)
+    for invite in answer["invites"]:
+        expires = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(invite["expires_s"]))
+        table.add_row(
+            str(invite["id"]),
+            str(invite["role"]),
+            "yes" if invite["founder"] else "no",
+            str(invite["uses_left"]),
+            expires,
+            "yes" if invite["withdrawn"] else "no",
         )
     console.print(table)
 

@@ -90,15 +90,21 @@ class Store:
         """All records, oldest first.
 
         Raises:
-          UserError: a record cannot be read; names its number.
+          UserError: a record cannot be read; names its number. Or the file is damaged.
         """
+        try:
+            rows = self._db.execute("select id, kind, body from records order by id").fetchall()
+        except sqlite3.DatabaseError as error:
+            raise UserError(
+                f"the journal is damaged: {error}",
+                exit_code=ExitCode.CONFIG,
+                hint="put back a copy of the state directory, or start a new run",
+            ) from error
         found = []
-        for number, kind, body in self._db.execute(
-            "select id, kind, body from records order by id"
-        ):
+        for number, kind, body in rows:
             try:
                 found.append(wire.from_plain(journal.RECORDS[kind], msgpack.unpackb(body)))
-            except (KeyError, ValueError, RemoteProtocolError) as error:
+            except (KeyError, TypeError, ValueError, RemoteProtocolError) as error:
                 raise UserError(
                     f"record {number} ({kind}) of the journal cannot be read: {error}",
                     exit_code=ExitCode.CONFIG,
@@ -143,6 +149,13 @@ class Store:
             "update tokens set uses_left = uses_left - 1 where hash = ?", (_hash(token),)
         )
         return GrantRow(Role(role), bool(founder), "")
+
+    def withdraw(self, invite_id: str) -> bool:
+        """Let an invite admit nobody any more; False: there is none with this id."""
+        changed = self._db.execute(
+            "update tokens set withdrawn = 1 where hex(substr(hash, 1, 4)) = upper(?)", (invite_id,)
+        )
+        return changed.rowcount > 0
 
     def admit(self, peer: str, grant: GrantRow) -> None:
         self._db.execute(

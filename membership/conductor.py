@@ -21,6 +21,7 @@ from ..protocol.messages import (
     Commit,
     Contributor,
     FragmentHead,
+    Measured,
     NotReady,
     Open,
     Ready,
@@ -29,13 +30,15 @@ from ..protocol.messages import (
     ReduceFailed,
     RefusalCode,
 )
+from .bandwidth import Bandwidths
 from .context import Context, quoted, said
 from .effects import EventKind
 from .journal import RoundCommitted, RoundNumbered
 from .pace import Backoff, scheduled
-from .plan import Bandwidth, make_plan
+from .plan import make_plan
 from .roster import CopyState, Member, can_contribute
 from .rounds import Attempt, Phase, Round, Turn, answered, gate_norms, quorum_count
+from .shares import NobodyReachableError
 from .syncing import Syncing
 
 ROUNDS_IN_FLIGHT_MAX = 1  # rounds that are open or reducing at a time
@@ -63,7 +66,7 @@ class Conductor:
         self.backoff = Backoff()
         self.abort_count = 0
         self.bad_counts: dict[str, int] = {}  # refused contributions since the last commit with it
-        self.bandwidths: dict[str, Bandwidth] = {}
+        self.bandwidths = Bandwidths()
 
     # ------------------------------------------------------------ facts
 
@@ -142,6 +145,10 @@ class Conductor:
         for round_ in self.rounds.values():
             if round_.phase is Phase.REDUCING and member.peer in round_.running().unreported():
                 round_.running().moved_s = self.context.now_s
+
+    def measured(self, member: Member, message: Measured) -> None:
+        """What its lines carried; the next plan knows it."""
+        self.bandwidths.measured(member.peer, message)
 
     def removed(self, peer: str, why: str) -> None:
         for round_ in self.rounds.values():
@@ -357,8 +364,21 @@ class Conductor:
     def _start_attempt(self, round_: Round, contributors: tuple[Contributor, ...]) -> None:
         receivers = self._receivers({contributor.peer for contributor in contributors})
         now_s = self.context.now_s
+        try:
+            plan, estimate = make_plan(
+                self.context.history.sizes[round_.fragment],
+                [contributor.peer for contributor in contributors],
+                receivers,
+                self.bandwidths.lines(receivers, self._upload_caps()),
+                self.context.spec,
+            )
+        except NobodyReachableError as error:
+            self._abort(round_, str(error))
+            return
         number = 1 if round_.attempt is None else round_.attempt.number + 1
-        round_.attempt = Attempt(number, contributors, receivers, started_s=now_s, moved_s=now_s)
+        round_.attempt = Attempt(
+            number, contributors, receivers, estimate, started_s=now_s, moved_s=now_s
+        )
         message = Reduce(
             round=round_.number,
             attempt=number,
@@ -367,16 +387,17 @@ class Conductor:
             view=self.context.roster.view_number,
             contributors=contributors,
             receivers=receivers,
-            plan=make_plan(
-                self.context.history.sizes[round_.fragment],
-                [contributor.peer for contributor in contributors],
-                self.bandwidths,
-                self.context.spec,
-                len(receivers),
-            ),
+            plan=plan,
         )
         for peer in receivers:
             self.context.send(peer, message)
+
+    def _upload_caps(self) -> dict[str, float]:
+        return {
+            member.peer: member.upload_bytes_per_s
+            for member in self.context.roster
+            if member.upload_bytes_per_s
+        }
 
     def _receivers(self, adding: set[str]) -> tuple[str, ...]:
         """Whoever adds, and everybody who stays: a joiner replays what it gets from now on."""

@@ -45,6 +45,7 @@ from ..protocol.messages import (
     Heartbeat,
     Hello,
     Leaving,
+    Measured,
     Message,
     NotReady,
     Progress,
@@ -77,7 +78,6 @@ from .journal import (
     RunFounded,
     RunPaused,
 )
-from .plan import Bandwidth
 from .roster import Grant, Member, new_member, next_to_seat
 from .spec import RunSpec
 from .syncing import ROOT_BYTES, Syncing
@@ -134,6 +134,7 @@ class Coordinator:
             NotReady: self.conductor.not_ready,
             Reduced: self.conductor.reduced,
             ReduceFailed: self.conductor.reduce_failed,
+            Measured: self.conductor.measured,
             Applied: self._on_applied,
             Synced: self._on_synced,
             SyncFailed: self.syncing.failed,
@@ -184,7 +185,7 @@ class Coordinator:
             self._violation(member, f"it sent {type(message).__name__}, which peers never send")
         else:
             handler(member, message)
-        if not isinstance(message, Progress):
+        if not isinstance(message, Progress | Measured):
             self._settle()
         return self.context.take_effects()
 
@@ -259,10 +260,6 @@ class Coordinator:
                 default=math.inf,
             ),
         )
-
-    def measured(self, peer: str, bandwidth: Bandwidth) -> None:
-        """What a peer can send and receive; used by the next plan."""
-        self.conductor.bandwidths[peer] = bandwidth
 
     def status(self, now_s: float) -> dict[str, Any]:
         """Everything a person may want to know, as plain JSON."""

@@ -1,138 +1,158 @@
-"""Who owns which chunk: a weighted butterfly.
+"""How a fragment is cut into chunks, who owns which, and how long that should take.
 
-Every contributor sends each chunk to its owner; the owner adds up and sends the result to every
-receiver. With ``n`` contributors, ``r`` receivers, ``S`` bytes and an owner's share ``w``, that
-owner moves
-
-    up    S * ((1 - w) + (r - 1) w)        down    S * ((1 - w) + (n - 1) w)
-
-so within T seconds it can own at most the ``w`` that fits both. The shares are those of the least T
-for which they add up to 1. For equal up and down rates and r = n this is the closed form
-
-    T* = S * max(1 / min b, 2 (n - 1) / sum b),    w_i  proportional to  max(0, b_i T* / S - 1)
+``shares`` says how much each contributor should own; here that becomes whole chunks. The estimate
+is made from the chunks as they are, so it contains what rounding costs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from attrs import frozen
 
 from ..protocol.messages import FragmentSize, OwnerRun, Plan
+from .bandwidth import Lines
+from .shares import Workload, best_shares, bound_s, reduction_s, ring_s
 from .spec import RunSpec
 
 VALUE_BYTES = 4  # float32
+COUNTER_BYTES = 8  # int64, sent verbatim
 CHUNK_ALIGNMENT = 256  # elements; blocks of a codec do not straddle chunks
 CHUNK_ELEMENTS_MIN = 4_096  # smaller chunks cost more in headers than they balance
 CHUNKS_PER_OWNER = 4  # a small fragment is cut finer, so that shares can be unequal
-BISECTIONS = 60  # halvings of an interval: exact to the last bits of a float
+
+# What a value takes on the wire, scales included; a codec that is not listed counts as verbatim.
+WIRE_BYTES_PER_VALUE = {
+    "fp32": 4.0,
+    "bf16": 2.0,
+    "int8": 1 + 2 / 256,
+    "nf4": 1 / 2 + 2 / 64,
+    "e2m1": 1 / 2 + 2 / 64,
+    "e3m0": 1 / 2 + 2 / 64,
+    "topk": 9.5 / 8 / 64,  # what independent values take; it varies
+}
 
 
 @frozen
-class Bandwidth:
-    """What a peer can send and receive, in bytes per second."""
+class PlanEstimate:
+    """What a plan should need, and what to measure it against.
 
-    up_bytes_per_s: float
-    down_bytes_per_s: float
+    Attributes:
+      predicted_s: of this plan, if the lines carry what is believed of them.
+      bound_s: no plan can be faster over these lines.
+      ring_s: what a ring of the same contributors would need.
+      guessed_count: members whose lines are not measured yet; all of them: the times mean nothing.
+    """
+
+    predicted_s: float
+    bound_s: float
+    ring_s: float
+    guessed_count: int
 
 
 def make_plan(
     size: FragmentSize,
     contributors: Sequence[str],
-    bandwidths: Mapping[str, Bandwidth],
+    receivers: Sequence[str],
+    lines: Lines,
     spec: RunSpec,
-    receiver_count: int | None = None,
-) -> Plan:
+) -> tuple[Plan, PlanEstimate]:
     """Cut a fragment into chunks and give each an owner.
 
     Args:
       size: of the fragment.
       contributors: peer ids in order of member number; owners come from among them.
-      bandwidths: what is known; a contributor that is missing counts as the median of the others,
-        and with nothing known all shares are equal.
+      receivers: everybody who gets the result, contributors too.
+      lines: of all receivers.
       spec: chunk size and codecs.
-      receiver_count: everybody who gets the result, contributors too (default: just them).
 
     Returns:
-      A plan whose runs follow the order of ``contributors``; who owns nothing is left out.
+      A plan whose runs follow the order of ``contributors``, and its estimate. Who owns nothing
+      is left out. All bandwidths times k gives the same plan, as long as rounding allows.
+
+    Raises:
+      NobodyReachableError: no contributor can be reached by all the others.
     """
-    count = len(contributors)
-    chunk_elements = _chunk_elements(size.value_count, count, spec)
-    chunk_count = -(-size.value_count // chunk_elements) + (1 if size.counter_count else 0)
-    rates = _rates(contributors, bandwidths)
-    shares = owner_shares(rates, max(receiver_count or count, count))
-    return Plan(
-        chunk_elements=chunk_elements,
+    cut = _Cut.of(size, len(contributors), spec)
+    members = [*contributors, *(peer for peer in receivers if peer not in set(contributors))]
+    number = {peer: index for index, peer in enumerate(members)}
+    work = Workload(
+        rates=tuple(lines.rates[peer] for peer in members),
+        contributor_count=len(contributors),
+        up_bytes=cut.wire_bytes(0, cut.chunk_count, cut.up_bytes_per_value),
+        down_bytes=cut.wire_bytes(0, cut.chunk_count, cut.down_bytes_per_value),
+        pair_limits={
+            (number[sender], number[receiver]): limit
+            for (sender, receiver), limit in lines.pair_limits.items()
+            if sender in number and receiver in number
+        },
+        delay_s=lines.delay_s,
+    )
+    owned = _apportion(cut.chunk_count, best_shares(work)) if cut.chunk_count else []
+    own_up, own_down = [0.0] * len(contributors), [0.0] * len(contributors)
+    first = 0
+    for member, chunk_count in enumerate(owned):
+        own_up[member] = cut.wire_bytes(first, first + chunk_count, cut.up_bytes_per_value)
+        own_down[member] = cut.wire_bytes(first, first + chunk_count, cut.down_bytes_per_value)
+        first += chunk_count
+    plan = Plan(
+        chunk_elements=cut.chunk_elements,
         owners=tuple(
-            OwnerRun(peer, owned)
-            for peer, owned in zip(contributors, _apportion(chunk_count, shares), strict=True)
-            if owned
+            OwnerRun(peer, chunk_count)
+            for peer, chunk_count in zip(contributors, owned, strict=False)
+            if chunk_count
         ),
         codec_up=spec.reduce.codec_up,
         codec_down=spec.reduce.codec_down,
     )
+    estimate = PlanEstimate(
+        predicted_s=reduction_s(work, own_up, own_down),
+        bound_s=bound_s(work),
+        ring_s=ring_s(work),
+        guessed_count=len(lines.guessed.intersection(members)),
+    )
+    return plan, estimate
 
 
-def owner_shares(rates: Sequence[Bandwidth], receiver_count: int) -> list[float]:
-    """Shares of the chunks, adding up to 1, that end the reduction soonest."""
-    count = len(rates)
-
-    def fitting(seconds: float) -> list[float]:  # seconds for one byte of the fragment
-        return [
-            max(
-                0.0,
-                min(
-                    1.0,
-                    _share(rate.up_bytes_per_s * seconds, receiver_count),
-                    _share(rate.down_bytes_per_s * seconds, count),
-                ),
-            )
-            for rate in rates
-        ]
-
-    low = max(1.0 / min(rate.up_bytes_per_s, rate.down_bytes_per_s) for rate in rates)
-    shares = fitting(low)
-    if sum(shares) < 1.0:
-        high = low * 2.0 * max(receiver_count, 2)  # here any one of them could own everything
-        for _halving in range(BISECTIONS):
-            middle = (low + high) / 2.0
-            if sum(fitting(middle)) < 1.0:
-                low = middle
-            else:
-                high = middle
-        shares = fitting(high)
-    total = sum(shares)
-    return [share / total for share in shares]
+def wire_bytes_per_value(codec: str) -> float:
+    """What a codec makes of a value; what a compression behind it saves is not known before."""
+    return WIRE_BYTES_PER_VALUE.get(codec.partition("+")[0], VALUE_BYTES)
 
 
-def _share(budget: float, member_count: int) -> float:
-    """The greatest w with ``(1 - w) + (member_count - 1) w <= budget``, for a budget of at least 1."""
-    if member_count <= 2:
-        return 1.0  # one or two members move the same bytes whoever owns what
-    return (budget - 1.0) / (member_count - 2)
+@frozen
+class _Cut:
+    """A fragment's chunks: those of the values, then one of the counters if there are any."""
 
+    size: FragmentSize
+    chunk_elements: int
+    up_bytes_per_value: float
+    down_bytes_per_value: float
 
-def _rates(contributors: Sequence[str], bandwidths: Mapping[str, Bandwidth]) -> list[Bandwidth]:
-    known = [
-        bandwidths[peer]
-        for peer in contributors
-        if peer in bandwidths
-        and min(bandwidths[peer].up_bytes_per_s, bandwidths[peer].down_bytes_per_s) > 0
-    ]
-    if known:
-        ups = sorted(rate.up_bytes_per_s for rate in known)
-        downs = sorted(rate.down_bytes_per_s for rate in known)
-        usual = Bandwidth(ups[len(ups) // 2], downs[len(downs) // 2])
-    else:
-        usual = Bandwidth(1.0, 1.0)
-    return [bandwidths[peer] if bandwidths.get(peer) in known else usual for peer in contributors]
+    @classmethod
+    def of(cls, size: FragmentSize, owner_count: int, spec: RunSpec) -> _Cut:
+        most = max(CHUNK_ALIGNMENT, spec.reduce.chunk_bytes // VALUE_BYTES)
+        wanted = -(-size.value_count // (owner_count * CHUNKS_PER_OWNER))
+        wanted = -(-wanted // CHUNK_ALIGNMENT) * CHUNK_ALIGNMENT
+        return cls(
+            size,
+            min(most, max(CHUNK_ELEMENTS_MIN, wanted)),
+            wire_bytes_per_value(spec.reduce.codec_up),
+            wire_bytes_per_value(spec.reduce.codec_down),
+        )
 
+    @property
+    def chunk_count(self) -> int:
+        values = -(-self.size.value_count // self.chunk_elements)
+        return values + (1 if self.size.counter_count else 0)
 
-def _chunk_elements(value_count: int, owner_count: int, spec: RunSpec) -> int:
-    most = max(CHUNK_ALIGNMENT, spec.reduce.chunk_bytes // VALUE_BYTES)
-    wanted = -(-value_count // (owner_count * CHUNKS_PER_OWNER))
-    wanted = -(-wanted // CHUNK_ALIGNMENT) * CHUNK_ALIGNMENT
-    return min(most, max(CHUNK_ELEMENTS_MIN, wanted))
+    def wire_bytes(self, first: int, end: int, bytes_per_value: float) -> float:
+        """What the chunks from ``first`` to before ``end`` take on the wire."""
+        value_count = min(end * self.chunk_elements, self.size.value_count) - min(
+            first * self.chunk_elements, self.size.value_count
+        )
+        has_counters = self.size.counter_count and first < end == self.chunk_count
+        counter_bytes = COUNTER_BYTES * self.size.counter_count if has_counters else 0
+        return value_count * bytes_per_value + counter_bytes
 
 
 def _apportion(chunk_count: int, shares: Sequence[float]) -> list[int]:

@@ -88,6 +88,7 @@ class Member:
     layout: Layout | None = None  # of its trainer; None while there is no trainer
     copies: list[Copy] = Factory(list)  # by fragment; empty before the run is founded
     in_sync: bool = False
+    upload_bytes_per_s: float = 0.0  # what its person allows it to send; 0: no cap
     draining_s: float | None = None  # since when it wants to leave
     progress: Progress | None = None
     bad_donors: set[str] = Factory(set)  # who served this member wrong blocks
@@ -148,6 +149,7 @@ def new_member(
         attached_s=now_s,
         layout=hello.layout,
         copies=[Copy() for _ in range(fragment_count)],
+        upload_bytes_per_s=hello.upload_bytes_per_s,
     )
 
 

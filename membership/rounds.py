@@ -24,6 +24,7 @@ from collections.abc import Collection, Mapping
 from attrs import Factory, define
 
 from ..protocol.messages import Contributor, Ready
+from .plan import PlanEstimate
 
 NORM_CLIP = 3.0  # over so many times the median norm an update is scaled down to it
 NORM_REFUSE = 10.0  # over so many times it is refused
@@ -63,6 +64,7 @@ class Attempt:
     number: int
     contributors: tuple[Contributor, ...]  # in order of member number
     receivers: tuple[str, ...]
+    estimate: PlanEstimate
     started_s: float
     moved_s: float  # when it last showed a sign of getting on
     digests: dict[str, bytes] = Factory(dict)  # what receivers reported, contributors or not

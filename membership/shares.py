@@ -178,7 +178,8 @@ def filled_shares(work: Workload) -> list[float]:
     fitting = _fitting(work, barred, low)
     if fitting is None:
         alone = [[float(member == owner) for member in range(count)] for owner in owners]
-        high = min(_without_pairs_s(work, shares) for shares in alone)  # one of them owns all
+        # Twice what one of them needs for everything: in that time shares fit, rounded or not.
+        high = 2 * min(_without_pairs_s(work, shares) for shares in alone)
         for _halving in range(BISECTIONS):
             middle = (low + high) / 2
             if _fitting(work, barred, middle) is None:
@@ -189,9 +190,9 @@ def filled_shares(work: Workload) -> list[float]:
     if fitting is None:
         raise LocalProtocolError("no shares fit into the time that one owner needs for everything")
     least, most = fitting
-    part = (1 - sum(least)) / (sum(most) - sum(least)) if sum(most) > sum(least) else 0.0
-    shares = [low + part * (high - low) for low, high in zip(least, most, strict=True)]
-    return _normal(shares)
+    spread = sum(most) - sum(least)
+    part = (1 - sum(least)) / spread if spread > 0 else 0.0
+    return _normal([a + part * (b - a) for a, b in zip(least, most, strict=True)])
 
 
 def _without_pairs_s(work: Workload, shares: Sequence[float]) -> float:
@@ -199,24 +200,27 @@ def _without_pairs_s(work: Workload, shares: Sequence[float]) -> float:
     return shares_s(lines_only, shares)
 
 
+def _directions(work: Workload, rate: Bandwidth) -> tuple[tuple[float, float, float], ...]:
+    """Up and down: a line's speed, what an owner of nothing moves, and what owning all adds."""
+    receivers, count = len(work.rates), work.contributor_count
+    up, down = work.up_bytes, work.down_bytes
+    return (
+        (rate.up_bytes_per_s, up, (receivers - 1) * down - up),
+        (rate.down_bytes_per_s, down, (count - 1) * up - down),
+    )
+
+
 def _fitting(
     work: Workload, barred: set[int], seconds: float
 ) -> tuple[list[float], list[float]] | None:
     """The least and the most that each contributor can own; None if that does not make a whole."""
-    count, receivers = work.contributor_count, len(work.rates)
-    up, down = work.up_bytes, work.down_bytes
-    if any(
-        down > seconds * rate.down_bytes_per_s * (1 + ROUNDING) for rate in work.rates[count:]
-    ):
+    listening = work.rates[work.contributor_count :]
+    if any(work.down_bytes > seconds * r.down_bytes_per_s * (1 + ROUNDING) for r in listening):
         return None
     least, most = [], []
     for member, rate in enumerate(work.contributor_rates):
         low, high = 0.0, math.inf
-        # An owner of nothing moves ``base`` bytes, an owner of everything ``base + slope``.
-        for speed, base, slope in (
-            (rate.up_bytes_per_s, up, (receivers - 1) * down - up),
-            (rate.down_bytes_per_s, down, (count - 1) * up - down),
-        ):
+        for speed, base, slope in _directions(work, rate):
             room = seconds * speed - base
             if abs(room) <= ROUNDING * base:
                 room = 0.0
@@ -242,8 +246,7 @@ def program_shares(work: Workload) -> list[float]:
     *Even*: nobody owns a larger part than need be of what its line could own in that time. A
     solver's own choice among equally fast shares would load one line to the brim and spare others.
     """
-    import numpy as np  # only a master that plans around limited pairs pays for these
-    from scipy.optimize import linprog
+    from scipy.optimize import linprog  # slow to import; few masters have limited pairs
 
     count = work.contributor_count
     if count == 1:
@@ -251,35 +254,29 @@ def program_shares(work: Workload) -> list[float]:
     barred = work.barred()
     rows, limits = _program(work)
     open_bounds = [(0.0, 0.0 if member in barred else 1.0) for member in range(count)]
-    # Variables: the shares, then the time in units of the bound, which keeps all near 1.
-    whole = np.array([[*([1.0] * count), 0.0]])
-    load, budget = np.array(rows), np.array(limits)
+    # Variables: the shares, then what is to be small: the time, in units of the bound.
+    last = [0.0] * count + [1.0]
+    whole = {"A_eq": [[1.0] * count + [0.0]], "b_eq": [1.0], "bounds": [*open_bounds, (0.0, None)]}
     fastest = linprog(
-        c=[*([0.0] * count), 1.0],
-        A_ub=np.column_stack([load, -np.ones(len(load))]),
-        b_ub=budget,
-        A_eq=whole,
-        b_eq=[1.0],
-        bounds=[*open_bounds, (0.0, None)],
+        c=last,
+        A_ub=[[*row, -1.0] for row in rows],
+        b_ub=limits,
         method="highs",
+        **whole,
     )
     if fastest.status != 0:
         raise LocalProtocolError(f"the plan's linear program has no solution: {fastest.message}")
     units = float(fastest.x[count]) * (1 + PROGRAM_SLACK)
-    most = np.array(_most(work, units * (bound_s(work) - 2 * work.delay_s)))
+    most = _most(work, units * (bound_s(work) - 2 * work.delay_s))
+    parts = [
+        [*(float(i == member) for i in range(count)), -high] for member, high in enumerate(most)
+    ]
     even = linprog(
-        c=[*([0.0] * count), 1.0],
-        A_ub=np.block(
-            [
-                [load, np.zeros((len(load), 1))],
-                [np.eye(count), -most[:, np.newaxis]],
-            ]
-        ),
-        b_ub=np.concatenate([budget + units, np.zeros(count)]),
-        A_eq=whole,
-        b_eq=[1.0],
-        bounds=[*open_bounds, (0.0, None)],
+        c=last,
+        A_ub=[*([*row, 0.0] for row in rows), *parts],
+        b_ub=[*(limit + units for limit in limits), *([0.0] * count)],
         method="highs",
+        **whole,
     )
     best = even if even.status == 0 else fastest
     shares = [float(share) for share in best.x[:count]]
@@ -288,8 +285,7 @@ def program_shares(work: Workload) -> list[float]:
 
 def _program(work: Workload) -> tuple[list[list[float]], list[float]]:
     """Rows ``load . shares - time <= limit``, in units of the bound."""
-    count, receivers = work.contributor_count, len(work.rates)
-    up, down = work.up_bytes, work.down_bytes
+    count, up, down = work.contributor_count, work.up_bytes, work.down_bytes
     unit_s = bound_s(work) - 2 * work.delay_s
     rows: list[list[float]] = []
     limits: list[float] = []
@@ -302,8 +298,8 @@ def _program(work: Workload) -> tuple[list[list[float]], list[float]]:
         limits.append(-base / (rate * unit_s))
 
     for member, rate in enumerate(work.contributor_rates):
-        add({member: (receivers - 1) * down - up}, up, rate.up_bytes_per_s)
-        add({member: (count - 1) * up - down}, down, rate.down_bytes_per_s)
+        for speed, base, slope in _directions(work, rate):
+            add({member: slope}, base, speed)
     for rate in work.rates[count:]:
         add({}, down, rate.down_bytes_per_s)
     for (sender, receiver), limit in work.pair_limits.items():
@@ -317,15 +313,10 @@ def _program(work: Workload) -> tuple[list[list[float]], list[float]]:
 
 def _most(work: Workload, seconds: float) -> list[float]:
     """What each contributor's own line could own in that time, at most everything."""
-    count, receivers = work.contributor_count, len(work.rates)
-    up, down = work.up_bytes, work.down_bytes
     most = []
     for rate in work.contributor_rates:
         high = math.inf
-        for speed, base, slope in (
-            (rate.up_bytes_per_s, up, (receivers - 1) * down - up),
-            (rate.down_bytes_per_s, down, (count - 1) * up - down),
-        ):
+        for speed, base, slope in _directions(work, rate):
             if slope > 0:
                 high = min(high, max(0.0, seconds * speed - base) / slope)
         most.append(high if high < math.inf else 1.0)

@@ -25,7 +25,9 @@ from ..protocol.messages import FRAGMENTS_MAX, MEMBERS_MAX
 
 SPEC_EXIT_CODE = 3
 SPEC_CHARS_MAX = 65_536  # what a Welcome can carry
-CODECS = ("fp32", "int8")
+# What a codec_up or codec_down may be; the collectives have the same list and say what each means.
+FIXED_CODECS = ("fp32", "bf16", "int8", "nf4", "e2m1", "e3m0")
+CODECS = (*FIXED_CODECS, "topk", *(f"{codec}+zstd" for codec in FIXED_CODECS))
 CHUNK_BYTES_MIN = 4_096
 CHUNK_BYTES_MAX = 4 * 1024 * 1024  # half of what one frame may carry
 STEPS_MAX = 10**9
@@ -120,6 +122,8 @@ class ReduceTable:
 
     codec_up: str = field(default="fp32", validator=_one_of(*CODECS))
     codec_down: str = field(default="fp32", validator=_one_of(*CODECS))
+    # What a lossy codec_up left out of a contribution goes into the peer's next one.
+    error_feedback: bool = field(default=True, validator=_truth)
     chunk_bytes: int = field(
         default=1_048_576, validator=_whole(CHUNK_BYTES_MIN, CHUNK_BYTES_MAX)
     )  # of float32 values, before encoding

@@ -8,7 +8,7 @@ import attrs
 
 from ..protocol.messages import Contributor, FragmentHead
 from .roster import CopyState, Member, can_contribute, role_of
-from .rounds import Phase, Round, answered
+from .rounds import Attempt, Phase, Round, answered
 
 if TYPE_CHECKING:
     from .coordinator import Coordinator
@@ -162,6 +162,7 @@ def _facts(coordinator: Coordinator, member: Member) -> dict[str, Any]:
             "bulk_received": progress.bulk_received_bytes if progress else 0,
             "state_received": progress.state_received_bytes if progress else 0,
         },
+        "bandwidth": _bandwidth(coordinator, member),
         "heads": [
             {
                 "fragment": fragment,
@@ -171,6 +172,19 @@ def _facts(coordinator: Coordinator, member: Member) -> dict[str, Any]:
             }
             for fragment, copy in enumerate(member.copies)
         ],
+    }
+
+
+def _bandwidth(coordinator: Coordinator, member: Member) -> dict[str, Any]:
+    """As measured, bytes per second; None: not measured yet, or no cap."""
+    context, bandwidths = coordinator.context, coordinator.conductor.bandwidths
+    known = bandwidths.known(member.peer)
+    links = bandwidths.links.get(member.peer, {})
+    return {
+        "up_bytes_per_s": known.up_bytes_per_s if known else None,
+        "down_bytes_per_s": known.down_bytes_per_s if known else None,
+        "upload_cap_bytes_per_s": member.upload_bytes_per_s or None,
+        "links": {peer: rate for peer, rate in links.items() if peer in context.roster},
     }
 
 
@@ -238,6 +252,7 @@ def _round(coordinator: Coordinator, round_: Round, now_s: float) -> dict[str, A
         "phase": round_.phase.value,
         "open_s": (round_.closed_s if attempt else now_s) - round_.opened_s,
         "reduce_s": now_s - round_.closed_s if attempt else None,
+        "plan": _plan(attempt, now_s) if attempt else None,
         "expected": coordinator.conductor.expected(round_),
         "ready": sorted(round_.ready),
         "declined": dict(round_.declined),
@@ -264,7 +279,13 @@ def _past(round_: Round) -> dict[str, Any]:
         "opened_s": round_.opened_s,
         "open_s": closed_s - round_.opened_s,
         "reduce_s": round_.ended_s - closed_s,
+        "plan": _plan(attempt, round_.ended_s) if attempt else None,
     }
+
+
+def _plan(attempt: Attempt, end_s: float) -> dict[str, Any]:
+    """What the last attempt should have taken, at best could have taken, and took."""
+    return {**attrs.asdict(attempt.estimate), "took_s": end_s - attempt.started_s}
 
 
 def _contributors(contributors: tuple[Contributor, ...]) -> list[dict[str, Any]]:

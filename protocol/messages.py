@@ -149,6 +149,15 @@ class Contributor:
 
 
 @frozen
+class LinkLoad:
+    """What went to one member, and how long something was on its way there."""
+
+    peer: str = field(validator=_peer)
+    sent_bytes: int = field(validator=_count)
+    sending_s: float = field(validator=_finite)
+
+
+@frozen
 class OwnerRun:
     """``chunk_count`` consecutive chunks that ``peer`` owns; runs follow each other from 0."""
 
@@ -233,6 +242,8 @@ class Hello(Message):
     lineage: bytes = field(validator=max_len(32))  # of that state; empty: we hold none
     # A result that was reported but whose outcome we did not hear, by round:
     undecided: tuple[Reduced, ...] = field(validator=max_len(FRAGMENTS_MAX))
+    # What its person allows it to send to other peers; 0: no cap.
+    upload_bytes_per_s: float = field(default=0.0, validator=_finite)
 
 
 @frozen
@@ -257,6 +268,21 @@ class Progress(Message):
         validator=_count
     )  # by state transfer, a part of the line above
     metrics: dict[str, float] = field(validator=max_len(METRICS_MAX))
+
+
+@frozen
+class Measured(Message):
+    """Peer, after a reduction: what its lines carried during it, and how long they were busy.
+
+    Time in which several links send counts once in ``sending_s``, so bytes by seconds is what the
+    peer's own line did; likewise for receiving.
+    """
+
+    sent_bytes: int = field(validator=_count)
+    sending_s: float = field(validator=_finite)
+    received_bytes: int = field(validator=_count)
+    receiving_s: float = field(validator=_finite)
+    links: tuple[LinkLoad, ...] = field(validator=max_len(MEMBERS_MAX))  # that sent anything
 
 
 @frozen

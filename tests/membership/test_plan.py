@@ -1,117 +1,163 @@
-"""The plan: shares that end the reduction soonest, chunks that add up."""
+"""The plan: every chunk has one owner, and the estimate is that of the chunks as they are."""
 
 from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.collectives.codecs import get_codec
+from holdfast.membership.bandwidth import Bandwidth, Lines
 from holdfast.membership.plan import (
     CHUNK_ALIGNMENT,
-    Bandwidth,
+    PlanEstimate,
     make_plan,
-    owner_shares,
+    wire_bytes_per_value,
 )
-from holdfast.membership.spec import RunSpec
-from holdfast.protocol.messages import FragmentSize
+from holdfast.membership.shares import NobodyReachableError
+from holdfast.membership.spec import CODECS, RunSpec
+from holdfast.protocol.messages import FragmentSize, Plan
 
-PEERS = [f"{i:032x}" for i in range(16)]
+PEERS = [f"{i:032x}" for i in range(24)]
 MBIT = 125_000.0
 rates = st.floats(1e4, 1e9)
+bandwidths = st.builds(Bandwidth, rates, rates)
 SPEC = RunSpec()
 
 
-def seconds_for(shares: list[float], bandwidths: list[Bandwidth], receivers: int) -> float:
-    """What the slowest member needs for one byte of the fragment: the plan's own cost model."""
-    count = len(bandwidths)
-    return max(
-        max(
-            ((1 - share) + (receivers - 1) * share) / rate.up_bytes_per_s,
-            ((1 - share) + (count - 1) * share) / rate.down_bytes_per_s,
-        )
-        for share, rate in zip(shares, bandwidths, strict=True)
-    )
+def planned(
+    size: FragmentSize,
+    speeds: Sequence[Bandwidth],
+    spares: int = 0,
+    spec: RunSpec = SPEC,
+    pair_limits: dict[tuple[str, str], float] | None = None,
+) -> tuple[Plan, PlanEstimate]:
+    """A plan for peers 0, 1, ...; the last ``spares`` of them only receive."""
+    peers = PEERS[: len(speeds)]
+    lines = Lines(dict(zip(peers, speeds, strict=True)), pair_limits or {})
+    return make_plan(size, peers[: len(speeds) - spares], peers, lines, spec)
 
 
-@given(st.lists(rates, min_size=3, max_size=12))
-def test_symmetric_links_reach_the_closed_form(speeds: list[float]) -> None:
-    bandwidths = [Bandwidth(speed, speed) for speed in speeds]
-    count = len(speeds)
-    best = max(1 / min(speeds), 2 * (count - 1) / sum(speeds))
-    assert seconds_for(owner_shares(bandwidths, count), bandwidths, count) <= best * (1 + 1e-6)
-
-
-@given(
-    st.lists(st.tuples(rates, rates), min_size=1, max_size=10),
-    st.integers(0, 6),
-    st.lists(st.floats(0.01, 1.0), min_size=10, max_size=10),
-)
-def test_no_other_shares_are_faster(
-    speeds: list[tuple[float, float]], spares: int, guess: list[float]
-) -> None:
-    bandwidths = [Bandwidth(*pair) for pair in speeds]
-    receivers = len(bandwidths) + spares
-    shares = owner_shares(bandwidths, receivers)
-    assert sum(shares) == pytest.approx(1.0)
-    assert min(shares) >= 0.0
-    total = sum(guess[: len(bandwidths)])
-    other = [part / total for part in guess[: len(bandwidths)]]
-    mine = seconds_for(shares, bandwidths, receivers)
-    assert mine <= seconds_for(other, bandwidths, receivers) * (1 + 1e-6)
-
-
-def test_eight_residential_peers() -> None:
-    """Six at 20/300 and two at 1000 Mbit/s: the bound is the two big uplinks' (a ring: 1.75 times)."""
-    bandwidths = [Bandwidth(20 * MBIT, 300 * MBIT)] * 6 + [Bandwidth(1000 * MBIT, 1000 * MBIT)] * 2
-    shares = owner_shares(bandwidths, 8)
-    assert seconds_for(shares, bandwidths, 8) == pytest.approx(1 / (20 * MBIT))
-    assert sum(shares[6:]) == pytest.approx(1.0)
-    assert shares[6] == pytest.approx(shares[7])
-
-
-def test_without_measurements_shares_are_equal() -> None:
-    plan = make_plan(FragmentSize(4_000_000, 0, 0), PEERS[:4], {}, SPEC)
-    assert [run.chunk_count for run in plan.owners] == [4, 4, 4, 4]
-    assert [run.peer for run in plan.owners] == PEERS[:4]
-
-
-def test_an_unmeasured_contributor_counts_as_the_median() -> None:
-    known = {PEERS[0]: Bandwidth(1e6, 1e6), PEERS[1]: Bandwidth(1e6, 1e6)}
-    plan = make_plan(FragmentSize(2**22, 0, 0), PEERS[:3], known, SPEC)
-    assert max(r.chunk_count for r in plan.owners) - min(r.chunk_count for r in plan.owners) <= 1
+def owned(plan: Plan) -> dict[str, int]:
+    return {run.peer: run.chunk_count for run in plan.owners}
 
 
 @given(
     st.integers(0, 5_000_000),
     st.integers(0, 3),
-    st.integers(1, 16),
-    st.dictionaries(st.integers(0, 15), st.tuples(rates, rates), max_size=16),
+    st.lists(bandwidths, min_size=1, max_size=16),
     st.integers(0, 8),
+    st.sampled_from(CODECS),
+    st.sampled_from(CODECS),
 )
 def test_every_chunk_has_one_owner(
-    values: int, counters: int, count: int, speeds: dict[int, tuple[float, float]], spares: int
+    values: int, counters: int, speeds: list[Bandwidth], spares: int, up: str, down: str
 ) -> None:
-    bandwidths = {PEERS[i]: Bandwidth(*pair) for i, pair in speeds.items()}
+    spec = RunSpec.parse(f'[reduce]\ncodec_up = "{up}"\ncodec_down = "{down}"')
+    listening = [Bandwidth(1e6, 1e6)] * spares
     size = FragmentSize(values, 0, counters)
-    plan = make_plan(size, PEERS[:count], bandwidths, SPEC, count + spares)
+    plan, estimate = planned(size, [*speeds, *listening], spares, spec)
     chunks = -(-values // plan.chunk_elements) + (1 if counters else 0)
     assert sum(run.chunk_count for run in plan.owners) == chunks
     assert all(run.chunk_count > 0 for run in plan.owners)
     owners = [run.peer for run in plan.owners]
-    assert owners == [peer for peer in PEERS[:count] if peer in owners]
+    assert owners == [peer for peer in PEERS[: len(speeds)] if peer in owners]
     assert plan.chunk_elements % CHUNK_ALIGNMENT == 0
     assert 4 * plan.chunk_elements <= SPEC.reduce.chunk_bytes
+    assert estimate.predicted_s >= estimate.bound_s * (1 - 1e-9)
+
+
+@given(
+    st.lists(bandwidths, min_size=3, max_size=8),
+    st.sets(st.tuples(st.integers(0, 7), st.integers(0, 7)), min_size=1, max_size=2),
+)
+def test_whom_somebody_cannot_reach_owns_nothing(
+    speeds: list[Bandwidth], cut: set[tuple[int, int]]
+) -> None:
+    count = len(speeds)
+    pairs = {(a % count, b % count) for a, b in cut if a % count != b % count}
+    cut_off = {PEERS[member] for pair in pairs for member in pair}
+    limits = {(PEERS[a], PEERS[b]): 0.0 for a, b in pairs}
+    size = FragmentSize(1_000_000, 0, 1)
+    if len(cut_off) == count:
+        with pytest.raises(NobodyReachableError):
+            planned(size, speeds, pair_limits=limits)
+        return
+    plan, estimate = planned(size, speeds, pair_limits=limits)
+    assert not cut_off.intersection(owned(plan))
+    assert estimate.predicted_s < float("inf")
+
+
+def test_equal_lines_own_equally() -> None:
+    plan, _ = planned(FragmentSize(4_000_000, 0, 0), [Bandwidth(1e6, 1e6)] * 4)
+    assert [run.chunk_count for run in plan.owners] == [4, 4, 4, 4]
+    assert [run.peer for run in plan.owners] == PEERS[:4]
+
+
+def test_of_equals_the_one_that_came_first_owns_the_odd_chunk() -> None:
+    plan, _ = planned(FragmentSize(2**18 * 18, 0, 0), [Bandwidth(1e6, 1e6)] * 4)
+    assert [run.chunk_count for run in plan.owners] == [5, 5, 4, 4]
 
 
 def test_the_spec_decides_codecs_and_chunk_size() -> None:
     spec = RunSpec.parse('[reduce]\ncodec_up = "int8"\nchunk_bytes = 65536\n')
-    plan = make_plan(FragmentSize(10_000_000, 0, 0), PEERS[:2], {}, spec)
+    plan, _ = planned(FragmentSize(10_000_000, 0, 0), [Bandwidth(1e6, 1e6)] * 2, spec=spec)
     assert (plan.codec_up, plan.codec_down, plan.chunk_elements) == ("int8", "fp32", 16_384)
 
 
 def test_a_fast_peer_owns_more() -> None:
-    speeds = {PEERS[0]: Bandwidth(1e6, 1e6), PEERS[1]: Bandwidth(1e6, 1e6)}
-    speeds[PEERS[2]] = Bandwidth(3e6, 3e6)
-    plan = make_plan(FragmentSize(2**24, 0, 0), PEERS[:3], speeds, SPEC)
-    owned = {run.peer: run.chunk_count for run in plan.owners}
-    assert owned[PEERS[2]] > owned.get(PEERS[0], 0)
+    slow, fast = Bandwidth(1e6, 1e6), Bandwidth(3e6, 3e6)
+    plan, _ = planned(FragmentSize(2**24, 0, 0), [slow, slow, fast])
+    chunks = owned(plan)
+    assert chunks[PEERS[2]] > chunks.get(PEERS[0], 0)
+
+
+def test_the_estimate_of_eight_residential_peers() -> None:
+    slow, fast = Bandwidth(20 * MBIT, 300 * MBIT), Bandwidth(1000 * MBIT, 1000 * MBIT)
+    plan, estimate = planned(FragmentSize(25_000_000, 0, 0), [*[slow] * 6, *[fast] * 2])
+    assert set(owned(plan)) == {PEERS[6], PEERS[7]}
+    assert estimate.bound_s == pytest.approx(1e8 / (20 * MBIT))
+    assert estimate.predicted_s == pytest.approx(estimate.bound_s)
+    assert estimate.ring_s == pytest.approx(1.75 * estimate.bound_s)
+
+
+def test_the_estimate_counts_encoded_bytes_and_whole_chunks() -> None:
+    """Three chunks, two owners of equal lines: whoever owns two of them is later."""
+    spec = RunSpec.parse('[reduce]\ncodec_up = "int8"\nchunk_bytes = 1048576\n')
+    size = FragmentSize(2**18 * 24, 0, 0)
+    listener = Bandwidth(1e9, 1e9)
+    plan, estimate = planned(size, [Bandwidth(1e6, 1e9)] * 2 + [listener], 1, spec)
+    assert list(owned(plan).values()) == [12, 12]
+    up, down = 2**18 * 24 * (1 + 2 / 256), 2**18 * 24 * 4
+    # Half of a contribution goes out, and half of the result, to two receivers.
+    assert estimate.predicted_s == pytest.approx((up / 2 + 2 * down / 2) / 1e6)
+
+
+def test_an_empty_fragment_has_no_owner() -> None:
+    plan, estimate = planned(FragmentSize(0, 0, 0), [Bandwidth(1e6, 1e6)] * 3)
+    assert plan.owners == ()
+    assert estimate.predicted_s == 0.0
+
+
+def test_what_a_codec_takes_on_the_wire_is_known_for_all() -> None:
+    count = 2**20
+    for name in CODECS:
+        codec = get_codec(name.partition("+")[0])
+        most = codec.encoded_bytes(count) / count  # of topk it is what it never exceeds
+        assert wire_bytes_per_value(name) == pytest.approx(
+            most, rel=0.1 if name == "topk" else 1e-3
+        )
+
+
+def test_a_plan_without_limited_pairs_needs_no_solver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    planned(FragmentSize(1_000_000, 0, 0), [Bandwidth(1e6, 2e6)] * 4, 1)
+    with pytest.raises(ImportError):
+        planned(
+            FragmentSize(1_000_000, 0, 0),
+            [Bandwidth(1e6, 2e6)] * 4,
+            pair_limits={(PEERS[0], PEERS[1]): 1e3},
+        )

@@ -1,0 +1,156 @@
+"""What every codec is, and what the codecs share: checks, blocks and their scales.
+
+``codecs`` has the list of them and finds one by name.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Values = NDArray[np.float32]
+Bytes = memoryview | bytearray | bytes
+
+FP16_INFINITY_BITS = 0x7C00  # bit patterns from here on are infinite, not a number, or negative
+# Values worked on at a time where an encoder takes many steps, so that all of its scratch memory
+# stays in a core's second cache; a multiple of every block.
+TILE = 1 << 15
+
+
+class Codec(Protocol):
+    """What every codec does. All methods are thread-safe; none blocks on anything but the CPU."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def lossy(self) -> bool:
+        """Whether decoding may give other values than were encoded."""
+        ...
+
+    @property
+    def variable(self) -> bool:
+        """Whether encodings of equally many values may have unequal lengths."""
+        ...
+
+    def encoded_bytes(self, count: int) -> int:
+        """Length of ``count`` encoded values, the largest there may be; 0 for 0 values.
+
+        Exact unless the codec is ``variable``.
+        """
+        ...
+
+    def encode(self, values: Values, out: memoryview) -> int:
+        """Encode ``values``, shape ``(n,)``, into ``out`` of ``encoded_bytes(n)`` bytes.
+
+        Returns:
+          How many bytes of ``out`` are the encoding; what comes after them means nothing.
+
+        Raises:
+          ValueError: the values cannot be represented; ``out`` may be partly written.
+        """
+        ...
+
+    def decode(self, data: Bytes, out: Values) -> None:
+        """Decode ``data``, one whole encoding and no more, into ``out``, shape ``(n,)``.
+
+        Whatever the bytes are, this gives values or ValueError, in memory of the order of ``out``.
+
+        Raises:
+          ValueError: wrong length, or bytes that no encoder makes; ``out`` may be partly written.
+        """
+        ...
+
+    def measure(self, data: Bytes, count: int) -> int:
+        """Length of the encoding of ``count`` values that ``data`` begins with.
+
+        Raises:
+          ValueError: it does not begin with a whole one.
+        """
+        ...
+
+
+class FixedLength:
+    """The part of a codec that follows from a length which depends on the count alone."""
+
+    variable = False
+
+    def measure(self: Codec, data: Bytes, count: int) -> int:
+        wanted_bytes = self.encoded_bytes(count)
+        if len(data) < wanted_bytes:
+            raise ValueError(f"{self.name}: {len(data)} bytes, {wanted_bytes} wanted")
+        return wanted_bytes
+
+
+def check_length(codec: Codec, data: Bytes, count: int) -> None:
+    """Raises ValueError: ``data`` does not have the codec's (largest) length for ``count``."""
+    wanted_bytes = codec.encoded_bytes(count)
+    if len(data) != wanted_bytes:
+        raise ValueError(
+            f"{codec.name}: {len(data)} bytes for {count} values, {wanted_bytes} wanted"
+        )
+
+
+def by_block(operation: np.ufunc, values: Values, factors: Values, block: int, out: Values) -> None:
+    """``out = operation(values, factor of the value's block)``; the last block may be short."""
+    whole = values.size - values.size % block
+    blocks = whole // block
+    operation(
+        values[:whole].reshape(blocks, block),
+        factors[:blocks, np.newaxis],
+        out=out[:whole].reshape(blocks, block),
+    )
+    if whole < values.size:
+        operation(values[whole:], factors[blocks], out=out[whole:])
+
+
+def make_scales(name: str, values: Values, block: int, level_max: int) -> NDArray[np.float16]:
+    """Per block the smallest fp16 number that is at least ``max |x| / level_max``.
+
+    Raises:
+      ValueError: a block (it is named) holds what is not finite or too large.
+    """
+    starts = np.arange(0, values.size, block)
+    # Both keep a not-a-number that is anywhere in the block; abs turns -0.0 into 0.0.
+    largest = np.abs(
+        np.maximum(np.maximum.reduceat(values, starts), -np.minimum.reduceat(values, starts))
+    ).astype(np.float64)
+    if not np.isfinite(largest).all():
+        bad = int(np.flatnonzero(~np.isfinite(largest))[0])
+        raise ValueError(f"{name}: block {bad} holds a value that is not finite")
+    limit = float(np.finfo(np.float16).max) * level_max
+    if largest.max() > limit:
+        bad = int(largest.argmax())
+        raise ValueError(
+            f"{name}: block {bad} holds {largest[bad]:.6g}, beyond the {limit:.6g} "
+            "that its scale can express"
+        )
+    scales = (largest / level_max).astype("<f2")
+    # A product of 11 and 7 bits is exact in float64, so this comparison has no rounding. The bits
+    # of positive fp16 numbers count upwards: one more is the next number.
+    scales.view("<u2")[scales.astype(np.float64) * level_max < largest] += 1
+    return scales
+
+
+def make_divisors(scales: NDArray[np.float16]) -> Values:
+    """The scales as float32, to divide by.
+
+    Zero scales only divide zeros; dividing those by one instead raises no warning.
+    """
+    divisors = scales.astype(np.float32)
+    divisors[divisors == 0] = 1
+    return divisors
+
+
+def read_scales(name: str, data: Bytes, block_count: int) -> Values:
+    """The scales that an encoding begins with.
+
+    Raises:
+      ValueError: one that no encoder makes.
+    """
+    scales = np.frombuffer(data, "<f2", count=block_count)
+    if scales.view("<u2").max() >= FP16_INFINITY_BITS:
+        raise ValueError(f"{name}: a scale that is negative or not finite")
+    return scales.astype(np.float32)

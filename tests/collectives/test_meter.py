@@ -1,0 +1,162 @@
+"""Meters: bytes and busy time, of a link and of the node."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import trio
+
+from holdfast.collectives.hub import LinkHub
+from holdfast.collectives.limiter import UploadLimiter
+from holdfast.collectives.meter import Meter, Reading
+from holdfast.protocol.addresses import Address
+from holdfast.protocol.lane import FrameHeader, FrameKind
+from holdfast.protocol.memory import MemoryWorld
+from holdfast.protocol.messages import MemberInfo, Role
+
+PORT = 7_700
+
+
+async def test_time_in_which_transfers_overlap_counts_once() -> None:
+    meter = Meter()
+    meter.begin()
+    await trio.sleep(2)
+    meter.begin()
+    await trio.sleep(3)
+    meter.end(100)
+    await trio.sleep(1)
+    meter.end(50)
+    await trio.sleep(10)
+    assert meter.take() == Reading(150, 6.0)
+    assert meter.take() == Reading(0, 0.0)
+
+
+async def test_a_transfer_under_way_is_split_where_somebody_asks() -> None:
+    meter = Meter()
+    meter.begin()
+    await trio.sleep(2)
+    assert meter.take() == Reading(0, 2.0)
+    await trio.sleep(3)
+    meter.end(100)
+    assert meter.take() == Reading(100, 3.0)
+
+
+async def test_the_node_is_busy_while_any_link_is() -> None:
+    node = Meter()
+    one, two = Meter(node), Meter(node)
+    one.begin()
+    await trio.sleep(2)
+    two.begin()
+    await trio.sleep(2)
+    one.end(10)
+    await trio.sleep(2)
+    two.end(20)
+    assert (one.take(), two.take()) == (Reading(10, 4.0), Reading(20, 4.0))
+    assert node.take() == Reading(30, 6.0)
+
+
+class Sink:
+    def __init__(self) -> None:
+        self.count = 0
+
+    def place(self, _peer: str, header: FrameHeader) -> memoryview:
+        return memoryview(bytearray(header.payload_bytes))
+
+    def deliver(self, _peer: str, _header: FrameHeader, _payload: memoryview) -> None:
+        self.count += 1
+
+
+def peer_id(number: int) -> str:
+    return f"{number:032x}"
+
+
+def view(count: int) -> list[MemberInfo]:
+    return [
+        MemberInfo(peer_id(i), f"n{i}", i, (f"n{i}:{PORT}",), Role.CONTRIBUTOR, True)
+        for i in range(count)
+    ]
+
+
+async def start(
+    nursery: trio.Nursery, world: MemoryWorld, number: int, limiter: UploadLimiter | None = None
+) -> LinkHub:
+    network = world.host(f"n{number}", peer_id(number))
+    hub = LinkHub(network, peer_id(number), limiter=limiter)
+    hub.set_members(view(3))
+    await nursery.start(network.serve, [Address("::", PORT)], hub.handle_channel, hub.handle_lane)
+    await nursery.start(hub.run)
+    return hub
+
+
+KEY = (FrameKind.CONTRIBUTION, 1, 1)
+FRAME_BYTES = 400_000
+
+
+async def send(hub: LinkHub, to: int, count: int) -> None:
+    link = await hub.link(peer_id(to))
+    for index in range(count):
+        header = FrameHeader(FrameKind.CONTRIBUTION, 1, 1, index, 0, FRAME_BYTES)
+        await link.send_frame(header, bytes(FRAME_BYTES))
+
+
+async def test_a_hub_measures_what_its_lines_carry() -> None:
+    """Two links of 1 MB/s each send at once; then nothing moves for a while."""
+    world = MemoryWorld(random.Random(0), delay_s=0.01, bytes_per_s=1e6)
+    async with trio.open_nursery() as nursery:
+        sender, one, two = [await start(nursery, world, number) for number in range(3)]
+        sinks = [Sink(), Sink()]
+        with one.register(KEY, sinks[0]), two.register(KEY, sinks[1]):
+            for hub in (sender, one, two):
+                await hub.link(peer_id(0 if hub is not sender else 1))
+                hub.take_measurements()
+            async with trio.open_nursery() as sending:
+                sending.start_soon(send, sender, 1, 10)
+                sending.start_soon(send, sender, 2, 5)
+            await trio.sleep(60)
+            assert [sink.count for sink in sinks] == [10, 5]
+        seen, heard = sender.take_measurements(), one.take_measurements()
+        nursery.cancel_scope.cancel()
+    to_one = seen.sent_to[peer_id(1)]
+    assert to_one.carried_bytes == pytest.approx(10 * FRAME_BYTES, rel=0.001)
+    assert to_one.carried_bytes / to_one.busy_s == pytest.approx(1e6, rel=0.1)
+    assert seen.sent.carried_bytes == pytest.approx(15 * FRAME_BYTES, rel=0.001)
+    # As long as the longer of the two took, not their sum.
+    assert seen.sent.busy_s == pytest.approx(to_one.busy_s, rel=0.1)
+    assert heard.received.carried_bytes == 10 * FRAME_BYTES
+    # What comes in the same piece as a header comes before anybody counts: a sixth of a frame here.
+    assert heard.received.carried_bytes / heard.received.busy_s == pytest.approx(1.2e6, rel=0.1)
+    assert heard.sent_to == {}
+
+
+async def test_waiting_for_the_cap_is_not_busy_time() -> None:
+    world = MemoryWorld(random.Random(0), delay_s=0.01, bytes_per_s=1e6)
+    async with trio.open_nursery() as nursery:
+        sender = await start(nursery, world, 0, UploadLimiter(1e5))
+        receiver = await start(nursery, world, 1)
+        with receiver.register(KEY, Sink()):
+            await sender.link(peer_id(1))
+            sender.take_measurements()
+            await send(sender, 1, 5)
+        seen = sender.take_measurements()
+        nursery.cancel_scope.cancel()
+    assert seen.sent.carried_bytes / seen.sent.busy_s == pytest.approx(1e6, rel=0.1)
+
+
+async def test_a_link_that_breaks_in_the_middle_of_a_frame_leaves_nobody_busy() -> None:
+    world = MemoryWorld(random.Random(0), delay_s=0.01, bytes_per_s=1e5)
+    async with trio.open_nursery() as nursery:
+        sender, receiver = [await start(nursery, world, number) for number in range(2)]
+        with receiver.register(KEY, Sink()):
+            await sender.link(peer_id(1))
+            link = await receiver.link(peer_id(0))
+            with trio.move_on_after(1):
+                await send(sender, 1, 1)
+            link.close("the test cuts it")
+            await trio.sleep(1)
+            sender.take_measurements()
+            receiver.take_measurements()
+            await trio.sleep(50)
+        assert sender.take_measurements().sent.busy_s < 5, "a new link's first words, at most"
+        assert receiver.take_measurements().received.busy_s < 5
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,173 @@
+"""The HTTP side: who may do what, what comes back for nonsense, and that it really listens."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any
+
+import httpx
+import pytest
+import trio
+
+from holdfast.daemon.exit_codes import ExitCode
+from holdfast.daemon.http import BODY_BYTES_MAX, Json, bind_http, make_app, serve_http
+from holdfast.protocol.addresses import Address
+from holdfast.protocol.errors import UserError
+
+TOKEN = "the-token"
+PADDING_BYTES = BODY_BYTES_MAX - len(b'{"a": ""}')
+AUTHORISED = {"authorization": f"Bearer {TOKEN}"}
+
+
+class Things:
+    """An application with one read and two actions, and what was done."""
+
+    def __init__(self) -> None:
+        self.done: list[Json] = []
+        self.app = make_app(
+            token=TOKEN,
+            reads={"status": lambda: {"state": "training", "loss": None}},
+            actions={"note": self.note, "refuse": self.refuse},
+        )
+
+    async def note(self, body: Json) -> Json:
+        self.done.append(body)
+        return {"noted": body}
+
+    async def refuse(self, _body: Json) -> Json:
+        raise UserError("no such member", exit_code=ExitCode.USAGE, hint="look at the list")
+
+    async def ask(self, method: str, path: str, **more: Any) -> httpx.Response:
+        transport = httpx.ASGITransport(app=self.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+            return await client.request(method, path, **more)
+
+
+async def test_reading_needs_no_token() -> None:
+    things = Things()
+    response = await things.ask("GET", "/api/status")
+    assert (response.status_code, response.json()) == (200, {"state": "training", "loss": None})
+    assert (await things.ask("GET", "/healthz")).json() == {"ok": True}
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"authorization": ""},
+        {"authorization": TOKEN},
+        {"authorization": "Bearer "},
+        {"authorization": f"Bearer {TOKEN}x"},
+        {"authorization": f"Bearer {TOKEN[:-1]}"},
+        {"authorization": f"bearer {TOKEN}"},
+        {"authorization": f"Basic {TOKEN}"},
+        {"authorization": "Bearer \xe9".encode("latin-1")},
+        {"cookie": f"token={TOKEN}"},
+    ],
+)
+async def test_an_action_without_the_token_is_refused_and_not_done(headers: Any) -> None:
+    things = Things()
+    response = await things.ask("POST", "/api/note", json={"a": 1}, headers=headers)
+    assert response.status_code == 401
+    assert "token" in response.json()["error"]
+    assert TOKEN not in response.text
+    assert things.done == []
+
+
+async def test_an_action_with_the_token_is_done_once() -> None:
+    things = Things()
+    response = await things.ask("POST", "/api/note", json={"a": 1}, headers=AUTHORISED)
+    assert (response.status_code, response.json()) == (200, {"noted": {"a": 1}})
+    await things.ask("POST", "/api/note", headers=AUTHORISED)
+    assert things.done == [{"a": 1}, {}], "no body is an empty one"
+
+
+@pytest.mark.parametrize(
+    "content", [b"{", b"[]", b"1", b'"x"', b"null", b"\xff\xfe", b"{'a': 1}", b"[" * 60_000]
+)
+async def test_a_body_that_is_no_json_object_is_refused(content: bytes) -> None:
+    things = Things()
+    response = await things.ask("POST", "/api/note", content=content, headers=AUTHORISED)
+    assert response.status_code == 400
+    assert "JSON object" in response.json()["error"]
+    assert things.done == []
+
+
+async def test_what_the_person_can_mend_comes_back_with_hint_and_exit_code() -> None:
+    response = await Things().ask("POST", "/api/refuse", json={}, headers=AUTHORISED)
+    assert response.status_code == 422
+    assert response.json() == {
+        "error": "no such member",
+        "hint": "look at the list",
+        "exit_code": 2,
+    }
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/api/nonsense", 404),
+        ("GET", "/api/", 404),
+        ("GET", "/../../etc/passwd", 404),
+        ("POST", "/api/status", 405),
+        ("GET", "/api/note", 405),
+        ("DELETE", "/api/note", 405),
+    ],
+)
+async def test_other_paths_and_methods(method: str, path: str, status: int) -> None:
+    things = Things()
+    assert (await things.ask(method, path, headers=AUTHORISED)).status_code == status
+    assert things.done == []
+
+
+# ---------------------------------------------------------------- a real socket
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
+async def test_it_serves_at_the_url_it_gives(host: str) -> None:
+    listener, url = bind_http(Address(host, 0))
+    things = Things()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve_http, things.app, listener)
+        async with httpx.AsyncClient() as client:
+            response = await client.get(f"{url}/api/status")
+            assert response.json()["state"] == "training"
+            # The limit of a body, exactly.
+            fits = json.dumps({"a": ""}).encode().replace(b'""', b'"%s"' % (b"x" * PADDING_BYTES))
+            assert len(fits) == BODY_BYTES_MAX
+            response = await client.post(f"{url}/api/note", content=fits, headers=AUTHORISED)
+            assert response.status_code == 200
+            over = fits + b" "
+            response = await client.post(f"{url}/api/note", content=over, headers=AUTHORISED)
+            assert response.status_code == 400
+            assert len(things.done) == 1
+        nursery.cancel_scope.cancel()
+    with pytest.raises(OSError, match="refused"), socket.create_connection(_place(url)):
+        pass
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_a_taken_port_names_the_option(host: str) -> None:
+    listener, url = bind_http(Address(host, 0))
+    with listener:
+        address = Address(host, _place(url)[1])
+        with pytest.raises(UserError, match="already in use") as raised:
+            bind_http(address)
+        assert str(address) in str(raised.value)
+        assert raised.value.exit_code == ExitCode.ADDRESS
+        assert "--http" in raised.value.hint
+
+
+@pytest.mark.parametrize("host", ["203.0.113.7", "no-such-host.invalid"])
+def test_an_address_that_is_not_ours_is_no_traceback(host: str) -> None:
+    with pytest.raises(UserError, match=host) as raised:
+        bind_http(Address(host, 0))
+    assert raised.value.exit_code == ExitCode.ADDRESS
+
+
+def _place(url: str) -> tuple[str, int]:
+    parsed = httpx.URL(url)
+    assert parsed.port is not None
+    return parsed.host, parsed.port

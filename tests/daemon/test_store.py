@@ -1,0 +1,213 @@
+"""The journal on disk: what a restart finds, what a damaged file says, and invites' tokens."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.daemon.exit_codes import ExitCode
+from holdfast.daemon.store import GrantRow, Store, TokenError
+from holdfast.membership.journal import (
+    JournalRecord,
+    PeerAdmitted,
+    RootKnown,
+    RoundCommitted,
+    RunCreated,
+    RunFinished,
+    TermStarted,
+)
+from holdfast.protocol.errors import UserError
+from holdfast.protocol.messages import Commit, Contributor, FragmentHead, Role
+
+PEER = "ab" * 16
+RECORDS: list[JournalRecord] = [
+    RunCreated("cd" * 16, "[run]\nname = 'é'\n"),
+    TermStarted(1),
+    PeerAdmitted(PEER, "alder", 1, 2**62 - 1),
+    RoundCommitted(Commit(1, 2, 0, 0, 100, (Contributor(PEER, 640, 0.25),), b"d" * 32)),
+    RootKnown(FragmentHead(0, 1, b"r" * 32)),
+    RunFinished(1),
+]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_records_survive_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    store = Store(path)
+    for record in RECORDS[:3]:
+        store.append(record)
+    store.close()
+    again = Store(path)
+    assert again.records() == RECORDS[:3]
+    for record in RECORDS[3:]:
+        again.append(record)
+    # Not closed: as if the process was killed. Another connection sees what was written.
+    assert Store(path).records() == RECORDS
+    again.close()
+
+
+def test_a_record_is_synced_to_disk_before_append_returns(tmp_path: Path) -> None:
+    store = Store(tmp_path / "journal.sqlite")
+    assert store._db.execute("pragma synchronous").fetchone()[0] == 2, "full: fsync per commit"
+    assert store._db.execute("pragma journal_mode").fetchone()[0] == "wal"
+    assert not store._db.in_transaction
+    store.append(TermStarted(1))
+    assert not store._db.in_transaction
+    store.close()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "update records set body = substr(body, 1, 5) where id = 3",
+        "update records set body = x'c1' where id = 3",
+        "update records set body = x'' where id = 3",
+        "update records set body = cast('text' as text) where id = 3",
+        "update records set body = x'81a47465726d01' where id = 3",  # {"term": 1}: of another kind
+        "update records set kind = 'Nonsense' where id = 3",
+        "update records set body = x'90' where id = 3",
+    ],
+)
+def test_a_damaged_record_is_named(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "journal.sqlite"
+    store = Store(path)
+    for record in RECORDS:
+        store.append(record)
+    store._db.execute(damage)
+    store.close()
+    with pytest.raises(UserError, match="record 3 ") as raised:
+        Store(path).records()
+    assert raised.value.exit_code == ExitCode.CONFIG
+
+
+def test_a_file_that_is_no_journal_is_refused_with_its_path(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    path.write_bytes(b"not a database, but long enough to be looked at" * 100)
+    with pytest.raises(UserError, match=str(path)) as raised:
+        Store(path)
+    assert raised.value.exit_code == ExitCode.CONFIG
+    with pytest.raises(UserError, match="journal"):
+        Store(tmp_path)
+
+
+def test_a_page_that_was_overwritten_is_no_traceback(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    store = Store(path)
+    for number in range(2_000):
+        store.append(TermStarted(number))
+    store._db.execute("pragma wal_checkpoint(truncate)")
+    store.close()
+    content = bytearray(path.read_bytes())
+    assert len(content) > 16 * 4096
+    content[8 * 4096 : 9 * 4096] = b"\x5a" * 4096
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="journal") as raised:
+        Store(path).records()
+    assert raised.value.exit_code == ExitCode.CONFIG
+
+
+def test_a_journal_of_another_version_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    Store(path).close()
+    with sqlite3.connect(path) as db:
+        db.execute("pragma user_version = 99")
+    db.close()
+    with pytest.raises(UserError, match="another holdfast"):
+        Store(path)
+
+
+# ---------------------------------------------------------------- invites
+
+
+def test_a_token_admits_as_often_as_it_says() -> None:
+    store = Store(":memory:")
+    token, _ = store.make_token(Role.SPARE, founder=True, uses=2, hours=1)
+    assert store.redeem(token) == GrantRow(Role.SPARE, True, "")
+    assert store.redeem(token) == GrantRow(Role.SPARE, True, "")
+    with pytest.raises(TokenError, match="used up") as raised:
+        store.redeem(token)
+    assert raised.value.exit_code == ExitCode.INVITE
+
+
+def test_uses_are_counted_over_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    store = Store(path)
+    token, _ = store.make_token(Role.CONTRIBUTOR, founder=False, uses=1, hours=1)
+    store.redeem(token)
+    store.close()
+    with pytest.raises(TokenError, match="used up"):
+        Store(path).redeem(token)
+
+
+def test_a_token_expires_at_its_time() -> None:
+    clock = Clock()
+    store = Store(":memory:", now=clock)
+    token, expires_s = store.make_token(Role.CONTRIBUTOR, founder=False, uses=9, hours=0.5)
+    assert expires_s == clock.now_s + 1800
+    clock.now_s = expires_s - 1
+    store.redeem(token)
+    clock.now_s = expires_s + 1
+    with pytest.raises(TokenError, match="expired"):
+        store.redeem(token)
+
+
+def test_a_withdrawn_token_admits_nobody_and_others_still_do() -> None:
+    store = Store(":memory:")
+    tokens = [
+        store.make_token(Role.CONTRIBUTOR, founder=False, uses=5, hours=1)[0] for _ in range(2)
+    ]
+    listed = [invite["id"] for invite in store.invites()]
+    store.redeem(tokens[0])
+    assert not store.withdraw("nonsense")
+    assert not store.withdraw("")
+    assert store.withdraw(str(listed[0]).lower())
+    withdrawn = [invite["withdrawn"] for invite in store.invites()]
+    assert withdrawn == [1, 0]
+    with pytest.raises(TokenError, match="withdrawn"):
+        store.redeem(tokens[0])
+    store.redeem(tokens[1])
+
+
+@given(st.text(max_size=60))
+def test_no_other_string_is_a_token(text: str) -> None:
+    store = Store(":memory:")
+    token, _ = store.make_token(Role.CONTRIBUTOR, founder=False, uses=1, hours=1)
+    with pytest.raises(TokenError, match="not known"):
+        store.redeem(text)
+    with pytest.raises(TokenError, match="not known"):
+        store.redeem(token[:-1])
+    store.redeem(token)
+    store.close()
+
+
+def test_the_token_itself_is_nowhere_on_disk(tmp_path: Path) -> None:
+    store = Store(tmp_path / "journal.sqlite")
+    token, _ = store.make_token(Role.CONTRIBUTOR, founder=True, uses=3, hours=1)
+    grant = store.redeem(token)
+    store.admit(PEER, grant)
+    assert token not in repr(store.invites())
+    for each in tmp_path.iterdir():  # the file and its write-ahead log
+        assert token.encode() not in each.read_bytes(), each
+    store.close()
+    assert token.encode() not in (tmp_path / "journal.sqlite").read_bytes()
+
+
+def test_what_an_identity_was_admitted_for_is_remembered(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    store = Store(path)
+    assert store.grant(PEER) is None
+    store.admit(PEER, GrantRow(Role.CONTRIBUTOR, False, "alder"))
+    store.admit(PEER, GrantRow(Role.SPARE, True, "birch"))  # a second invite replaces the first
+    store.close()
+    assert Store(path).grant(PEER) == GrantRow(Role.SPARE, True, "birch")

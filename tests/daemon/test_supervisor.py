@@ -1,0 +1,203 @@
+"""The training command's life beside the daemon, with short commands and a short back-off."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import trio
+
+from holdfast.daemon import supervisor as module
+from holdfast.daemon.exit_codes import ExitCode
+from holdfast.daemon.supervisor import Supervisor, TrainerEnd
+from holdfast.protocol.errors import UserError
+from tests.processes.harness import alive
+
+pytestmark = pytest.mark.real_time
+
+
+@pytest.fixture(autouse=True)
+def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BACKOFF_FIRST_S", 0.04)
+    monkeypatch.setattr(module, "BACKOFF_MAX_S", 0.1)
+
+
+def shell(script: str, tmp_path: Path) -> Supervisor:
+    return Supervisor(["sh", "-c", script], tmp_path / "sock", member="me")
+
+
+async def until_exists(path: Path) -> str:
+    with trio.fail_after(10):
+        while not path.exists() or not path.read_text().endswith("\n"):
+            await trio.sleep(0.01)
+    return path.read_text()
+
+
+async def until_gone(*pids: int) -> None:
+    with trio.fail_after(5):
+        while any(alive(pid) for pid in pids):
+            await trio.sleep(0.01)
+
+
+async def test_status_0_is_the_end(tmp_path: Path) -> None:
+    supervisor = shell("exit 0", tmp_path)
+    assert await supervisor.run() is TrainerEnd.DONE
+    assert (supervisor.restarts, supervisor.pid) == (0, None)
+
+
+async def test_it_is_told_where_the_daemon_is(tmp_path: Path) -> None:
+    supervisor = shell(f'echo "$HOLDFAST_SOCKET $HOLDFAST_MEMBER" > {tmp_path}/told', tmp_path)
+    await supervisor.run()
+    assert (tmp_path / "told").read_text() == f"{tmp_path}/sock me\n"
+
+
+async def test_a_failure_is_followed_by_another_try_after_longer_and_longer_pauses(
+    tmp_path: Path,
+) -> None:
+    times = tmp_path / "times"
+    supervisor = shell(f"date +%s.%N >> {times}; test $(wc -l < {times}) -ge 4", tmp_path)
+    assert await supervisor.run() is TrainerEnd.DONE
+    assert supervisor.restarts == 3
+    at = [float(line) for line in times.read_text().split()]
+    pauses = [after - before for before, after in zip(at, at[1:], strict=False)]
+    assert all(pause >= least for pause, least in zip(pauses, (0.04, 0.08, 0.1), strict=True))
+
+
+async def test_it_is_given_up_after_so_many_failures_in_a_row(tmp_path: Path) -> None:
+    count = tmp_path / "count"
+    supervisor = shell(f"echo x >> {count}; exit 3", tmp_path)
+    assert await supervisor.run() is TrainerEnd.GIVEN_UP
+    assert supervisor.last_end == "ended with exit status 3"
+    assert len(count.read_text().split()) == module.FAILURES_MAX
+    assert supervisor.restarts == module.FAILURES_MAX - 1
+
+
+async def test_a_command_that_ran_well_for_long_has_its_tries_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "GOOD_RUN_S", 0.1)
+    count = tmp_path / "count"
+    lives = module.FAILURES_MAX + 2
+    supervisor = shell(
+        f"echo x >> {count}; sleep 0.12; test $(wc -l < {count}) -ge {lives}", tmp_path
+    )
+    assert await supervisor.run() is TrainerEnd.DONE
+    assert supervisor.restarts == lives - 1
+
+
+async def test_a_signal_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FAILURES_MAX", 1)
+    supervisor = shell("kill -SEGV $$", tmp_path)
+    assert await supervisor.run() is TrainerEnd.GIVEN_UP
+    assert supervisor.last_end == "was killed by SIGSEGV"
+
+
+@pytest.mark.parametrize("how", ["missing", "not executable", "a folder"])
+async def test_a_command_that_cannot_be_started(tmp_path: Path, how: str) -> None:
+    command = tmp_path / "a command"
+    if how == "not executable":
+        command.write_text("echo\n")
+    elif how == "a folder":
+        command.mkdir()
+    supervisor = Supervisor([str(command), "--flag"], tmp_path / "sock", member="me")
+    with pytest.raises(UserError) as raised:
+        await supervisor.run()
+    assert shlex.quote(str(command)) in str(raised.value)
+    assert raised.value.exit_code == ExitCode.TRAINER
+    assert "--" in raised.value.hint
+    await supervisor.stop()  # returns at once
+
+
+# A child, and a grandchild that ignores SIGTERM, as a data loader under a shell might.
+FAMILY = """\
+trap '' TERM
+sh -c 'trap "" TERM; echo $$ > {folder}/grandchild; while :; do sleep 0.05; done' &
+trap - TERM
+echo $$ > {folder}/child
+{then}
+"""
+
+
+@pytest.mark.parametrize("how", ["cancelled", "stopped"])
+async def test_the_whole_session_ends_with_the_daemon(tmp_path: Path, how: str) -> None:
+    supervisor = shell(FAMILY.format(folder=tmp_path, then="wait"), tmp_path)
+    ends: list[TrainerEnd] = []
+    async with trio.open_nursery() as nursery:
+
+        async def run() -> None:
+            ends.append(await supervisor.run())
+
+        nursery.start_soon(run)
+        pids = [int(await until_exists(tmp_path / name)) for name in ("child", "grandchild")]
+        assert supervisor.pid == pids[0]
+        assert os.getsid(pids[0]) == pids[0] != os.getsid(0), "Ctrl+C does not reach it"
+        if how == "stopped":
+            await supervisor.stop()
+            assert not alive(pids[0])
+        else:
+            nursery.cancel_scope.cancel()
+    await until_gone(*pids)
+    assert ends == ([TrainerEnd.STOPPED] if how == "stopped" else [])
+
+
+async def test_what_a_crashed_command_left_running_is_killed_before_the_next_try(
+    tmp_path: Path,
+) -> None:
+    once = f"test -e {tmp_path}/second && exit 0; touch {tmp_path}/second; "
+    supervisor = shell(
+        once + FAMILY.format(folder=tmp_path, then=f"sleep 0.3; kill -KILL $$"), tmp_path
+    )
+    assert await supervisor.run() is TrainerEnd.DONE
+    assert supervisor.restarts == 1
+    await until_gone(int((tmp_path / "grandchild").read_text()))
+
+
+async def test_it_may_save_its_work_when_it_is_asked_to_end(tmp_path: Path) -> None:
+    supervisor = shell(
+        f"trap 'sleep 0.2; echo saved > {tmp_path}/work; exit 0' TERM;"
+        f"echo ready > {tmp_path}/ready; while :; do sleep 0.02; done",
+        tmp_path,
+    )
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(supervisor.run)
+        await until_exists(tmp_path / "ready")
+        await supervisor.stop()
+        assert (tmp_path / "work").read_text() == "saved\n"
+
+
+async def test_one_that_ignores_sigterm_is_killed_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TERM_S", 0.2)
+    script = (
+        "import signal, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        f"open({str(tmp_path / 'ready')!r}, 'w').write('x\\n')\n"
+        "time.sleep(60)\n"
+    )
+    supervisor = Supervisor([sys.executable, "-c", script], tmp_path / "sock", member="me")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(supervisor.run)
+        await until_exists(tmp_path / "ready")
+        pid = supervisor.pid
+        assert pid is not None
+        began_s = time.monotonic()
+        await supervisor.stop()
+        assert time.monotonic() - began_s < 5
+        assert not alive(pid)
+
+
+async def test_no_new_try_begins_after_stop(tmp_path: Path) -> None:
+    count = tmp_path / "count"
+    supervisor = shell(f"echo x >> {count}; exit 1", tmp_path)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(supervisor.run)
+        await until_exists(count)
+        await supervisor.stop()
+        before = count.read_text()
+        await trio.sleep(0.3)
+        assert count.read_text() == before

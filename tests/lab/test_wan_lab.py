@@ -1,0 +1,218 @@
+"""The WAN lab: links as configured, TCP intact through losses, and nothing left behind."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "wan_lab.py"
+
+if TYPE_CHECKING:
+    from benchmarks import wan_lab
+else:
+    spec = importlib.util.spec_from_file_location("wan_lab", SCRIPT)
+    wan_lab = sys.modules["wan_lab"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(wan_lab)
+
+Host, WanLab = wan_lab.Host, wan_lab.WanLab
+
+# A missing tool is no reason to skip: where a lab is allowed, its tests fail and say what to install.
+FORBIDDEN = wan_lab.why_not()
+needs_lab = pytest.mark.skipif(bool(FORBIDDEN), reason=f"no WAN lab here: {FORBIDDEN}")
+
+# Sends a file's worth of bytes that the receiver can check, and hangs up.
+SENDER = """
+import random, socket, sys
+stream = socket.create_connection((sys.argv[1], 29500))
+stream.sendall(random.Random(7).randbytes(int(sys.argv[2])))
+stream.shutdown(socket.SHUT_WR)
+stream.recv(1)
+"""
+RECEIVER = """
+import hashlib, socket
+listener = socket.create_server(("0.0.0.0", 29500))
+print("ready", flush=True)
+stream, _ = listener.accept()
+digest = hashlib.sha256()
+while data := stream.recv(1 << 16):
+    digest.update(data)
+print(digest.hexdigest())
+"""
+
+
+def namespaces(pid: int) -> set[str]:
+    return {path.name for path in wan_lab.NAMESPACES.glob(f"holdfast-{pid}-*")}
+
+
+def transfer(lab: wan_lab.WanLab, count: int) -> str:
+    """Send that many bytes from host 0 to host 1; the digest of what arrived."""
+    receiver = lab.popen(1, [sys.executable, "-c", RECEIVER], stdout=subprocess.PIPE, text=True)
+    assert receiver.stdout is not None
+    receiver.stdout.readline()
+    argv = [sys.executable, "-c", SENDER, lab.address(1), str(count)]
+    lab.run(0, argv, check=True, timeout=40)
+    return str(receiver.communicate(timeout=10)[0]).strip()
+
+
+def test_a_queue_holds_a_round_trip_but_not_less_than_a_burst() -> None:
+    long = Host(up_mbit=300, down_mbit=8, delay_ms=25)
+
+    # 300 Mbit/s over 100 ms; 8 Mbit/s over 100 ms would be 100 kB.
+    assert long.command(3) == "set 3 300000000 8000000 25000000 0.0 3750000 262144"
+    assert Host(10, 10, down_queue_bytes=9_000).command(0).endswith(" 262144 9000")
+
+
+def test_a_machine_without_the_tools_is_told_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setattr(Path, "exists", lambda _path: True)
+    monkeypatch.setattr("shutil.which", lambda _command: None)
+
+    with pytest.raises(wan_lab.LabError, match="apt install iproute2"), WanLab([Host()]):
+        pass
+
+
+def test_who_is_not_root_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+
+    with pytest.raises(wan_lab.LabError, match="only root"), WanLab([Host()]):
+        pass
+
+
+@needs_lab
+def test_packets_take_both_delays_each_way() -> None:
+    with WanLab([Host(delay_ms=10), Host(delay_ms=30)]) as lab:
+        path = wan_lab.measure_path(lab, 0, 1, 20, 0.005)
+
+    assert path["lost"] == 0
+    # On a machine busy with other tests the median may be late, but never early.
+    assert 80 <= path["rtt_ms"] < 110
+
+
+@needs_lab
+def test_the_slower_end_decides_the_rate_also_after_a_change() -> None:
+    with WanLab([Host(up_mbit=100, delay_ms=2), Host(down_mbit=20, delay_ms=2)]) as lab:
+        (narrow,) = wan_lab.measure_rates(lab, [(0, 1)], 1.0)
+        lab.set(1, down_mbit=40)
+        (wide,) = wan_lab.measure_rates(lab, [(0, 1)], 1.0)
+
+    assert 16 < narrow <= 20
+    assert 32 < wide <= 40
+
+
+@needs_lab
+def test_both_links_lose_packets_each_way() -> None:
+    with WanLab([Host(loss=0.05), Host(loss=0.1)], seed=3) as lab:
+        path = wan_lab.measure_path(lab, 0, 1, 4_000, 0.0)
+        first, second = lab.stats()["hosts"]
+
+    survive = 0.95 * 0.9
+    assert path["lost"] == pytest.approx(1 - survive * survive, abs=0.04)
+    assert first["up"]["lost"] / first["up"]["packets"] == pytest.approx(0.05, abs=0.02)
+    assert second["down"]["lost"] / second["down"]["packets"] == pytest.approx(0.1, abs=0.03)
+
+
+@needs_lab
+def test_a_host_can_be_cut_off_and_come_back() -> None:
+    with WanLab([Host(), Host()]) as lab:
+        lab.set(1, loss=1.0)
+        cut_off = wan_lab.measure_path(lab, 0, 1, 5, 0.0)
+        lab.set(1, loss=0.0)
+        back = wan_lab.measure_path(lab, 0, 1, 5, 0.0)
+
+    assert cut_off["lost"] == 1
+    assert back["lost"] == 0
+
+
+@needs_lab
+@pytest.mark.parametrize(
+    "hosts",
+    [
+        pytest.param([Host(loss=0.01, delay_ms=1)] * 2, id="losses"),
+        pytest.param(
+            [Host(up_mbit=100, delay_ms=2, up_queue_bytes=20_000), Host(delay_ms=2)], id="drops"
+        ),
+    ],
+)
+def test_tcp_arrives_intact_where_bundles_are_cut(hosts: list[wan_lab.Host]) -> None:
+    count = 6_000_000
+    with WanLab(hosts) as lab:
+        arrived = transfer(lab, count)
+        up = lab.stats()["hosts"][0]["up"]
+
+    assert arrived == hashlib.sha256(random.Random(7).randbytes(count)).hexdigest()
+    assert up["lost"] + up["dropped"] > 10
+    # A lost segment costs itself, not the bundle that it was in (those are up to 44 of them).
+    assert up["packets"] < 1.3 * count / 1_448
+
+
+@needs_lab
+def test_nothing_leads_out_of_the_lab() -> None:
+    with WanLab([Host()]) as lab:
+        routes = lab.run(0, ["ip", "route"], capture_output=True, text=True, check=True).stdout
+        outside = lab.run(0, ["ip", "route", "get", "192.0.2.1"], capture_output=True, check=False)
+
+    assert routes.split()[:3] == ["198.18.0.0/24", "dev", "wan0"]
+    assert len(routes.splitlines()) == 1
+    assert outside.returncode != 0
+
+
+@needs_lab
+def test_an_error_leaves_neither_namespaces_nor_processes() -> None:
+    lab = WanLab([Host(), Host()])
+
+    def fail() -> None:
+        with lab:
+            sleepers.append(lab.popen(0, ["sleep", "20"]))
+            assert len(namespaces(os.getpid())) == 2
+            raise RuntimeError("in the middle")
+
+    sleepers: list[subprocess.Popen[bytes]] = []
+    with pytest.raises(RuntimeError, match="in the middle"):
+        fail()
+
+    assert not namespaces(os.getpid())
+    assert sleepers[0].poll() is not None
+
+
+@needs_lab
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_lab_cleans_up(stop: signal.Signals) -> None:
+    with started_lab() as lab:
+        lab.send_signal(stop)
+        assert lab.wait(20) == 130
+
+    assert not namespaces(lab.pid)
+
+
+@needs_lab
+def test_the_next_lab_removes_what_a_killed_one_left() -> None:
+    with started_lab() as lab:
+        lab.kill()
+    assert namespaces(lab.pid)
+
+    with WanLab([Host()]):
+        assert not namespaces(lab.pid)
+
+
+def started_lab() -> subprocess.Popen[str]:
+    """A lab in a process of its own whose hosts are up."""
+    lab = subprocess.Popen(
+        [sys.executable, str(SCRIPT), "--", "sh", "-c", "echo up; exec sleep 20"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert lab.stdout is not None
+    assert lab.stdout.readline() == "up\n"
+    return lab

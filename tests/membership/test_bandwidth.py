@@ -1,0 +1,198 @@
+"""What the master believes of lines, and how that steers plans towards what they can do."""
+
+from __future__ import annotations
+
+import pytest
+from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.membership.bandwidth import (
+    BUSY_HALF_LIFE_S,
+    DEFAULT_BYTES_PER_S,
+    RATE_MAX_BYTES_PER_S,
+    RATE_MIN_BYTES_PER_S,
+    Bandwidth,
+    Bandwidths,
+)
+from holdfast.membership.shares import Workload, best_shares, bound_s, shares_s
+from holdfast.protocol.messages import COUNT_MAX, MEMBERS_MAX, LinkLoad, Measured
+from tests.membership.table import FOUNDER, LINEAGE, SPARE, A, B, C, Table, head_of, hello_of
+
+MBIT = 125_000.0
+
+
+def report(up: float, down: float = 0.0, seconds: float = 5.0) -> Measured:
+    return Measured(int(up * seconds), seconds, int(down * seconds), seconds if down else 0.0, ())
+
+
+def test_a_first_report_counts_whole() -> None:
+    known = Bandwidths()
+    known.measured(A, report(1e6, 4e6))
+    assert known.known(A) == Bandwidth(1e6, 4e6)
+
+
+def test_the_past_counts_half_after_a_half_life_of_work() -> None:
+    known = Bandwidths()
+    known.measured(A, report(1e6, seconds=1000.0))
+    known.measured(A, report(3e6, seconds=BUSY_HALF_LIFE_S))
+    # What came before weighs as its faded seconds do: all of the past's, halved, and these.
+    past_s = 1000.0 / 2
+    wanted = (1e6 * past_s + 3e6 * BUSY_HALF_LIFE_S) / (past_s + BUSY_HALF_LIFE_S)
+    rate = known.known(A)
+    assert rate is not None
+    assert rate.up_bytes_per_s == pytest.approx(wanted)
+
+
+def test_a_change_is_believed_in_a_few_half_lives() -> None:
+    known = Bandwidths()
+    for _ in range(100):
+        known.measured(A, report(1e6))
+    for _ in range(16):  # 80 busy seconds
+        known.measured(A, report(3e6))
+    rate = known.known(A)
+    assert rate is not None
+    assert rate.up_bytes_per_s == pytest.approx(3e6, rel=0.01)
+
+
+def test_a_line_that_was_hardly_busy_is_not_known() -> None:
+    known = Bandwidths()
+    known.measured(A, report(1e9, seconds=0.01))
+    assert known.known(A) is None
+    for _ in range(20):
+        known.measured(A, report(1e6, seconds=0.01))
+    assert known.known(A) is not None, "little by little it is"
+
+
+def test_strangers_count_as_the_median_and_all_strangers_as_the_default() -> None:
+    known = Bandwidths()
+    default = known.lines([A, B], {})
+    assert set(default.rates.values()) == {Bandwidth(DEFAULT_BYTES_PER_S, DEFAULT_BYTES_PER_S)}
+    assert default.guessed == {A, B}
+    known.measured(A, report(1e6))
+    known.measured(B, report(3e6, 5e6))
+    lines = known.lines([A, B, C], {})
+    assert lines.rates[C] == Bandwidth(2e6, 3e6)
+    assert lines.guessed == {C}
+
+
+def test_a_cap_counts_for_sending_only_and_for_strangers_too() -> None:
+    known = Bandwidths()
+    known.measured(A, report(5e6, 8e6))
+    lines = known.lines([A, B], {A: 1e6, B: 2e6})
+    assert lines.rates[A] == Bandwidth(1e6, 8e6)
+    assert lines.rates[B] == Bandwidth(2e6, 8e6)
+
+
+@given(st.integers(0, COUNT_MAX), st.floats(0.0, 1e300))
+def test_no_report_makes_an_absurd_rate(count: int, seconds: float) -> None:
+    known = Bandwidths()
+    known.measured(A, Measured(count, seconds, count, seconds, (LinkLoad(B, count, seconds),)))
+    rate = known.lines([A], {}).rates[A]
+    assert RATE_MIN_BYTES_PER_S <= rate.up_bytes_per_s <= RATE_MAX_BYTES_PER_S
+    assert RATE_MIN_BYTES_PER_S <= rate.down_bytes_per_s <= RATE_MAX_BYTES_PER_S
+
+
+def test_only_so_many_peers_are_remembered() -> None:
+    known = Bandwidths()
+    for number in range(MEMBERS_MAX + 5):
+        known.measured(f"{number:032x}", report(1e6))
+    assert known.known(f"{4:032x}") is None
+    assert known.known(f"{5:032x}") is not None
+    assert len(known.links) == MEMBERS_MAX
+
+
+def test_what_plans_show_of_the_lines_leads_to_the_best_plan() -> None:
+    """Measured through the plan's own traffic, the fast peers are found among the slow ones.
+
+    A line shows no more than what went through it: the fast peers' downlinks carry, while they are
+    busy, just what the slow peers send.
+    """
+    true = [Bandwidth(20 * MBIT, 300 * MBIT)] * 6 + [Bandwidth(1000 * MBIT, 1000 * MBIT)] * 2
+    peers = [f"{number:032x}" for number in range(8)]
+    known, size = Bandwidths(), 1e8
+    best = bound_s(Workload(tuple(true), 8, size, size))
+    took_s = []
+    for _round in range(3):
+        lines = known.lines(peers, {})
+        shares = best_shares(Workload(tuple(lines.rates[p] for p in peers), 8, size, size))
+        took_s.append(shares_s(Workload(tuple(true), 8, size, size), shares))
+        for peer, rate, share in zip(peers, true, shares, strict=True):
+            moved = size * (1 - share + 7 * share)
+            sending_s = moved / rate.up_bytes_per_s
+            # Something of somebody's is always on its way in, as the slow ones never pause.
+            known.measured(peer, Measured(int(moved), sending_s, int(moved), took_s[-1], ()))
+    assert took_s[0] == pytest.approx(1.75 * best)
+    assert took_s[1] == took_s[2] == pytest.approx(best)
+
+
+# ---------------------------------------------------------------- through the master
+
+
+def started(toml: str = "") -> Table:
+    table = Table(toml)
+    table.start(A, B, C)
+    return table
+
+
+def test_a_round_remembers_what_it_should_have_taken() -> None:
+    table = started()
+    for peer in (A, B, C):
+        table.say(peer, report(1e3, 1e3, seconds=100.0))
+    order = table.reduce(A, B, C)
+    running = table.master.status(table.now_s)["rounds"][0]["plan"]
+    assert running["predicted_s"] >= running["bound_s"] > 0
+    table.wait(1.0, A, B, C)
+    table.reduced(order, A, B, C)
+    past = table.master.status(table.now_s)["past_rounds"][-1]["plan"]
+    assert past == {**running, "took_s": 1.0}
+    assert past["guessed_count"] == 0
+    # 16 values in one chunk: its owner takes two contributions and gives two results.
+    assert past["predicted_s"] == pytest.approx(2 * 64 / 1e3)
+    assert past["bound_s"] == pytest.approx(4 / 3 * 64 / 1e3)
+    assert past["ring_s"] == pytest.approx(4 / 3 * 64 / 1e3)
+
+
+def test_a_round_that_never_reduced_has_no_plan() -> None:
+    table = started()
+    table.open_round()
+    assert table.master.status(table.now_s)["rounds"][0]["plan"] is None
+
+
+def test_reports_and_caps_steer_the_plan() -> None:
+    table = started()
+    table.join("d" * 32, SPARE, evolve(hello_of("d" * 32), upload_bytes_per_s=5e5))
+    for peer in (A, C):
+        table.say(peer, report(1e4))
+    table.say(B, report(1e8))
+    order = table.reduce(A, B, C)
+    assert [run.peer for run in order.plan.owners] == [B]
+    members = {m["peer"]: m["bandwidth"] for m in table.master.status(table.now_s)["members"]}
+    assert members[B]["up_bytes_per_s"] == pytest.approx(1e8)
+    assert members["d" * 32]["up_bytes_per_s"] is None
+    assert members["d" * 32]["upload_cap_bytes_per_s"] == 5e5
+
+
+def test_a_capped_contributor_owns_nothing_where_that_holds_nobody_up() -> None:
+    """Sixteen values are one chunk; of equals the first owns it."""
+    table = Table()
+    table.found(A)
+    table.join(
+        A,
+        FOUNDER,
+        evolve(hello_of(A, heads=[head_of(0, 0)], lineage=LINEAGE), upload_bytes_per_s=1e3),
+    )
+    table.join_in_sync(B)
+    table.join_in_sync(C)
+    table.wait(2.0, A, B, C)  # the round that A's first connection opened was aborted with it
+    assert [run.peer for run in table.reduce(A, B, C).plan.owners] == [B]
+    equals = started()
+    assert [run.peer for run in equals.reduce(A, B, C).plan.owners] == [A]
+
+
+def test_the_matrix_shows_links_between_those_who_are_here() -> None:
+    table = started()
+    load = (LinkLoad(B, 1000, 2.0), LinkLoad("e" * 32, 5000, 1.0), LinkLoad(C, 0, 0.0))
+    table.say(A, Measured(6000, 2.0, 0, 0.0, load))
+    members = {m["peer"]: m["bandwidth"] for m in table.master.status(table.now_s)["members"]}
+    assert members[A]["links"] == {B: 500.0}

@@ -1,0 +1,154 @@
+"""The papers say what the code says: keys and defaults, commands, exit statuses, limits, tests, links."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+import click
+import pytest
+
+from holdfast.daemon.cli import commands
+from holdfast.daemon.exit_codes import ExitCode
+from holdfast.membership import spec as spec_module
+from holdfast.membership.coordinator import Coordinator
+from holdfast.membership.spec import RunSpec
+
+ROOT = Path(__file__).resolve().parents[2]
+PAPERS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")
+README = (ROOT / "README.md").read_text()
+ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text()
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of all tables' rows."""
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def spec_keys() -> Iterator[tuple[str, object]]:
+    spec = RunSpec()
+    for table in attrs.fields(RunSpec):
+        values = getattr(spec, table.name)
+        if attrs.has(type(values)):
+            for key in attrs.fields(type(values)):
+                yield f"{table.name}.{key.name}", getattr(values, key.name)
+
+
+# ---------------------------------------------------------------- README
+
+
+def test_every_key_of_the_spec_is_listed_with_its_default() -> None:
+    told = {row[0].strip("`"): row[1].strip("`") for row in rows(README) if len(row) == 3}
+    keys = dict(spec_keys())
+    listed = {name for name in told if name.partition(".")[0] in {k.split(".")[0] for k in keys}}
+    assert {name for name in listed if "." in name} == set(keys)
+    assert {name: told[name] for name in keys} == {k: json.dumps(v) for k, v in keys.items()}
+
+
+def test_every_codec_is_named() -> None:
+    line = next(row for row in rows(README) if row[0] == "`reduce.codec_up`")
+    assert set(re.findall(r'`"(\w+)"`', line[2])) == set(spec_module.CODECS)
+
+
+def test_every_exit_status_is_listed() -> None:
+    told = {(row[0], row[1].strip("`")) for row in rows(README) if row[0].isdecimal()}
+    assert told >= {(str(code.value), code.name) for code in ExitCode}
+
+
+def test_every_command_is_listed_with_its_options() -> None:
+    told = {
+        match.group(1): row[2]
+        for row in rows(README)
+        if (match := re.match(r"`holdfast (\w+)", row[0]))
+    }
+    assert set(told) == set(commands.commands)
+    for name, command in commands.commands.items():
+        for option in command.params:
+            if isinstance(option, click.Option):
+                names = [*option.opts, *option.secondary_opts]
+                assert any(f"`{each}" in told[name] for each in names), f"{name} {option.opts}"
+
+
+def test_every_part_of_the_masters_status_is_explained() -> None:
+    told = {name for row in rows(README) for name in re.findall(r"`(\w+)`", row[0])}
+    status = Coordinator(RunSpec(), "5" * 32, 1).status(0.0)
+    assert set(status) <= told
+
+
+def test_the_hook_example_compiles_and_is_short() -> None:
+    (script,) = blocks("python")
+    compile(script, "train.py", "exec")
+    assert "run.step(" in script
+    assert "holdfast.attach(" in script
+    assert len([line for line in script.splitlines() if line]) <= 20
+
+
+def test_the_example_specs_are_valid() -> None:
+    found = blocks("toml")
+    assert found
+    for text in found:
+        RunSpec.parse(text)
+
+
+# ---------------------------------------------------------------- ARCHITECTURE
+
+
+def test_quoted_tests_exist() -> None:
+    quoted = set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", ARCHITECTURE))
+    assert len(quoted) > 20
+    for path, name in quoted:
+        tree = ast.parse((ROOT / path).read_text())
+        functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+        defined = {node.name for node in ast.walk(tree) if isinstance(node, functions)}
+        assert name in defined, f"{path} has no {name}"
+
+
+def test_limits_are_what_they_are_said_to_be() -> None:
+    found = 0
+    for row in rows(ARCHITECTURE):
+        place = re.fullmatch(r"\[[^]]*\]\((\w+)/(\w+)\.py\)", row[1]) if len(row) == 4 else None
+        if place is None:
+            continue
+        module = importlib.import_module(f"holdfast.{place.group(1)}.{place.group(2)}")
+        name, value = row[0].strip("`"), row[2].strip("`")
+        assert eval(value, {"__builtins__": {}}) == getattr(module, name), name
+        found += 1
+    assert found > 20
+
+
+def test_the_rooms_are_listed() -> None:
+    told = {name for row in rows(ARCHITECTURE) for name in re.findall(r"^\[(\w+)/\]", row[0])}
+    assert told == {init.parent.name for init in ROOT.glob("[a-z]*/__init__.py")}
+
+
+# ---------------------------------------------------------------- all of them
+
+
+def anchors(text: str) -> set[str]:
+    """What a link after # may name: headings as GitHub spells them."""
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    kept = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
+    return {heading.replace(" ", "-") for heading in kept}
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_links_within_the_repository_lead_somewhere(paper: str) -> None:
+    text = (ROOT / paper).read_text()
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        file = ROOT / path if path else ROOT / paper
+        assert file.exists(), target
+        if anchor:
+            assert anchor in anchors(file.read_text()), target
