@@ -46,6 +46,8 @@ class UnixBridge:
         self._shared: Arena | None = None
         self._queue: trio.MemorySendChannel[Message] | None = None
         self._busy = False
+        self._stuck = False
+        self._scope = trio.CancelScope()  # of the trainer's tasks
 
     # ------------------------------------------------------------ TrainerPort
 
@@ -64,8 +66,9 @@ class UnixBridge:
             self._queue.send_nowait(message)
         except trio.WouldBlock:
             log.warning("the trainer does not take its messages: disconnecting it")
-            self._queue.close()
             self._queue = None
+            self._stuck = True
+            self._scope.cancel()  # the writer may be in the middle of a message
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             self._queue = None
 
@@ -106,7 +109,9 @@ class UnixBridge:
                 came = True
             if came:
                 events.trainer_came(hello.layout)
+                reason = "the training process is gone"
                 async with trio.open_nursery() as nursery:
+                    self._scope = nursery.cancel_scope
                     nursery.start_soon(self._write, stream, connection, queue, nursery.cancel_scope)
                     reason = await self._read(stream, events)
                     nursery.cancel_scope.cancel()
@@ -116,7 +121,8 @@ class UnixBridge:
             self._busy, self._queue, self.attached_pid = False, None, None
             connection.close()
             if came:
-                events.trainer_went(reason)
+                events.trainer_went("it does not take its messages" if self._stuck else reason)
+                self._stuck = False
 
     async def _read(self, stream: MessageStream, events: TrainerEvents) -> str:
         try:

@@ -15,7 +15,7 @@ import socket
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import ParamSpec
+from typing import Any, ParamSpec
 
 import click
 import httpx
@@ -24,6 +24,7 @@ import trio
 from .. import __version__
 from ..protocol.addresses import Address
 from ..protocol.errors import UserError
+from .bench_allreduce import allreduce
 from .exit_codes import ExitCode
 from .places import Control, find_control, locked, master_state, peer_state
 from .tasks import told_error
@@ -106,7 +107,7 @@ class Amount(click.FloatRange):
     """A number from a range; infinity and "not a number" are in none."""
 
     def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
         number = float(super().convert(value, param, ctx))
         if not math.isfinite(number):
@@ -132,10 +133,7 @@ class Commands(click.Group):
 
 def refuse_unknown_variables(environment: Mapping[str, str], group: click.Group) -> None:
     """Raise UserError for a HOLDFAST_* variable that no option reads: it is a typing error."""
-    known = set(OTHER_VARIABLES) | {"HOLDFAST_LOG_LEVEL"}
-    for name, command in group.commands.items():
-        for parameter in command.params:
-            known.add(f"{ENVIRONMENT_PREFIX}{name}_{parameter.name}".upper())
+    known = OTHER_VARIABLES | {"HOLDFAST_LOG_LEVEL"} | _variables(ENVIRONMENT_PREFIX, group)
     for variable in environment:
         if variable.startswith(ENVIRONMENT_PREFIX) and variable not in known:
             raise UserError(
@@ -143,6 +141,17 @@ def refuse_unknown_variables(environment: Mapping[str, str], group: click.Group)
                 exit_code=ExitCode.USAGE,
                 hint="unset it; options are HOLDFAST_COMMAND_OPTION, e.g. HOLDFAST_JOIN_NAME",
             )
+
+
+def _variables(prefix: str, group: click.Group) -> set[str]:
+    """What click reads the options of a group's commands from."""
+    found: set[str] = set()
+    for name, command in group.commands.items():
+        inner = f"{prefix}{name}_".upper().replace("-", "_")
+        found.update(f"{inner}{parameter.name}".upper() for parameter in command.params)
+        if isinstance(command, click.Group):
+            found |= _variables(inner, command)
+    return found
 
 
 @click.group(
@@ -465,6 +474,9 @@ def demo(json_path: Path | None, rounds: int, keep: Path | None) -> None:
 @commands.group()
 def bench() -> None:
     """Measure what this machine can do."""
+
+
+bench.add_command(allreduce)
 
 
 @bench.command()

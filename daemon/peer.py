@@ -713,6 +713,7 @@ class PeerService:
 
     def _admit_trainer(self) -> None:
         assert self.layout is not None
+        assert self.trainer_layout is not None
         assert self.spec is not None
         assert self.state is not None
         if self.trainer_layout != self.layout:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import socket
 from functools import partial
 from typing import Any
 
@@ -142,3 +143,11 @@ async def _dial_patiently(address: Address) -> trio.SocketStream:
             return await open_tcp(address)
         except OSError:
             await trio.sleep(REDIAL_S)
+
+
+def free_port(host: str) -> int:
+    """A port that nobody uses, at least now."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])

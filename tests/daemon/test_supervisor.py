@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,7 @@ async def test_a_failure_is_followed_by_another_try_after_longer_and_longer_paus
     assert await supervisor.run() is TrainerEnd.DONE
     assert supervisor.restarts == 3
     at = [float(line) for line in times.read_text().split()]
-    pauses = [after - before for before, after in zip(at, at[1:], strict=False)]
+    pauses = [after - before for before, after in pairwise(at)]
     assert all(pause >= least for pause, least in zip(pauses, (0.04, 0.08, 0.1), strict=True))
 
 
@@ -149,7 +150,7 @@ async def test_what_a_crashed_command_left_running_is_killed_before_the_next_try
 ) -> None:
     once = f"test -e {tmp_path}/second && exit 0; touch {tmp_path}/second; "
     supervisor = shell(
-        once + FAMILY.format(folder=tmp_path, then=f"sleep 0.3; kill -KILL $$"), tmp_path
+        once + FAMILY.format(folder=tmp_path, then="sleep 0.3; kill -KILL $$"), tmp_path
     )
     assert await supervisor.run() is TrainerEnd.DONE
     assert supervisor.restarts == 1

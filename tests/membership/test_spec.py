@@ -81,7 +81,7 @@ def test_other_timeouts_follow_from_the_deadline() -> None:
         ("[membership]\nquorum = 1.5", "from 0 to 1"),
         ("[membership]\ndeadline_s = 0", "from 0.1"),
         ("[membership]\ncontributors = 2\nmin_members = 3", "no round could ever open"),
-        ("[reduce]\ncodec_up = 'int4'", "one of fp32, int8"),
+        ("[reduce]\ncodec_up = 'int4'", "one of fp32, bf16, int8"),
         ("[reduce]\nchunk_bytes = 1", "from 4096"),
         ('[run]\nname = ""', "1 to 64"),
         ("#" * (SPEC_CHARS_MAX + 1), "longer than"),

@@ -180,9 +180,10 @@ class Fleet:
         founder: bool = False,
         listen: str = "127.0.0.1:0",
         more: Sequence[str] = (),
+        command: Sequence[str] = (sys.executable, str(TRAINER)),
         env: Mapping[str, str] | None = None,
     ) -> Node:
-        """Start a peer with the tiny trainer; ``script`` are the trainer's arguments.
+        """Start a peer, normally with the tiny trainer; ``script`` are the trainer's arguments.
 
         A name that was there before comes back with its identity and its old invite.
         """
@@ -205,8 +206,7 @@ class Fleet:
             "30",
             *more,
             "--",
-            sys.executable,
-            str(TRAINER),
+            *command,
             *script,
             env=env,
         )

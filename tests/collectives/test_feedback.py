@@ -1,0 +1,194 @@
+"""Error feedback: what was sent and what is left add up to what was trained."""
+
+from __future__ import annotations
+
+import random
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from holdfast.collectives.arithmetic import EncodedInput
+from holdfast.collectives.codecs import CODECS, get_codec
+from holdfast.collectives.feedback import Residual
+from holdfast.protocol.errors import LocalProtocolError
+from holdfast.protocol.messages import FragmentSize, OwnerRun, Plan
+
+Values = NDArray[np.float32]
+
+COUNT = 700
+CHUNK = 256
+OWNER = f"{1:032x}"
+NO_COUNTERS = np.empty(0, np.int64)
+
+patient = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+every_lossy = pytest.mark.parametrize("name", sorted(set(CODECS) - {"fp32"}))
+
+
+def make_input(name: str, delta: Values, residual: Residual) -> EncodedInput:
+    plan = Plan(CHUNK, (OwnerRun(OWNER, -(-delta.size // CHUNK)),), name, "fp32")
+    size = FragmentSize(delta.size, 0, 0)
+    return EncodedInput(plan, size, delta, NO_COUNTERS, residual.begin())
+
+
+def sent(name: str, encoded: EncodedInput, count: int) -> Values:
+    values = np.empty(count, np.float32)
+    for index in range(-(-count // CHUNK)):
+        part = values[index * CHUNK : (index + 1) * CHUNK]
+        get_codec(name).decode(encoded.chunk(index), part)
+    return values
+
+
+def drawn(seed: int, round_: int) -> Values:
+    rng = np.random.default_rng((seed, round_))
+    return (rng.standard_normal(COUNT) * 10.0 ** rng.integers(-4, 1)).astype(np.float32)
+
+
+@pytest.mark.parametrize("name", ["int8", "e3m0", "bf16"])
+@patient
+@given(seed=st.integers(0, 10**6))
+def test_nothing_is_lost_where_float32_is_exact(name: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    residual = Residual(COUNT)
+    all_sent = [Fraction(0)] * COUNT
+    all_deltas = [Fraction(0)] * COUNT
+    for _round in range(4):
+        # Whole numbers of like size: sums and differences fit 24 bits, and so do decoded values.
+        delta = rng.integers(-1000, 1001, COUNT).astype(np.float32)
+        encoded = make_input(name, delta, residual)
+        encoded.encode_all()
+        all_deltas = [a + Fraction(float(b)) for a, b in zip(all_deltas, delta, strict=True)]
+        if rng.random() < 0.3:  # this round does not commit, and its delta does not come again
+            all_deltas = [a - Fraction(float(b)) for a, b in zip(all_deltas, delta, strict=True)]
+            continue
+        encoded.settle()
+        values = sent(name, encoded, COUNT)
+        all_sent = [a + Fraction(float(b)) for a, b in zip(all_sent, values, strict=True)]
+    left = [Fraction(float(value)) for value in residual.values]
+    assert [a + b for a, b in zip(all_sent, left, strict=True)] == all_deltas
+
+
+@every_lossy
+def test_over_many_rounds_only_roundings_are_lost(name: str) -> None:
+    residual = Residual(COUNT)
+    all_sent, all_deltas = np.zeros(COUNT), np.zeros(COUNT)
+    largest = 0.0
+    rounds = 200
+    for round_ in range(rounds):
+        delta = drawn(1, round_)
+        encoded = make_input(name, delta, residual)
+        encoded.encode_all()
+        encoded.settle()
+        all_sent += sent(name, encoded, COUNT)
+        all_deltas += delta
+        largest = max(largest, float(np.abs(residual.values).max() + np.abs(delta).max()))
+    lost = np.abs(all_sent + residual.values - all_deltas).max()
+    assert lost <= 2 * rounds * 2.0**-24 * largest
+    without = np.zeros(COUNT)
+    for round_ in range(rounds):
+        encoded = make_input(name, drawn(1, round_), Residual(COUNT))
+        encoded.encode_all()
+        without += sent(name, encoded, COUNT)
+    with_feedback = np.linalg.norm(all_sent - all_deltas)
+    assert with_feedback < 0.7 * np.linalg.norm(without - all_deltas)
+
+
+@every_lossy
+def test_the_formula_bit_for_bit(name: str) -> None:
+    residual = Residual(COUNT)
+    left = np.zeros(COUNT, np.float32)
+    for round_ in range(3):
+        delta = drawn(2, round_)
+        encoded = make_input(name, delta, residual)
+        encoded.encode_all()
+        corrected = left + delta
+        plain = make_input(name, corrected, Residual(COUNT))
+        plain.encode_all()
+        for index in range(3):
+            assert bytes(encoded.chunk(index)) == bytes(plain.chunk(index))
+        encoded.settle()
+        left = corrected - sent(name, encoded, COUNT)
+        assert residual.values.tobytes() == left.tobytes()
+
+
+@every_lossy
+def test_a_round_that_does_not_count_changes_nothing(name: str) -> None:
+    residual = Residual(COUNT)
+    first = make_input(name, drawn(3, 0), residual)
+    first.encode_all()
+    first.settle()
+    before = residual.values.copy()
+    aborted = make_input(name, drawn(3, 1), residual)
+    aborted.encode_all()
+    assert residual.values.tobytes() == before.tobytes()
+    again = make_input(name, drawn(3, 1), residual)
+    again.encode_all()
+    assert [bytes(again.chunk(i)) for i in range(3)] == [bytes(aborted.chunk(i)) for i in range(3)]
+    aborted.settle()  # a later round of the fragment began: too late
+    assert residual.values.tobytes() == before.tobytes()
+    again.settle()
+    after = residual.values.copy()
+    assert after.tobytes() != before.tobytes()
+    again.settle()
+    first.settle()
+    assert residual.values.tobytes() == after.tobytes()
+
+
+def test_an_input_that_was_never_whole_does_not_count() -> None:
+    residual = Residual(COUNT)
+    encoded = make_input("nf4", drawn(4, 0), residual)
+    encoded.encode(0)
+    encoded.settle()
+    assert not residual.values.any()
+
+
+def test_the_order_of_chunks_does_not_matter() -> None:
+    residuals = Residual(COUNT), Residual(COUNT)
+    for round_ in range(3):
+        for position, residual in enumerate(residuals):
+            encoded = make_input("nf4", drawn(5, round_), residual)
+            order = [0, 1, 2]
+            random.Random(position + round_).shuffle(order)
+            for index in order:
+                encoded.encode(index)
+            encoded.settle()
+    assert residuals[0].values.tobytes() == residuals[1].values.tobytes()
+
+
+def test_the_delta_may_change_once_it_is_encoded() -> None:
+    residual = Residual(COUNT)
+    delta = drawn(6, 0)
+    encoded = make_input("int8", delta, residual)
+    encoded.encode_all()
+    corrected = delta.copy()
+    delta[:] = 9
+    encoded.settle()
+    assert residual.values.tobytes() == (corrected - sent("int8", encoded, COUNT)).tobytes()
+
+
+@pytest.mark.parametrize("name", ["bf16", "topk"])
+def test_a_sum_beyond_float32_is_refused(name: str) -> None:
+    residual = Residual(COUNT)
+    residual.values[300] = 3e38
+    delta = np.full(COUNT, 3e38, np.float32)
+    encoded = make_input(name, delta, residual)
+    encoded.encode(0)
+    with pytest.raises(ValueError, match="not finite"):
+        encoded.encode(1)
+
+
+def test_clearing_forgets_what_is_left_and_the_round_in_flight() -> None:
+    residual = Residual(COUNT)
+    encoded = make_input("nf4", drawn(7, 0), residual)
+    encoded.encode_all()
+    residual.clear()
+    encoded.settle()
+    assert not residual.values.any()
+
+
+def test_a_residual_of_another_fragment_is_our_own_fault() -> None:
+    with pytest.raises(LocalProtocolError, match="residual of 5 values for 700"):
+        make_input("nf4", drawn(8, 0), Residual(5))

@@ -1,0 +1,340 @@
+"""The daemon's end of the Unix socket, with the real client at the other end, on a thread."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import pytest
+import torch
+import trio
+from torch import nn
+
+from holdfast.client.connection import Connection
+from holdfast.client.errors import AttachRefused, DaemonGone
+from holdfast.client.hook import attach
+from holdfast.daemon import bridge as module
+from holdfast.daemon.bridge import UnixBridge
+from holdfast.protocol import wire
+from holdfast.protocol.arena import MAIL_SLOT
+from holdfast.protocol.messages import (
+    VERSION_MAX,
+    ArenaOpened,
+    FragmentSize,
+    InitialPosted,
+    Layout,
+    Load,
+    Message,
+    Metrics,
+    Posted,
+    PostInitial,
+    Rejected,
+    RoundEnded,
+    RoundOpened,
+    TensorSpec,
+    TrainerHello,
+)
+
+pytestmark = pytest.mark.real_time
+
+T = TypeVar("T")
+
+LAYOUT = Layout((TensorSpec("weight", (1, 3), "float32", "parameter"),))
+SIZES = (FragmentSize(3, 3, 0),)
+
+
+class Events:
+    """What the bridge reports, in order."""
+
+    def __init__(self) -> None:
+        self.seen: list[Layout | Message | str] = []
+
+    def trainer_came(self, layout: Layout) -> None:
+        self.seen.append(layout)
+
+    def trainer_said(self, message: Message) -> None:
+        self.seen.append(message)
+
+    def trainer_went(self, reason: str) -> None:
+        self.seen.append(reason)
+
+    async def until(self, kind: type[T], count: int = 1) -> T:
+        """The ``count``-th report of this kind."""
+        with trio.fail_after(10):
+            while True:
+                found = [each for each in self.seen if isinstance(each, kind)]
+                if len(found) >= count:
+                    return found[count - 1]
+                await trio.sleep(0.005)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A short path: a socket's has 108 bytes at most."""
+    with tempfile.TemporaryDirectory(prefix="hf-") as name:
+        yield Path(name)
+
+
+@asynccontextmanager
+async def serving(folder: Path) -> AsyncIterator[tuple[UnixBridge, Events]]:
+    bridge, events = UnixBridge(folder / "s"), Events()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(bridge.run, events)
+        with trio.fail_after(5):
+            while not bridge.path.exists() or stat.S_IMODE(bridge.path.stat().st_mode) != 0o600:
+                await trio.sleep(0.005)
+        yield bridge, events
+        nursery.cancel_scope.cancel()
+
+
+async def on_thread(function: Callable[[], T]) -> T:
+    with trio.fail_after(20):
+        return await trio.to_thread.run_sync(function)
+
+
+def dial(bridge: UnixBridge, *messages: Message) -> Connection:
+    connection = Connection.open(str(bridge.path))
+    for message in messages:
+        connection.send(message)
+    return connection
+
+
+def hello(pid: int = 4711, version: int = VERSION_MAX) -> TrainerHello:
+    return TrainerHello(version, pid, LAYOUT)
+
+
+# ---------------------------------------------------------------- the real client
+
+
+async def test_the_real_client_trains_a_round_through_shared_memory(folder: Path) -> None:
+    model = nn.Linear(3, 1, bias=False)
+    nn.init.constant_(model.weight, 2.0)
+
+    def train() -> list[float]:
+        with attach(model, socket_path=str(folder / "s")) as run:
+            with torch.no_grad():
+                model.weight.sub_(0.5)
+            run.log(figure=7.0)
+            while run.round_count < 1:
+                run.step(loss=1.0, tokens=5)
+            return [float(value) for value in model.weight.reshape(-1).tolist()]
+
+    async with serving(folder) as (bridge, events):
+        weights: list[list[float]] = []
+
+        async def trainer() -> None:
+            weights.append(await on_thread(train))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trainer)
+            layout = await events.until(Layout)
+            assert layout == LAYOUT
+            assert bridge.attached_pid == os.getpid()
+            shared, posted = bridge.open_arenas(SIZES)
+            bridge.tell(ArenaOpened(((0,),), SIZES, 0, "delta"))
+            bridge.tell(PostInitial())
+            await events.until(InitialPosted)
+            assert posted.values(0).tolist() == [2.0] * 3
+            with shared.writing(0, 0):
+                shared.values(0)[:] = posted.values(0)
+            bridge.tell(Load(0, 1, False))
+            bridge.tell(RoundOpened(1, 0, 0, 1, 2))
+            said = await events.until(Posted)
+            assert (said.tokens, said.step) == (5, 1)
+            assert posted.values(0).tolist() == [0.5] * 3
+            with shared.writing(0, 1):
+                shared.values(0)[:] -= np.float32(0.25)
+            bridge.tell(RoundEnded(1, 0, True, True, 1, 1, 2))
+        assert weights == [[1.75] * 3]
+        metrics = await events.until(Metrics)
+        assert metrics.values == {"figure": 7.0}
+        reason = await events.until(str)
+        assert "closed" in reason
+        assert bridge.attached_pid is None
+        assert int(shared.slots[MAIL_SLOT]) == 5, "one for each message that was told"
+
+
+async def test_a_successor_finds_the_state_that_a_crashed_trainer_left(folder: Path) -> None:
+    async with serving(folder) as (bridge, events):
+        first = await on_thread(lambda: dial(bridge, hello()))
+        await events.until(Layout)
+        shared, _posted = bridge.open_arenas(SIZES)
+        with shared.writing(0, 3):
+            shared.values(0)[:] = 1.25
+        bridge.tell(ArenaOpened(((0,),), SIZES, 0, "delta"))
+        await on_thread(first.receive)
+        first.close()
+        await events.until(str)
+
+        model = nn.Linear(3, 1, bias=False)
+        weights: list[object] = []
+
+        def successor() -> None:
+            with attach(model, socket_path=str(folder / "s")) as run:
+                weights.append((model.weight.reshape(-1).tolist(), run.global_step))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(on_thread, successor)
+            await events.until(Layout, 2)
+            bridge.tell(ArenaOpened(((0,),), SIZES, 0, "delta"))
+            bridge.tell(Load(300, 400, False))
+        assert weights == [([1.25] * 3, 300)]
+
+
+# ---------------------------------------------------------------- one at a time
+
+
+async def test_a_second_trainer_is_turned_away_with_a_reason(folder: Path) -> None:
+    async with serving(folder) as (bridge, events):
+        first = await on_thread(lambda: dial(bridge, hello(pid=1)))
+        await events.until(Layout)
+        with pytest.raises(AttachRefused, match="another training process"):
+            await on_thread(lambda: attach(nn.Linear(3, 1), socket_path=str(folder / "s")))
+        assert bridge.attached_pid == 1
+        assert events.seen == [LAYOUT], "the first one did not notice"
+        bridge.tell(Rejected("still here"))
+        assert await on_thread(first.receive) == Rejected("still here")
+        first.close()
+        await events.until(str)
+        second = await on_thread(lambda: dial(bridge, hello(pid=2)))
+        await events.until(Layout, 2)
+        assert bridge.attached_pid == 2
+        second.close()
+
+
+async def test_a_script_of_another_version_is_turned_away(folder: Path) -> None:
+    async with serving(folder) as (bridge, events):
+        odd = await on_thread(lambda: dial(bridge, hello(version=VERSION_MAX + 1)))
+        answer = await on_thread(odd.receive)
+        assert isinstance(answer, Rejected)
+        assert "version" in answer.reason
+        odd.close()
+        good = await on_thread(lambda: dial(bridge, hello()))
+        await events.until(Layout)
+        assert events.seen == [LAYOUT]
+        good.close()
+
+
+# ---------------------------------------------------------------- descriptors
+
+
+async def test_each_trainer_gets_two_descriptors_of_the_same_memory(folder: Path) -> None:
+    async with serving(folder) as (bridge, events):
+        bridge.open_arenas(SIZES)
+        inodes = []
+        for number in (1, 2):
+            connection = await on_thread(lambda: dial(bridge, hello()))
+            await events.until(Layout, number)
+            bridge.tell(ArenaOpened(((0,),), SIZES, 0, "delta"))
+            await on_thread(connection.receive)
+            files = connection.take_descriptors()
+            assert len(files) == 2
+            inodes.append([os.fstat(each).st_ino for each in files])
+            assert not any(os.get_inheritable(each) for each in files)
+            for each in files:
+                os.close(each)
+            connection.close()
+            await events.until(str, number)
+        assert inodes[0] == inodes[1]
+
+
+async def test_the_daemon_keeps_no_descriptor_of_those_that_went(folder: Path) -> None:
+    def opened() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    async with serving(folder) as (bridge, events):
+        bridge.open_arenas(SIZES)
+        await trio.sleep(0.05)
+        before = opened()
+        for number in range(1, 6):
+            connection = await on_thread(lambda: dial(bridge, hello()))
+            await events.until(Layout, number)
+            bridge.open_arenas(SIZES)  # a resync to another lineage makes new ones
+            connection.close()
+            await events.until(str, number)
+        await trio.sleep(0.05)
+        assert opened() <= before + 2, "mmap keeps one for each arena that somebody still maps"
+
+
+# ---------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [
+        b"\xff" * 64,
+        b"\x00\x00\x00\x05hello",
+        b"GET / HTTP/1.0\r\n\r\n",
+        b"\x00\x00",
+        b"",
+        len(wire.encode(InitialPosted())).to_bytes(4, "big") + wire.encode(InitialPosted()),
+    ],
+    ids=["long frame", "no msgpack", "http", "half a length", "nothing", "no hello"],
+)
+async def test_junk_instead_of_a_hello_disturbs_nobody(folder: Path, junk: bytes) -> None:
+    async with serving(folder) as (bridge, events):
+        with socket.socket(socket.AF_UNIX) as stranger:
+            stranger.connect(str(bridge.path))
+            stranger.sendall(junk)
+            stranger.shutdown(socket.SHUT_WR)
+            stranger.settimeout(5)
+            assert await on_thread(lambda: read_to_end(stranger)) == b""
+        good = await on_thread(lambda: dial(bridge, hello()))
+        await events.until(Layout)
+        assert events.seen == [LAYOUT]
+        good.close()
+
+
+async def test_junk_after_the_hello_ends_the_trainer_with_a_reason(folder: Path) -> None:
+    async with serving(folder) as (bridge, events):
+        connection = await on_thread(lambda: dial(bridge, hello()))
+        await events.until(Layout)
+        connection._stream.sendall(b"\xff" * 8)
+        reason = await events.until(str)
+        assert "broke the protocol" in reason
+        with pytest.raises(DaemonGone):
+            await on_thread(connection.receive)
+        connection.close()
+
+
+async def test_a_trainer_that_takes_no_messages_is_disconnected(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "QUEUE_COUNT_MAX", 16)
+    async with serving(folder) as (bridge, events):
+        stuck = await on_thread(lambda: dial(bridge, hello()))
+        await events.until(Layout)
+        for _ in range(1_000):  # more than the socket's buffer holds
+            bridge.tell(Rejected("x" * 900))
+            await trio.sleep(0.0005)  # the writer is stuck in the middle of a message
+        assert "does not take" in await events.until(str)
+        assert bridge.attached_pid is None
+        stuck.close()
+        good = await on_thread(lambda: dial(bridge, hello()))
+        await events.until(Layout, 2)
+        good.close()
+
+
+async def test_the_socket_is_gone_with_the_daemon_and_the_trainer_hears_it(folder: Path) -> None:
+    async with serving(folder) as (bridge, events):
+        connection = await on_thread(lambda: dial(bridge, hello()))
+        await events.until(Layout)
+    with pytest.raises(DaemonGone, match="closed the connection"):
+        await on_thread(connection.receive)
+    assert not bridge.path.exists()
+    assert not list(folder.iterdir())
+    connection.close()
+
+
+def read_to_end(stream: socket.socket) -> bytes:
+    data = b""
+    while more := stream.recv(4096):
+        data += more
+    return data

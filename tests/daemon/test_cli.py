@@ -1,0 +1,579 @@
+"""The command line as a person meets it: help, and one clear line with its own status per mistake.
+
+Wrong uses that need no daemon run in this process; everything else is a real ``holdfast`` process.
+None of them starts a trainer that imports torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import attrs
+import click
+import pytest
+
+import holdfast
+from holdfast.daemon.cli import commands, main
+from holdfast.daemon.exit_codes import ExitCode
+from holdfast.protocol.addresses import Address
+from holdfast.protocol.invite import Invite
+from holdfast.protocol.messages import Role
+from tests.processes.harness import Fleet, Node, alive, environment, member, spec
+
+INVITE = Invite(
+    run_id="ab" * 16,
+    addresses=(Address("127.0.0.1", 1),),
+    fingerprint="cd" * 32,
+    token="token",
+    role=Role.CONTRIBUTOR,
+    expires_s=4_000_000_000,
+)
+
+
+@attrs.frozen
+class Said:
+    """How a command ended."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def line(self) -> str:
+        """What is wrong: the line that names it."""
+        assert "Traceback" not in self.err, self.err
+        lines = [line for line in self.err.splitlines() if line.strip()]
+        told = [line for line in lines if line.startswith(("holdfast: ", "Error: "))]
+        assert len(told) == 1, self.err
+        assert len(lines) <= 4, "the line, a hint, at most click's usage: " + self.err
+        return told[0]
+
+
+Run = Callable[..., Said]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    """Run ``holdfast ARGUMENTS`` in this process, with an empty data home."""
+    for name in list(os.environ):
+        if name.startswith("HOLDFAST_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))
+
+    def call(*arguments: str, **env: str) -> Said:
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "argv", ["holdfast", *arguments])
+            for name, value in env.items():
+                patch.setenv(name, value)
+            capfd.readouterr()
+            with pytest.raises(SystemExit) as ended:
+                main()
+        out, err = capfd.readouterr()
+        return Said(int(ended.value.code or 0), out, err)
+
+    return call
+
+
+# ---------------------------------------------------------------- help
+
+
+def test_version(run: Run) -> None:
+    said = run("--version")
+    assert (said.status, said.err) == (0, "")
+    assert holdfast.__version__ in said.out
+
+
+def all_commands(group: click.Group, *path: str) -> list[tuple[str, ...]]:
+    """The names of every command, those of groups within the group too."""
+    found: list[tuple[str, ...]] = []
+    for name, command in sorted(group.commands.items()):
+        inner = (*path, name)
+        found += all_commands(command, *inner) if isinstance(command, click.Group) else [inner]
+    return found
+
+
+@pytest.mark.parametrize("names", all_commands(commands), ids=" ".join)
+def test_every_command_has_help_with_an_example(run: Run, names: tuple[str, ...]) -> None:
+    said = run(*names, "--help")
+    assert said.status == 0
+    assert re.search(rf"Examples?:\n\s+holdfast {' '.join(names)}\b", said.out), said.out
+    assert run(*names, "-h").out == said.out
+
+
+def test_without_a_command_it_shows_what_there_is(run: Run) -> None:
+    said = run()
+    assert said.status == ExitCode.USAGE
+    for name in commands.commands:
+        assert name in said.err
+    assert run("--help").status == 0
+
+
+# ---------------------------------------------------------------- wrong use: 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--nonsense"], "--nonsense"),
+        (["frobnicate"], "frobnicate"),
+        (["join"], "INVITE"),
+        (["master"], "RUN_TOML"),
+        (["master", "run.toml", "more"], "more"),
+        (["master", "run.toml", "--listen", "nowhere"], "--listen"),
+        (["master", "run.toml", "--listen", "host:99999"], "99999"),
+        (["master", "run.toml", "--http", "::1:x"], "--http"),
+        (["master", "run.toml", "--advertise", "a b:1"], "--advertise"),
+        (["join", "x", "--max-upload", "-1"], "--max-upload"),
+        (["join", "x", "--max-upload", "0"], "--max-upload"),
+        (["join", "x", "--max-upload", "nan"], "--max-upload"),
+        (["join", "x", "--max-upload", "fast"], "--max-upload"),
+        (["join", "x", "--patience", "-1"], "--patience"),
+        (["join", "x", "--patience", "inf"], "--patience"),
+        (["join", "x", "--name", ""], "--name"),
+        (["join", "x", "--name", "a\nb"], "--name"),
+        (["join", "x", "--name", "n" * 65], "--name"),
+        (["invite", "--uses", "0"], "--uses"),
+        (["invite", "--hours", "0"], "--hours"),
+        (["invite", "--hours", "1e9"], "--hours"),
+        (["invite", "--role", "king"], "--role"),
+        (["kick"], "PEER"),
+        (["demo", "--rounds", "1"], "--rounds"),
+        (["--log-level", "loud", "status"], "--log-level"),
+    ],
+)
+def test_a_wrong_option_or_argument_is_named(run: Run, arguments: list[str], named: str) -> None:
+    said = run(*arguments)
+    assert said.status == ExitCode.USAGE
+    assert named in said.line
+
+
+@pytest.mark.parametrize(
+    "variable", ["HOLDFAST_NONSENSE", "HOLDFAST_JOIN_NAMES", "HOLDFAST_NAME", "HOLDFAST_LISTEN"]
+)
+def test_an_unknown_variable_is_named(run: Run, variable: str) -> None:
+    said = run("status", **{variable: "x"})
+    assert said.status == ExitCode.USAGE
+    assert variable in said.line
+
+
+def test_options_come_from_variables_and_flags_win(run: Run) -> None:
+    said = run("join", "x", HOLDFAST_JOIN_PATIENCE="often")
+    assert (said.status, "--patience" in said.line) == (ExitCode.USAGE, True)
+    said = run("join", "x", "--patience", "3", HOLDFAST_JOIN_PATIENCE="often")
+    assert said.status == ExitCode.INVITE, "it got as far as the invite"
+    said = run("master", "x.toml", HOLDFAST_MASTER_LISTEN="127.0.0.1:1 nowhere")
+    assert "nowhere" in said.line
+    said = run("status", HOLDFAST_BENCH_CODECS_JSON_PATH="x")
+    assert said.status == ExitCode.UNREACHABLE, "an option of a command within a command"
+    said = run("status", HOLDFAST_SOCKET="/tmp/x", HOLDFAST_MEMBER="a", HOLDFAST_LOG_LEVEL="info")
+    assert said.status == ExitCode.UNREACHABLE, "what a trainer's environment holds is known"
+
+
+# ---------------------------------------------------------------- run.toml: 3
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("[run", "run.toml"),
+        ("[runs]\n", "'runs'"),
+        ("[run]\nnam = 'x'\n", "'nam'"),
+        ("[diloco]\nsync_every = 0\n", "sync_every"),
+        ("[diloco]\nsync_every = 'often'\n", "sync_every"),
+        ("[membership]\nquorum = 2.0\n", "quorum"),
+        ("[membership]\ncontributors = 2\nmin_members = 3\n", "min_members"),
+        ("[reduce]\ncodec_up = 'jpeg'\n", "codec_up"),
+        ("[run]\nname = ''\n", "name"),
+        ("diloco = 3\n", "[diloco]"),
+    ],
+)
+def test_a_wrong_run_toml_is_told_in_a_line(
+    run: Run, tmp_path: Path, text: str, named: str
+) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    said = run("master", str(path))
+    assert said.status == ExitCode.CONFIG
+    assert named in said.line
+
+
+def test_a_run_toml_that_cannot_be_read(run: Run, tmp_path: Path) -> None:
+    missing = tmp_path / "none.toml"
+    said = run("master", str(missing))
+    assert said.status == ExitCode.CONFIG
+    assert str(missing) in said.line
+    assert run("master", str(tmp_path)).status == ExitCode.CONFIG
+    binary = tmp_path / "binary.toml"
+    binary.write_bytes(b"\xff\xfe\x00")
+    said = run("master", str(binary))
+    assert (said.status, "UTF-8" in said.line) == (ExitCode.CONFIG, True)
+
+
+def test_a_state_directory_that_cannot_be_one(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(spec())
+    (tmp_path / "file").write_text("")
+    said = run("master", str(path), "--state", str(tmp_path / "file" / "below"))
+    assert said.status == ExitCode.CONFIG
+    assert "cannot use" in said.line
+
+
+# ---------------------------------------------------------------- invites: 5
+
+
+def truncated(invite: str) -> str:
+    return invite[:-5]
+
+
+def with_a_typing_error(invite: str) -> str:
+    middle = len(invite) // 2
+    other = "A" if invite[middle] != "A" else "B"
+    return invite[:middle] + other + invite[middle + 1 :]
+
+
+def expired(_invite: str) -> str:
+    return attrs.evolve(INVITE, expires_s=1_700_000_000).encode()
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (truncated, "incomplete or damaged"),
+        (with_a_typing_error, "incomplete or damaged"),
+        (lambda invite: invite.removeprefix("holdfast1."), "does not start with"),
+        (lambda invite: "garbage", "does not start with"),
+        (lambda invite: "", "does not start with"),
+        (lambda invite: invite.replace("holdfast1.", "holdfast2."), "another version"),
+        (lambda invite: invite + "\u00e9", "damaged"),
+        (lambda invite: "x" * 50_000, "50000 characters"),
+        (expired, "expired at 2023-11-14"),
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value)[:20]),
+)
+def test_a_bad_invite(run: Run, damage: Callable[[str], str], told: str) -> None:
+    said = run("join", damage(INVITE.encode()), "--", "true")
+    assert said.status == ExitCode.INVITE
+    assert told in said.line
+
+
+# ---------------------------------------------------------------- no daemon: 6
+
+
+@pytest.mark.parametrize(
+    "arguments", [["status"], ["invite"], ["invites"], ["leave"], ["kick", "x"]]
+)
+def test_a_command_that_finds_no_daemon(run: Run, tmp_path: Path, arguments: list[str]) -> None:
+    said = run(*arguments)
+    assert said.status == ExitCode.UNREACHABLE
+    assert "runs here" in said.line
+    said = run(*arguments, "--state", str(tmp_path / "nowhere"))
+    assert said.status == ExitCode.UNREACHABLE
+    assert "nowhere" in said.line
+
+
+def test_a_daemon_that_does_not_answer(run: Run, tmp_path: Path) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+        control = {
+            "kind": "master",
+            "url": f"http://127.0.0.1:{port}",
+            "token": "t",
+            "pid": os.getpid(),
+        }
+        (tmp_path / "control.json").write_text(json.dumps(control))
+        said = run("status", "--state", str(tmp_path))
+    assert said.status == ExitCode.UNREACHABLE
+    assert str(port) in said.line
+
+
+def test_no_master_at_the_invites_address(run: Run) -> None:
+    began_s = time.monotonic()
+    said = run("join", INVITE.encode(), "--patience", "0.3", "--", "true")
+    assert said.status == ExitCode.UNREACHABLE
+    assert "127.0.0.1:1" in said.line
+    assert "trying again" in said.out
+    assert time.monotonic() - began_s < 5
+
+
+# ---------------------------------------------------------------- against a live master
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """A master that stays; beside it, from the start, a peer whose command fails again and again."""
+    fleet = Fleet(tmp_path_factory.mktemp("live"))
+    try:
+        fleet.start_master(spec(min_members=1))
+        fleet.join("failing", command=("sh", "-c", "echo it fails; exit 7"))
+        yield fleet
+    finally:
+        fleet.stop_all()
+
+
+def told(node: Node) -> str:
+    """The line of a process's log that names what is wrong."""
+    return Said(0, "", "\n".join(ours(node))).line
+
+
+def ours(node: Node) -> list[str]:
+    """A log without the stamped lines."""
+    assert "Traceback" not in node.log, node.log
+    return [
+        line
+        for line in node.log.splitlines()
+        if line.startswith(("holdfast: ", "  ")) and not re.match(r"\d{4}-", line)
+    ]
+
+
+def ask(fleet: Fleet, *arguments: str) -> Said:
+    """``holdfast ARGUMENTS`` as a process, about this fleet's master."""
+    done = subprocess.run(
+        [sys.executable, "-m", "holdfast", *arguments, "--state", str(fleet.folder / "master")],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=30,
+    )
+    return Said(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.fixture(scope="module")
+def taken() -> Iterator[str]:
+    """An address that somebody else listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("option", ["--listen", "--http"])
+def test_a_taken_port_for_the_master(live: Fleet, taken: str, option: str) -> None:
+    other = "--http" if option == "--listen" else "--listen"
+    name = f"master{option}"
+    arguments = (str(live.folder / "run.toml"), "--state", str(live.folder / name))
+    node = live.spawn(name, "master", *arguments, option, taken, other, "127.0.0.1:0")
+    assert node.wait() == ExitCode.ADDRESS
+    assert taken.rpartition(":")[2] in told(node)
+
+
+@pytest.mark.parametrize("option", ["--listen", "--http"])
+def test_a_taken_port_for_a_peer(live: Fleet, taken: str, option: str) -> None:
+    node = live.join(f"peer{option}", more=(option, taken), command=())
+    assert node.wait() == ExitCode.ADDRESS
+    assert taken.rpartition(":")[2] in told(node)
+
+
+def test_a_state_directory_in_use(live: Fleet) -> None:
+    arguments = (str(live.folder / "run.toml"), "--state", str(live.folder / "master"))
+    node = live.spawn("master-again", "master", *arguments, "--listen", "127.0.0.1:0")
+    assert node.wait() == ExitCode.ADDRESS
+    assert "in use" in told(node)
+
+
+def test_status_and_invite_and_leave(live: Fleet) -> None:
+    peer = live.join("looker", command=())
+    live.until(lambda s: member(s, "looker"), "it is in the run")
+    said = ask(live, "status")
+    assert said.status == 0
+    assert "looker" in said.out
+    assert "waiting" in said.out, "why it waits"
+    as_json = json.loads(ask(live, "status", "--json").out)
+    assert member(as_json, "looker")
+    made = json.loads(ask(live, "invite", "--json", "--role", "spare", "--uses", "3").out)
+    assert Invite.decode(made["invite"]).role is Role.SPARE
+    assert Invite.decode(ask(live, "invite").out).run_id == as_json["run_id"]
+
+    own = ["--state", str(peer.folder)]
+    for more in ([], ["--json"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "holdfast", "status", *own, *more],
+            capture_output=True,
+            text=True,
+            env=environment(),
+        )
+        assert (done.returncode, "looker" in done.stdout) == (0, True), done.stderr
+    left = subprocess.run([sys.executable, "-m", "holdfast", "leave", *own], env=environment())
+    assert left.returncode == 0
+    assert peer.wait() == 0
+    assert ours(peer) == []
+
+
+def test_a_used_up_invite(live: Fleet) -> None:
+    live.join("first", command=())
+    live.until(lambda s: member(s, "first"), "it is in the run")
+    live.invites["second"] = live.invites["first"]
+    node = live.join("second", command=())
+    assert node.wait() == ExitCode.INVITE
+    assert "used up" in told(node)
+    live.kill("first")
+    back = live.join("first", command=())
+    live.until(lambda s: member(s, "first"), "who was let in comes back with the same invite")
+    assert back.process.poll() is None
+
+
+def test_a_withdrawn_invite(live: Fleet) -> None:
+    invite = str(live.act("invite", {"uses": 5})["invite"])
+    listed = json.loads(ask(live, "invites", "--json").out)["invites"]
+    assert listed[-1]["uses_left"] == 5
+    assert listed[-1]["id"] in ask(live, "invites").out
+    assert ask(live, "invites", "--withdraw", listed[-1]["id"]).status == 0
+    said = ask(live, "invites", "--withdraw", "00000000")
+    assert said.status == ExitCode.USAGE
+    assert "00000000" in said.line
+    live.invites["late"] = invite
+    node = live.join("late", command=())
+    assert node.wait() == ExitCode.INVITE
+    assert "withdrawn" in told(node)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"uses": 0},
+        {"uses": "many"},
+        {"uses": 10**30},
+        {"hours": -1},
+        {"hours": "nan"},
+        {"hours": "inf"},
+        {"hours": 1e300},
+        {"role": "king"},
+        {"role": ["spare"]},
+        {"founder": "yes"},
+    ],
+)
+def test_a_bad_invite_over_http_is_refused_plainly(live: Fleet, body: dict[str, object]) -> None:
+    with pytest.raises(AssertionError, match='"exit_code":2'):
+        live.act("invite", body)
+
+
+def test_another_runs_invite(live: Fleet) -> None:
+    invite = Invite.decode(str(live.act("invite", {})["invite"]))
+    live.invites["lost"] = attrs.evolve(invite, fingerprint="ab" * 32).encode()
+    node = live.join("lost", command=())
+    assert node.wait() == ExitCode.REFUSED
+    assert "not the master of the invite's run" in told(node)
+
+
+def test_something_else_at_the_masters_address(live: Fleet) -> None:
+    invite = Invite.decode(str(live.act("invite", {})["invite"]))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = Address("127.0.0.1", listener.getsockname()[1])
+        live.invites["stray"] = attrs.evolve(invite, addresses=(address,)).encode()
+        node = live.join("stray", command=())
+        connection, _ = listener.accept()
+        connection.sendall(b"HTTP/1.0 400 Bad Request\r\n\r\n")
+        connection.close()
+        assert node.wait() == ExitCode.REFUSED
+    assert str(address) in told(node)
+
+
+def test_a_kicked_peer_stays_out(live: Fleet) -> None:
+    node = live.join("rude", command=())
+    live.until(lambda s: member(s, "rude"), "it is in the run")
+    said = ask(live, "kick", "rude", "--reason", "sends garbage")
+    assert (said.status, "removed" in said.out) == (0, True)
+    assert node.wait() == ExitCode.EVICTED
+    assert "sends garbage" in told(node)
+    again = live.join("rude", command=())
+    assert again.wait() == ExitCode.EVICTED
+    said = ask(live, "kick", "nobody")
+    assert said.status == ExitCode.USAGE
+    assert "nobody" in said.line
+
+
+def test_a_training_command_that_cannot_be_started(live: Fleet) -> None:
+    node = live.join("unable", command=("no-such-command", "--flag"))
+    assert node.wait() == ExitCode.TRAINER
+    assert "no-such-command --flag" in told(node)
+
+
+def test_a_peer_that_nobody_can_reach(live: Fleet, taken: str) -> None:
+    node = live.join("hermit", more=("--advertise", "127.0.0.1:1"), command=())
+    assert node.wait() == ExitCode.REFUSED
+    assert "127.0.0.1:1" in told(node)
+    assert "--advertise" in node.log
+
+
+@pytest.mark.slow
+def test_a_training_command_that_fails_again_and_again(live: Fleet) -> None:
+    node = live.nodes["failing"]
+    assert node.wait(40) == ExitCode.TRAINER
+    assert "ended with exit status 7" in told(node)
+    assert node.log.count("it fails\n") == 5
+
+
+# ---------------------------------------------------------------- Ctrl+C
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Fleet]:
+    fleet = Fleet(tmp_path)
+    try:
+        fleet.start_master(spec(min_members=1))
+        yield fleet
+    finally:
+        fleet.stop_all()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_master_and_peer_with_0(small: Fleet, number: signal.Signals) -> None:
+    peer = small.join("p", command=("sleep", "60"))
+    small.until(lambda s: member(s, "p"), "it is in the run")
+    trainer = small.peer("p")["command_pid"]
+    peer.signal(number)
+    assert peer.wait() == 0
+    assert ours(peer) == []
+    assert not alive(trainer)
+    assert member(small.master(), "p") is None
+    master = small.nodes["master"]
+    master.signal(number)
+    assert master.wait() == 0
+    assert "holdfast: " not in "".join(ours(master))
+
+
+def test_a_second_ctrl_c_stops_at_once(small: Fleet) -> None:
+    peer = small.join("p", command=("sleep", "60"))
+    small.until(lambda s: member(s, "p"), "it is in the run")
+    trainer = small.peer("p")["command_pid"]
+    small.nodes["master"].signal(signal.SIGSTOP)  # it will not release the peer
+    peer.signal(signal.SIGINT)
+    until_s = time.monotonic() + 5
+    while "leaving" not in peer.log and time.monotonic() < until_s:
+        time.sleep(0.02)
+    assert peer.process.poll() is None
+    began_s = time.monotonic()
+    peer.signal(signal.SIGINT)
+    assert peer.wait() == ExitCode.INTERRUPTED
+    assert time.monotonic() - began_s < 3.0
+    assert "without draining" in told(peer)
+    assert not alive(trainer)
+
+
+def test_ctrl_c_before_admission(small: Fleet) -> None:
+    small.act("invite", {})
+    small.invites["p"] = str(small.act("invite", {})["invite"])
+    small.nodes["master"].signal(signal.SIGSTOP)  # it accepts, and says nothing
+    peer = small.join("p", command=("sleep", "60"))
+    until_s = time.monotonic() + 10
+    while "admission" not in peer.log and time.monotonic() < until_s:
+        time.sleep(0.02)
+    time.sleep(0.2)
+    peer.signal(signal.SIGINT)
+    assert peer.wait() == ExitCode.INTERRUPTED
+    assert "stopped" in told(peer)
+
+
+def test_a_peer_that_loses_its_master_gives_up_after_its_patience(small: Fleet) -> None:
+    peer = small.join("p", more=("--patience", "1"), command=("sleep", "60"))
+    small.until(lambda s: member(s, "p"), "it is in the run")
+    small.nodes["master"].process.kill()
+    assert peer.wait() == ExitCode.UNREACHABLE
+    assert "no master of this run at 127.0.0.1:" in told(peer)

@@ -1,0 +1,104 @@
+"""The peer's rules, seen from its trainer: how far it may go, and what it is told in which order."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.membership.replica import Deed, ReloadTrainer, Replica, TellTrainer
+from holdfast.protocol.messages import (
+    Abort,
+    Commit,
+    Contributor,
+    FragmentHead,
+    MemberInfo,
+    Message,
+    Open,
+    OwnerRun,
+    Plan,
+    Posted,
+    Reduce,
+    Role,
+    RoundEnded,
+    RoundOpened,
+    View,
+    Welcome,
+)
+
+ME = "a" * 32
+EVERY = 5
+LINEAGE, ROOT, DIGEST = b"l" * 32, b"r" * 32, b"d" * 32
+ME_ALONE = (Contributor(ME, 80, 1.0),)
+
+
+def a_contributor() -> Replica:
+    """In sync at version 0, its trainer loaded and at work."""
+    replica = Replica(ME)
+    replica.sync_every, replica.overlap = EVERY, 0
+    head = FragmentHead(0, 0, ROOT)
+    replica.founded(LINEAGE, [head])
+    replica.welcome(Welcome(1, 1, "", None, LINEAGE, (head,), 0, (), 1), 1)
+    me = MemberInfo(ME, "me", 1, (), Role.CONTRIBUTOR, True)
+    replica.receive(View(1, (me,), 0))
+    replica.trainer_came()
+    return replica
+
+
+def told(deeds: list[Deed]) -> list[Message]:
+    return [deed.message for deed in deeds if isinstance(deed, TellTrainer)]
+
+
+def reduce_and_commit(replica: Replica, number: int, at_step: int) -> None:
+    """A round from its Open to its Commit; it is not applied yet."""
+    version = number - 1
+    replica.receive(Open(number, 0, version, at_step))
+    replica.posted(Posted(number, 0, version, 80, at_step), 1.0, "")
+    plan = Plan(1024, (OwnerRun(ME, 1),), "fp32", "fp32")
+    replica.receive(Reduce(number, 1, 0, version, 1, ME_ALONE, (ME,), plan))
+    replica.reduction_done(number, 1, DIGEST)
+    replica.receive(Commit(number, 1, 0, version, at_step, ME_ALONE, DIGEST))
+
+
+def test_a_trainer_is_held_at_the_step_of_a_round_it_was_not_told_of() -> None:
+    """The next round is open here before the last one is applied. Between the two messages about
+    them the trainer runs on: it must not run past the new round's step."""
+    replica = a_contributor()
+    reduce_and_commit(replica, 1, 5)
+    assert told(replica.receive(Open(2, 0, 1, 10))) == [], "not before version 1 is there"
+    ended, opened = told(replica.applied(1, FragmentHead(0, 1, ROOT)))
+    assert isinstance(ended, RoundEnded)
+    assert isinstance(opened, RoundOpened)
+    assert ended.hold_step == 10
+    assert (opened.at_step, opened.hold_step) == (10, 15)
+
+
+def test_a_new_trainer_is_held_at_the_open_rounds_step_until_it_is_told_of_it() -> None:
+    replica = a_contributor()
+    reduce_and_commit(replica, 1, 5)
+    replica.applied(1, FragmentHead(0, 1, ROOT))
+    replica.receive(Open(2, 0, 1, 10))
+    replica.trainer_lost()
+    deeds = replica.trainer_came()
+    assert [deed for deed in deeds if isinstance(deed, ReloadTrainer)] == [ReloadTrainer(5, 10)]
+    assert [m.hold_step for m in told(deeds) if isinstance(m, RoundOpened)] == [15]
+
+
+def test_after_an_abort_the_trainer_waits_where_the_round_is_opened_again() -> None:
+    replica = a_contributor()
+    replica.receive(Open(1, 0, 0, 5))
+    replica.posted(Posted(1, 0, 0, 80, 5), 1.0, "")
+    (ended,) = told(replica.receive(Abort(1, "too few")))
+    assert isinstance(ended, RoundEnded)
+    assert (ended.committed, ended.hold_step) == (False, 5)
+    (opened,) = told(replica.receive(Open(2, 0, 0, 5)))
+    assert isinstance(opened, RoundOpened)
+    assert (opened.at_step, opened.hold_step) == (5, 10)
+
+
+@pytest.mark.parametrize("applied", [True, False])
+def test_a_round_opens_for_the_trainer_at_its_base_version(applied: bool) -> None:
+    replica = a_contributor()
+    reduce_and_commit(replica, 1, 5)
+    if applied:
+        replica.applied(1, FragmentHead(0, 1, ROOT))
+    opened = told(replica.receive(Open(2, 0, 1, 10)))
+    assert [type(message) for message in opened] == ([RoundOpened] if applied else [])

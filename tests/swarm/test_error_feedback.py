@@ -1,0 +1,85 @@
+"""Error feedback in whole runs: what a codec leaves out arrives later, whatever happens."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import trio
+from numpy.typing import NDArray
+
+from holdfast.daemon.simulator import Swarm, small_layout
+
+# The outer step adds the mean and nothing else: the state tells how much has arrived.
+SPEC = """
+[diloco]
+sync_every = 4
+outer_lr = 1.0
+outer_momentum = 0.0
+[membership]
+contributors = 3
+min_members = 2
+deadline_s = 3
+grace_s = 1
+[reduce]
+codec_up = "int8"
+codec_down = "fp32"
+error_feedback = {feedback}
+"""
+COUNT = 300
+LARGE, SMALL = 127.0, 0.3  # int8 has a step of 1 next to the large one, and the small one is lost
+
+
+def delta(_peer: str, _round: int, count: int) -> NDArray[np.float32]:
+    values = np.full(count, SMALL, np.float32)
+    values[::256] = LARGE
+    return values
+
+
+async def moved(swarm: Swarm, names: str) -> tuple[int, NDArray[np.float64]]:
+    """How many rounds were committed, and how far they moved the small ones."""
+    await swarm.come_to_rest(names)
+    swarm.check_final(names)
+    state = swarm.peers[names[0]].service.state
+    assert state is not None
+    start = np.arange(COUNT, dtype=np.float64)
+    far = np.delete(start - swarm.peers[names[0]].trainer._shared.values(0), [0, 256])
+    return state.heads()[0].version, far
+
+
+@pytest.mark.parametrize("feedback", [True, False])
+async def test_small_values_arrive_with_feedback_and_never_without(feedback: bool) -> None:
+    async with trio.open_nursery() as nursery:
+        toml = SPEC.format(feedback=str(feedback).lower())
+        swarm = Swarm(nursery, toml, layout=small_layout((COUNT,)), delta=delta)
+        await swarm.start_master()
+        for name in "abc":
+            swarm.add_peer(name)
+        await swarm.until(lambda: swarm.committed >= 20)
+        rounds, far = await moved(swarm, "abc")
+        if feedback:
+            # No more than half a step is ever left; a float32 of 300 has 2e-5 to spare a round.
+            assert np.abs(far - rounds * SMALL).max() < 0.51
+        else:
+            assert not far.any()
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_was_left_out_survives_aborts_and_the_masters_death() -> None:
+    async with trio.open_nursery() as nursery:
+        toml = SPEC.format(feedback="true")
+        swarm = Swarm(nursery, toml, layout=small_layout((COUNT,)), delta=delta)
+        await swarm.start_master()
+        for name in "abcd":
+            swarm.add_peer(name)
+        await swarm.until(lambda: swarm.committed >= 3)
+        for target in (6, 9, 12):
+            await swarm.until(lambda target=target: swarm.committed >= target)  # type: ignore[misc]
+            swarm.crash_master()
+            await trio.sleep(1)
+            await swarm.start_master()
+        swarm.crash("d")
+        await swarm.until(lambda: swarm.committed >= 20)
+        rounds, far = await moved(swarm, "abc")
+        # Every round's mean has the same delta in it, less what its contributors still hold.
+        assert np.abs(far - rounds * SMALL).max() < 1.01
+        nursery.cancel_scope.cancel()
