@@ -41,16 +41,9 @@ def interface_of(address: str) -> str:
 
 def begin(arguments: dict[str, Any]) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = interface_of(arguments["address"])
-    store = dist.TCPStore(
-        arguments["master"],
-        arguments["port"],
-        arguments["peers"],
-        is_master=arguments["rank"] == 0,
-        timeout=TIMEOUT,
-    )
     dist.init_process_group(
         "gloo",
-        store=store,
+        init_method=f"tcp://{arguments['master']}:{arguments['port']}",
         rank=arguments["rank"],
         world_size=arguments["peers"],
         timeout=TIMEOUT,

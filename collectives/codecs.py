@@ -16,7 +16,8 @@ elsewhere.
     topk   about 0.15     the 64th part of the values that is largest; sign and one of two levels
 
 Signal-to-noise in dB on independent values (normal; Laplace; Student's t with 3 degrees of freedom):
-int8 43.1, 40.0, 35; nf4 20.7, 19.7, 18; e2m1 19.5, 19.0, 18; e3m0 14.5, 15.0, 16.
+int8 43.1, 40.0, 35; nf4 20.7, 19.7, 18; e2m1 19.5, 19.0, 18; e3m0 14.5, 15.0, 16. topk
+leaves out most of the signal, so it needs error feedback, which there is on the way up only.
 """
 
 from __future__ import annotations

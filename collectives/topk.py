@@ -151,8 +151,6 @@ def _two_levels(magnitudes: Values) -> tuple[np.float32, np.float32, NDArray[np.
     split = int(gain.argmax()) + 1
     low = np.float32(smallest + sums[split - 1] / split)
     high = np.float32(smallest + (sums[-1] - sums[split - 1]) / (count - split))
-    if low == high:  # they were a rounding apart
-        return low, high, np.zeros(count, np.bool_)
     return low, high, magnitudes > ordered[split - 1]
 
 

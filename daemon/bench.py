@@ -60,10 +60,10 @@ def bench_codecs(json_path: Path | None) -> None:
     samples = {name: draw_sample(name, SAMPLE_COUNT) for name in DISTRIBUTIONS}
     figures = [measure(codec, samples) for codec in CODECS.values()]
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("codec", "bits", "encode GB/s", "decode GB/s", "zstd saves"):
-        table.add_column(heading, justify="left" if heading == "codec" else "right")
+    for heading in ("codec", "bits", "encode", "decode", "zstd"):
+        table.add_column(heading, justify="left" if heading == "codec" else "right", no_wrap=True)
     for name in DISTRIBUTIONS:
-        table.add_column(f"{name} dB", justify="right")
+        table.add_column(f"{name} dB", justify="right", no_wrap=True)
     for row in figures:
         table.add_row(
             row.codec,
@@ -76,8 +76,8 @@ def bench_codecs(json_path: Path | None) -> None:
     console = Console(highlight=False)
     console.print(table)
     console.print(
-        f"[dim]bits a value; GB/s of float32 on one core, chunks of {4 * CHUNK_COUNT >> 20} MiB; "
-        f"student: {STUDENT_FREEDOM:g} degrees of freedom[/dim]"
+        f"[dim]bits a value; encode, decode: GB/s of float32, one core, {4 * CHUNK_COUNT >> 20} MiB "
+        f"chunks; zstd: share saved;\nstudent: {STUDENT_FREEDOM:g} degrees of freedom[/dim]"
     )
     if json_path is not None:
         record = {

@@ -69,7 +69,9 @@ def _per_rank(name: str, rates: tuple[float, ...], peers: int) -> tuple[float, .
     show_default=True,
     help="Of the float32 values.",
 )
-@click.option("--codec", type=click.Choice(CODECS), default="fp32", show_default=True)
+@click.option(
+    "--codec", type=click.Choice(CODECS), metavar="CODEC", default="fp32", show_default=True
+)
 @click.option("--repeat", type=click.IntRange(1), default=5, show_default=True)
 @click.option(
     "--warm-up", type=click.IntRange(0), default=1, show_default=True, help="Not counted."
@@ -141,10 +143,12 @@ def allreduce(
         "--down": ",".join(map(str, down)),
         "--delay-ms": delay_ms,
     }
+    report: dict[str, Any] | None
     if rank is None:
         if master is not None:
             raise UserError("--master without --rank", hint="say which rank this is")
-        report = run_here(peers, [f"{name}={value}" for name, value in arguments.items() if value])
+        given = [f"{name}={value}" for name, value in arguments.items() if value not in ("", None)]
+        report = run_here(peers, given)
     else:
         if master is None or not token:
             raise UserError("--rank needs --master and --token")

@@ -30,14 +30,14 @@ from ..collectives.allreduce import ReduceResult, Reduction
 from ..collectives.arithmetic import Layout
 from ..collectives.hub import LinkHub
 from ..membership.bandwidth import Bandwidth, Bandwidths, Lines
-from ..membership.plan import make_plan
+from ..membership.plan import PlanEstimate, make_plan
 from ..membership.spec import ReduceTable, RunSpec
 from ..protocol.addresses import Address
 from ..protocol.authority import Authority
 from ..protocol.credentials import Credentials
 from ..protocol.errors import UserError
 from ..protocol.identity import Identity
-from ..protocol.messages import Contributor, FragmentSize, MemberInfo, Reduce, Role
+from ..protocol.messages import Contributor, FragmentSize, MemberInfo, Plan, Reduce, Role
 from ..protocol.network import Channel, ChannelHandler, LaneHandler, Party
 from ..protocol.sockets import SocketNetwork
 from .rendezvous import Rendezvous, free_port
@@ -73,7 +73,6 @@ class Options:
     up_mbit: tuple[float, ...] = ()
     down_mbit: tuple[float, ...] = ()
     delay_ms: float = 0.0
-    chunk_bytes: int = 2**20
 
     @property
     def size(self) -> FragmentSize:
@@ -88,16 +87,6 @@ class Options:
             for peer, up, down in zip(peers, self.up_mbit, self.down_mbit, strict=True)
         }
         return Lines(rates, delay_s=self.delay_ms / 1e3)
-
-    def least_possible_s(self, encoded_bytes: int) -> float | None:
-        """No all-reduce over such links is faster: rates of each and of all, and two hops."""
-        if not self.up_mbit:
-            return None
-        seconds = 0.0
-        for mbits in (self.up_mbit, self.down_mbit):
-            rates = [mbit * 1e6 / 8 for mbit in mbits]
-            seconds = max(seconds, 1 / min(rates), 2 * (self.peers - 1) / sum(rates))
-        return encoded_bytes * seconds + 2 * self.delay_ms / 1e3
 
 
 class CountedNetwork(SocketNetwork):
@@ -222,17 +211,14 @@ class Bench:
     gloo_cpu_s: list[float] = field(factory=list)
     traffic: list[list[Traffic]] = field(factory=list)  # per repetition and rank
 
+    def plan(self) -> tuple[Plan, PlanEstimate]:
+        peers = [member.peer for member in self.members]
+        table = ReduceTable(codec_up=self.options.codec, codec_down=self.options.codec)
+        lines = self.options.lines(peers)
+        return make_plan(self.options.size, peers, peers, lines, RunSpec(reduce=table))
+
     def order(self) -> Reduce:
         peers = [member.peer for member in self.members]
-        codec = self.options.codec
-        spec = RunSpec(
-            reduce=ReduceTable(
-                codec_up=codec, codec_down=codec, chunk_bytes=self.options.chunk_bytes
-            )
-        )
-        plan, _estimate = make_plan(
-            self.options.size, peers, peers, self.options.lines(peers), spec
-        )
         return Reduce(
             round=self.round,
             attempt=1,
@@ -241,7 +227,7 @@ class Bench:
             view=1,
             contributors=tuple(Contributor(peer, 1, 1.0) for peer in peers),
             receivers=tuple(peers),
-            plan=plan,
+            plan=self.plan()[0],
         )
 
     async def reduce(self) -> None:
@@ -300,9 +286,10 @@ class Bench:
             self.gloo_s[skipped:],
             self.traffic[skipped:],
         )
-        layout = Layout.of(self.order().plan, self.options.size)
-        wire_bytes = max(layout.up_bytes, layout.down_bytes)
-        least_s = self.options.least_possible_s(wire_bytes)
+        plan, estimate = self.plan()
+        layout = Layout.of(plan, self.options.size)
+        known = bool(self.options.up_mbit)  # without rates, estimates mean nothing
+        least_s = estimate.bound_s if known else None
         median_s = statistics.median(ours_s)
         gloo_median_s = statistics.median(gloo_s) if gloo_s else None
 
@@ -314,7 +301,7 @@ class Bench:
             "peers": self.options.peers,
             "bytes": self.options.size.value_count * VALUE_BYTES,
             "codec": self.options.codec,
-            "encoded_bytes": wire_bytes,
+            "encoded_bytes": layout.down_bytes,
             "repeat": len(ours_s),
             "median_s": median_s,
             "min_s": min(ours_s),
@@ -326,6 +313,7 @@ class Bench:
             "cpu_s": statistics.median(self.cpu_s[skipped:]),
             "gloo_cpu_s": statistics.median(self.gloo_cpu_s[skipped:]) if gloo_s else None,
             "t_lb_s": least_s,
+            "predicted_s": estimate.predicted_s if known else None,
             "t_lb_ratio": median_s / least_s if least_s else None,
             "socket_bytes_per_peer": per_peer("sent_bytes"),
             "received_bytes_per_peer": per_peer("received_bytes"),

@@ -91,6 +91,11 @@ class Node:
         self.folder = folder
         self.process = process
         self.trainer_pids: set[int] = set()
+        self.awaited = False  # the test has seen its end
+
+    def ended_badly(self) -> bool:
+        """Whether it ended by itself with a failure that nobody has looked at."""
+        return not self.awaited and (self.process.poll() or 0) > 0
 
     @property
     def log(self) -> str:
@@ -112,6 +117,7 @@ class Node:
 
     def wait(self, seconds: float = EXIT_S) -> int:
         """Its exit status."""
+        self.awaited = True
         try:
             return self.process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -119,10 +125,15 @@ class Node:
 
 
 class Fleet:
-    """The processes of one run."""
+    """The processes of one run.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+      strict: while a test waits, a process that ends by itself with a failure fails the test.
+    """
+
+    def __init__(self, folder: Path, *, strict: bool = True) -> None:
         self.folder = folder
+        self.strict = strict
         self.nodes: dict[str, Node] = {}
         self.ended: list[Node] = []  # earlier lives of nodes that were started again
         self.invites: dict[str, str] = {}
@@ -272,6 +283,9 @@ class Fleet:
             status = self.master()
             if condition(status):
                 return status
+            failed = [n.name for n in self.nodes.values() if n.ended_badly()]
+            if failed and self.strict:
+                raise AssertionError(f"{', '.join(failed)} ended, while waiting for: {what}")
             if time.monotonic() > until_s:
                 brief = {k: v for k, v in status.items() if k not in ("past_rounds", "events")}
                 raise AssertionError(

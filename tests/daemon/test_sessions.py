@@ -1,0 +1,194 @@
+"""A peer's connection with the master in virtual time: what it hears first, and what it hears last."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+import pytest
+import trio
+from attrs import define
+
+from holdfast.daemon.master import MasterService
+from holdfast.daemon.simulator import MASTER_ADDRESS, MASTER_ID, RUN_ID
+from holdfast.daemon.store import GrantRow, Store
+from holdfast.membership.coordinator import Coordinator
+from holdfast.membership.journal import RunCreated
+from holdfast.membership.spec import RunSpec
+from holdfast.protocol.memory import MemoryNetwork, MemoryWorld
+from holdfast.protocol.messages import (
+    VERSION_MAX,
+    Heartbeat,
+    Hello,
+    Leaving,
+    Message,
+    RefusalCode,
+    Refused,
+    Released,
+    Role,
+    View,
+    Welcome,
+)
+from holdfast.protocol.network import Party
+from holdfast.protocol.stream import MessageStream
+
+T = TypeVar("T")
+
+SPEC = """
+[run]
+name = "sessions"
+[membership]
+deadline_s = 5
+"""
+
+
+class SlowDisk(MemoryNetwork):
+    """The master's host; what it does in threads (the journal) takes this long."""
+
+    seconds = 0.0
+
+    async def run_sync(self, function: Callable[[], T]) -> T:
+        await trio.sleep(self.seconds)
+        return function()
+
+
+@define(eq=False)
+class Table:
+    """A master, and strangers that speak to it message by message."""
+
+    nursery: trio.Nursery
+    world: MemoryWorld
+    store: Store
+    disk: SlowDisk
+    master: MasterService
+
+    def admit(self, name: str, number: int) -> MemoryNetwork:
+        peer = f"{number:032x}"
+        self.store.admit(peer, GrantRow(Role.CONTRIBUTOR, True, name))
+        return self.world.host(name, peer, Party.PEER)
+
+    async def dial(self, network: MemoryNetwork, incarnation: int = 1) -> MessageStream:
+        """A connection of a peer that says Hello."""
+        channel = await network.dial(MASTER_ADDRESS, party=Party.MASTER)
+        stream = MessageStream(channel.stream)
+        hello = Hello(VERSION_MAX, VERSION_MAX, RUN_ID, "x", (), incarnation, None, (), b"", ())
+        await stream.send(hello)
+        return stream
+
+
+@asynccontextmanager
+async def a_table(**link: float) -> AsyncIterator[Table]:
+    async with trio.open_nursery() as nursery:
+        world = MemoryWorld(random.Random(1), **link)
+        store = Store(":memory:")
+        created = RunCreated(RUN_ID, SPEC)
+        store.append(created)
+        coordinator = Coordinator.restore(RunSpec.parse(SPEC), RUN_ID, [created], 1)
+        network = world.host("master", MASTER_ID, Party.MASTER)
+        disk = SlowDisk(network.world, network.host)
+        master = MasterService(coordinator, store, disk, [MASTER_ADDRESS], probe=False)
+        await nursery.start(master.run)
+        yield Table(nursery, world, store, disk, master)
+        nursery.cancel_scope.cancel()
+
+
+async def all_of(stream: MessageStream) -> list[Message]:
+    """Everything until the end of the stream."""
+    heard = []
+    with trio.fail_after(60), pytest.raises(trio.EndOfChannel):
+        while True:
+            heard.append(await stream.receive())
+    return heard
+
+
+# ---------------------------------------------------------------- first words
+
+
+async def test_welcome_comes_before_a_heartbeat_whatever_the_journal_takes() -> None:
+    async with a_table() as table:
+        table.disk.seconds = 4.0  # heartbeats are due every second
+        stream = await table.dial(table.admit("a", 1))
+        assert isinstance(await stream.receive(), Welcome)
+
+
+async def test_what_was_meant_for_the_last_connection_does_not_reach_the_next_one() -> None:
+    async with a_table() as table:
+        network = table.admit("a", 1)
+        first = await table.dial(network)
+        assert isinstance(await first.receive(), Welcome)
+        table.disk.seconds = 2.0
+        table.master.decide(
+            table.master.coordinator.pause
+        )  # its record, then a view, are on the way
+        other = await table.dial(table.admit("b", 2))
+        again = await table.dial(network, incarnation=2)
+        assert isinstance(await again.receive(), Welcome)
+        assert isinstance(await other.receive(), Welcome)
+
+
+# ---------------------------------------------------------------- last words
+
+
+@pytest.mark.parametrize("bytes_per_s", [1e9, 2_000.0])
+async def test_who_leaves_hears_that_it_may_even_over_a_slow_link(bytes_per_s: float) -> None:
+    async with a_table(bytes_per_s=bytes_per_s) as table:
+        streams = [await table.dial(table.admit(f"peer{n}", n)) for n in range(1, 9)]
+        await trio.sleep(1)
+        for stream in streams:  # each one's leave sends views to the others, which are in their way
+            await stream.send(Leaving("enough"))
+        for stream in streams:
+            heard = await all_of(stream)
+            assert isinstance(heard[-2], Released), heard
+            assert heard[-1] == Refused(RefusalCode.LEFT, "you asked to leave")
+
+
+async def test_who_is_kicked_hears_it_after_what_was_queued() -> None:
+    async with a_table(bytes_per_s=3_000.0) as table:
+        stream = await table.dial(table.admit("a", 1))
+        for number in range(2, 12):
+            await table.dial(table.admit(f"peer{number}", number))
+        peer = f"{1:032x}"
+        coordinator = table.master.coordinator
+        table.master.decide(lambda now_s: coordinator.kick(peer, "rude", now_s))
+        heard = await all_of(stream)
+        assert isinstance(heard[0], Welcome)
+        assert [m.number for m in heard if isinstance(m, View)], "views were on the way"
+        last = heard[-1]
+        assert isinstance(last, Refused)
+        assert last.code is RefusalCode.KICKED
+
+
+async def test_who_does_not_read_is_let_go_in_bounded_time_all_the_same() -> None:
+    async with a_table() as table:
+        network = table.admit("deaf", 1)
+        await table.dial(network)
+        await trio.sleep(1)
+        table.world.freeze("deaf")
+        peer = f"{1:032x}"
+        coordinator = table.master.coordinator
+        table.master.decide(lambda now_s: coordinator.kick(peer, "rude", now_s))
+        assert peer not in coordinator.context.roster
+        await trio.sleep(10)
+        assert not table.master.sessions
+
+
+async def test_a_peer_that_talks_nonsense_is_told_and_gone_at_once() -> None:
+    async with a_table() as table:
+        stream = await table.dial(table.admit("a", 1))
+        assert isinstance(await stream.receive(), Welcome)
+        await stream._stream.send_all(b"\x00\x00\x00\x04junk")
+        heard = await all_of(stream)
+        last = heard[-1]
+        assert isinstance(last, Refused)
+        assert last.code is RefusalCode.PROTOCOL
+        assert not len(table.master.coordinator.context.roster)
+
+
+async def test_a_stranger_without_a_grant_is_told() -> None:
+    async with a_table() as table:
+        stream = await table.dial(table.world.host("who", f"{7:032x}", Party.PEER))
+        heard = await all_of(stream)
+        assert [type(each) for each in heard] == [Refused]
+        assert not any(isinstance(each, Heartbeat) for each in heard)
