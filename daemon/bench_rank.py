@@ -51,10 +51,10 @@ CHECKED_VALUES = 2**16  # of each result are compared with what they should be
 ERRORS_MAX = {"fp32": 1e-5, "topk": 0.99}
 ERROR_MAX = 0.2
 
-# Offsets in Linux's struct tcp_info: payload bytes that the other side has acknowledged, that came
-# in, and that had to be sent again.
+# Offsets in Linux's struct tcp_info: payload bytes that came in, that were sent, and how many of
+# those were sent again.
 _TCP_INFO_BYTES = 216
-_BYTES_ACKED, _BYTES_RECEIVED, _BYTES_RETRANSMITTED = 120, 128, 208
+_BYTES_RECEIVED, _BYTES_SENT = 128, 200  # and right after it, those sent again
 
 
 @frozen
@@ -136,15 +136,19 @@ class CountedNetwork(SocketNetwork):
         total = Traffic()
         for sock in self._sockets:
             info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-            total.sent_bytes += struct.unpack_from("=Q", info, _BYTES_ACKED)[0]
+            sent, again = struct.unpack_from("=QQ", info, _BYTES_SENT)
+            total.sent_bytes += sent - again
             total.received_bytes += struct.unpack_from("=Q", info, _BYTES_RECEIVED)[0]
-            total.retransmitted_bytes += struct.unpack_from("=Q", info, _BYTES_RETRANSMITTED)[0]
+            total.retransmitted_bytes += again
         return total
 
 
 @define
 class Traffic:
-    """TCP payload: TLS, lanes' headers and tags included, TCP's and IP's headers not."""
+    """TCP payload: TLS, lanes' headers and tags included, TCP's and IP's headers not.
+
+    What had to be sent again counts apart.
+    """
 
     sent_bytes: int = 0
     received_bytes: int = 0
@@ -244,7 +248,6 @@ class Bench:
         took_s = trio.current_time() - started_s
         cpu_s = time.process_time() - cpu_before_s
         error = self._error(result)
-        # What was sent last counts once it is acknowledged; by now all have what they need.
         first = await self.rendezvous.exchange({"s": took_s, "digest": result.digest.hex()})
         after = self.network.traffic()
         mine = [
@@ -323,29 +326,27 @@ class Bench:
 
 async def run_rank(options: Options) -> dict[str, Any] | None:
     """Be one rank; the report at rank 0."""
-    with ExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-bench-")))
-        async with trio.open_nursery() as nursery:
-            rendezvous = await Rendezvous.open(
-                peers=options.peers,
-                rank=options.rank,
-                master=options.master,
-                token=options.token,
-                nursery=nursery,
-            )
-            bench = await _link_up(options, rendezvous, directory, nursery)
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as directory:
+        async with (
+            Rendezvous.open(
+                peers=options.peers, rank=options.rank, master=options.master, token=options.token
+            ) as rendezvous,
+            trio.open_nursery() as nursery,
+        ):
+            bench = await _link_up(options, rendezvous, Path(directory), nursery)
             port = free_port(options.master.host) if options.rank == 0 else 0
             ports = await rendezvous.exchange({"port": port})
-            worker = None
-            if options.gloo:
-                worker = GlooWorker(options, rendezvous.host, ports[0]["port"])
-                stack.callback(worker.close)
-                await worker.turn("begin")
-            for _repetition in range(options.warm_up + options.repeat):
-                await bench.reduce()
-                if worker is not None:
-                    await bench.gloo(worker)
-            await rendezvous.exchange({})
+            with ExitStack() as stack:
+                worker = None
+                if options.gloo:
+                    worker = GlooWorker(options, rendezvous.host, ports[0]["port"])
+                    stack.callback(worker.close)
+                    await worker.turn("begin")
+                for _repetition in range(options.warm_up + options.repeat):
+                    await bench.reduce()
+                    if worker is not None:
+                        await bench.gloo(worker)
+            await rendezvous.exchange({})  # nobody cuts a link that others still need
             nursery.cancel_scope.cancel()
         return bench.report() if options.rank == 0 else None
 

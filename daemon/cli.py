@@ -448,7 +448,7 @@ def kick(peer: str, state: Path | None, reason: str, as_json: bool) -> None:
     help="Write the verdict here.",
 )
 @click.option(
-    "--rounds", type=click.IntRange(6), default=30, show_default=True, help="Rounds to commit."
+    "--rounds", type=click.IntRange(6), default=24, show_default=True, help="Rounds to commit."
 )
 @click.option(
     "--keep",

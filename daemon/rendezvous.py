@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import secrets
 import socket
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -62,25 +64,37 @@ class Rendezvous:
         self.host = host
 
     @classmethod
+    @asynccontextmanager
     async def open(
-        cls, *, peers: int, rank: int, master: Address, token: str, nursery: trio.Nursery
-    ) -> Rendezvous:
-        """Meet; rank 0 listens in ``nursery`` from then on.
+        cls, *, peers: int, rank: int, master: Address, token: str
+    ) -> AsyncGenerator[Rendezvous]:
+        """Meet; the block runs once all are there.
 
         Raises:
-          UserError: not all came in time.
+          UserError: not all came in time, or rank 0 wants another token.
         """
-        with trio.move_on_after(RENDEZVOUS_S):
-            if rank == 0:
-                return await cls._gather_ranks(peers, master, token, nursery)
-            stream = await _dial_patiently(master)
-            lines = LineStream(stream)
-            await lines.send({"token": token, "rank": rank})
-            for _ping in range(PINGS):
-                await lines.receive()
-                await lines.send({})
-            return cls(rank, {0: lines}, str(stream.socket.getsockname()[0]))
-        raise UserError(f"not all {peers} ranks came within {RENDEZVOUS_S:g} s")
+        async with AsyncExitStack() as stack:
+            nursery = await stack.enter_async_context(trio.open_nursery())
+            stack.callback(nursery.cancel_scope.cancel)
+            met = None
+            with trio.move_on_after(RENDEZVOUS_S):
+                if rank == 0:
+                    met = await cls._gather_ranks(peers, master, token, nursery)
+                else:
+                    stream = await stack.enter_async_context(await _dial_patiently(master))
+                    met = await cls._greet_master(stream, rank, token)
+            if met is None:
+                raise UserError(f"not all {peers} ranks came within {RENDEZVOUS_S:g} s")
+            yield met
+
+    @classmethod
+    async def _greet_master(cls, stream: trio.SocketStream, rank: int, token: str) -> Rendezvous:
+        lines = LineStream(stream)
+        await lines.send({"token": token, "rank": rank})
+        for _ping in range(PINGS):
+            await lines.receive()
+            await lines.send({})
+        return cls(rank, {0: lines}, str(stream.socket.getsockname()[0]))
 
     @classmethod
     async def _gather_ranks(

@@ -302,7 +302,7 @@ def test_no_master_at_the_invites_address(run: Run) -> None:
     assert said.status == ExitCode.UNREACHABLE
     assert "127.0.0.1:1" in said.line
     assert "trying again" in said.out
-    assert time.monotonic() - began_s < 5
+    assert time.monotonic() - began_s < 20
 
 
 # ---------------------------------------------------------------- against a live master
@@ -545,14 +545,14 @@ def test_a_second_ctrl_c_stops_at_once(small: Fleet) -> None:
     trainer = small.peer("p")["command_pid"]
     small.nodes["master"].signal(signal.SIGSTOP)  # it will not release the peer
     peer.signal(signal.SIGINT)
-    until_s = time.monotonic() + 5
+    until_s = time.monotonic() + 20
     while "leaving" not in peer.log and time.monotonic() < until_s:
         time.sleep(0.02)
     assert peer.process.poll() is None
     began_s = time.monotonic()
     peer.signal(signal.SIGINT)
     assert peer.wait() == ExitCode.INTERRUPTED
-    assert time.monotonic() - began_s < 3.0
+    assert time.monotonic() - began_s < 12
     assert "without draining" in told(peer)
     assert not alive(trainer)
 

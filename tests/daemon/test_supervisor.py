@@ -188,7 +188,7 @@ async def test_one_that_ignores_sigterm_is_killed_in_the_end(
         assert pid is not None
         began_s = time.monotonic()
         await supervisor.stop()
-        assert time.monotonic() - began_s < 5
+        assert time.monotonic() - began_s < 9
         assert not alive(pid)
 
 
