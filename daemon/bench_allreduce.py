@@ -124,6 +124,11 @@ def allreduce(
     Without --rank all ranks are started here, on loopback. With --rank and --master this is one of
     them: start each where it belongs. That is for a lab: whoever knows the token gets a certificate
     from rank 0, over a connection that is not encrypted.
+
+    \b
+    Examples:
+      holdfast bench allreduce --peers 4 --size 64MiB
+      holdfast bench allreduce --codec int8 --json -
     """
     # Not at the top: whoever asks for --help need not wait for numpy.
     from .bench_rank import GLOO_WORKER, Options, run_rank
