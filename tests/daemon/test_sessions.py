@@ -79,9 +79,9 @@ class Table:
 
 
 @asynccontextmanager
-async def a_table(**link: float) -> AsyncIterator[Table]:
+async def a_table(bytes_per_s: float = 1e9) -> AsyncIterator[Table]:
     async with trio.open_nursery() as nursery:
-        world = MemoryWorld(random.Random(1), **link)
+        world = MemoryWorld(random.Random(1), bytes_per_s=bytes_per_s)
         store = Store(":memory:")
         created = RunCreated(RUN_ID, SPEC)
         store.append(created)
