@@ -189,9 +189,11 @@ class LinkHub:
         link = await self.link(peer, deadline_s)
         await link.send(message)
 
-    def register(self, key: Key, sink: Sink) -> AbstractContextManager[None]:
+    def register(
+        self, key: Key, sink: Sink, *, threads: bool = False
+    ) -> AbstractContextManager[None]:
         """See ``FrameRouter.register``."""
-        return self.router.register(key, sink)
+        return self.router.register(key, sink, threads=threads)
 
     def forget_through(self, round_: int, attempt: int) -> None:
         """See ``FrameRouter.forget_through``."""
