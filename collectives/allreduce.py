@@ -7,29 +7,36 @@ decode the same bytes to the same bits.
     Reduction.run               returns when this node's result is whole and all whom the round
      │                          depends on were given theirs
      ├── watch                  one per peer that still owes us a frame: its loss ends the attempt
-     ├── send_contributions     a few per owner, sharing its chunks in order
-     ├── send_results           a few per contributor and owner, sharing our chunks as they get done
-     ├── work                   two: reduce the chunks we own, decode the others' (in threads)
-     └── hash_result            follows the chunks in order
+     ├── send_contributions     one per owner: gives its chunks to the link, in order
+     ├── send_results           one per contributor and owner: gives our chunks as they get done
+     ├── reduce_alone           if nobody else contributes
+     └── whole.wait
 
     the hub's nursery
      └── send_results           to receivers that only listen: they may lag, nobody waits for them
 
-Frames come in through ``place`` and ``deliver``, called by the links' readers; these only take note
-and never wait, so a reduction cannot hold up a lane, nor two reductions each other.
+The chunks themselves never pass through these tasks. Links ask the *sources* (``_Contributions``,
+``_Results``) for the next frame when a lane is idle, and hand what comes in to ``place`` and
+``deliver``, over real sockets all of that in the lanes' threads. ``deliver`` does the frame's
+arithmetic at once, while its bytes are in the cache: the contribution that completes a chunk reduces
+it, a result is checked and decoded, and either is hashed if it is next. Nothing here ever waits for
+a frame or a lock for long, so a reduction cannot hold up a lane, nor two reductions each other.
+
+``_lock`` guards what frames change: the books of what was placed, arrived and owed, and the spare
+buffers. It is held for some microseconds, never during arithmetic, and no other lock is taken
+under it. Arithmetic needs none: each chunk is worked on by one thread, once.
 """
 
 from __future__ import annotations
 
-import math
+import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 import numpy as np
 import trio
-from attrs import define, frozen
-from blake3 import blake3
+from attrs import frozen
 
 from ..protocol.errors import (
     BadContributionError,
@@ -51,11 +58,15 @@ from .arithmetic import (
     reduce_values,
 )
 from .hub import LINK_WAIT_S, LinkHub
-from .link import LANE_COUNT, Link
+from .link import Link
+from .ordered_hash import OrderedHash
+from .outlet import Loop, Outgoing
 
-# Frames offered to a link at once: one for each lane, and one that the next idle lane takes.
-FLOWS_PER_LINK = LANE_COUNT + 1
-WORKERS = 2  # one chunk's arithmetic overlaps with another's, without crowding out the trainer
+# What an owner buffers of others' contributions while they are out of step. A contributor sends only
+# so far ahead of the results that come back, so that fast ones do not fill the owner's memory while
+# it waits for slow ones. With 8 contributors it is 9 MiB each: 1 Gbit/s over 75 ms.
+CONTRIBUTIONS_BYTES_MAX = 64 * 2**20
+AHEAD_MIN = 4  # chunks that a contributor may be ahead at least: enough to keep its lanes busy
 
 
 @frozen
@@ -63,7 +74,8 @@ class ReduceResult:
     """What an attempt gives at every receiver.
 
     Attributes:
-      values: shape ``(value_count,)``, float32: the weighted mean; bit-identical everywhere.
+      values: shape ``(value_count,)``, float32, read-only: the weighted mean; bit-identical
+        everywhere. May share the memory of ``encoded``.
       counters: shape ``(counter_count,)``, int64: the elementwise maximum.
       digest: BLAKE3 of ``encoded``.
       sent_bytes: payload bytes that this node sent until the result was whole.
@@ -88,9 +100,11 @@ class Reduction:
       size: of the fragment, as this node knows it.
       hub: where the links are; running.
       values: shape ``(value_count,)``, float32, C-contiguous; None if this node does not contribute
-        or gives ``encoded_input``. Only read, and only during ``run``.
+        or gives ``encoded_input``. Only read, and only during ``run``, unless they stay.
       counters: shape ``(counter_count,)``, int64; None as for ``values``, or when there are none.
       encoded_input: that of an earlier attempt at the same round; used as far as it fits.
+      values_stay: ``values`` will not change until the round is over, whatever becomes of this
+        attempt; with codec fp32 they are then sent from where they are, which saves a copy.
       link_wait_s: how long to wait for a link that is not up.
 
     Attributes:
@@ -113,6 +127,7 @@ class Reduction:
         counters: Counters | None,
         *,
         encoded_input: EncodedInput | None = None,
+        values_stay: bool = False,
         link_wait_s: float = LINK_WAIT_S,
     ) -> None:
         self._order = order
@@ -129,27 +144,37 @@ class Reduction:
             self._chunks.setdefault(cut.owner, []).append(index)
         self._mine = self._chunks.get(me, [])
         self._check_order()
-        self.encoded_input = self._own_input(values, counters, encoded_input)
+        self.encoded_input = self._own_input(values, counters, encoded_input, values_stay)
 
         self._result = np.empty(self._layout.down_bytes, np.uint8).data
-        self._values = np.empty(size.value_count, np.float32)
+        if self._layout.codec_down.verbatim:
+            self._values = np.frombuffer(self._result, np.float32, count=size.value_count)
+        else:
+            self._values = np.empty(size.value_count, np.float32)
         self._counters = np.empty(size.counter_count, np.int64)
+
+        self._lock = threading.Lock()  # see the top of this file
         self._up_bytes_max = max((cut.up_bytes for cut in self._layout.cuts), default=0)
         self._spare_buffers: list[memoryview] = []
         self._lent_buffers: dict[tuple[int, str], memoryview] = {}  # by chunk and contributor
         self._placed: dict[tuple[FrameKind, int, str], memoryview] = {}
         self._arrived: dict[int, dict[str, memoryview]] = {}  # contributions, by owned chunk
         self._owed = self._expected_frames()  # frames still to come, by peer
-        self._watches: dict[str, trio.CancelScope] = {}
-        self._reduced: list[int] = []  # owned chunks whose result is there, as they got done
-        self._done = [False] * len(self._layout.cuts)
-        self._done_count = 0
-        self._progress = trio.Event()
-        self._to_work, self._work_queue = trio.open_memory_channel[int](math.inf)
-        self._hasher = blake3()
+        self._results_from: Counter[str] = Counter()  # results that came, by owner
         self._sent_bytes = 0
+
+        self._reduced: list[int] = []  # owned chunks whose result is there, as they got done
+        self._hash = OrderedHash(
+            self._result, [cut.down for cut in self._layout.cuts], self._all_hashed
+        )
+        self._links: tuple[Link, ...] = ()  # that may have to be told of new results
+        self._owner_links: dict[str, Link] = {}
+        # The event loop's own.
+        self._watches: dict[str, trio.CancelScope] = {}
+        self._whole = trio.Event()
         self._scope = trio.CancelScope()
         self._error: PeerLostError | BadContributionError | None = None
+        self._loop: Loop | None = None  # while it runs
 
     # ------------------------------------------------------------ the collective
 
@@ -170,9 +195,10 @@ class Reduction:
 
         Cost:
           With ``n`` contributors, all of them receivers, and owner share ``w``, in payload bytes:
-          ``(1 - w) * up_bytes + (n - 1) * w * down_bytes`` sent. Memory: one encoded input, one
-          encoded and one decoded result, and up to ``(n - 1) * w`` encoded inputs while the
-          contributors are out of step.
+          ``(1 - w) * up_bytes + (n - 1) * w * down_bytes`` sent. Memory beside the values that are
+          given: one encoded input (none if they stay and are not changed by the codec), one encoded
+          result, one decoded result (none if the codec is verbatim), and others' contributions of
+          up to ``CONTRIBUTIONS_BYTES_MAX``, or ``AHEAD_MIN`` chunks of each if that is more.
 
         Cancellation: safe at any point; the input is untouched, and not used afterwards.
         """
@@ -181,8 +207,12 @@ class Reduction:
         result = (FrameKind.RESULT, order.round, order.attempt)
         trailing: list[trio.CancelScope] = []
         whole = False
+        self._loop = Loop()
         try:
-            with self._hub.register(contribution, self), self._hub.register(result, self):
+            with (
+                self._hub.register(contribution, self, threads=True),
+                self._hub.register(result, self, threads=True),
+            ):
                 self._hub.stop_trailing(order.round)
                 trailing += self._start_trailing()
                 with self._scope:
@@ -195,10 +225,12 @@ class Reduction:
             if not whole:
                 for scope in trailing:
                     scope.cancel()
+        values = self._values.view()
+        values.flags.writeable = False
         return ReduceResult(
-            values=self._values,
+            values=values,
             counters=self._counters,
-            digest=self._hasher.digest(),
+            digest=self._hash.digest(),
             sent_bytes=self._sent_bytes,
             encoded=self._result.toreadonly(),
         )
@@ -209,21 +241,14 @@ class Reduction:
             nursery.start_soon(self._guard, partial(self._watch, peer))
         if self.encoded_input is not None:
             for owner in self._rotated(list(self._chunks)):
-                chunks = iter(self._chunks[owner])
-                for _flow in range(FLOWS_PER_LINK):
-                    task = partial(self._send_contributions, owner, chunks)
-                    nursery.start_soon(self._guard, task)
+                nursery.start_soon(self._guard, partial(self._send_contributions, owner))
         if self._mine:
             for receiver in self._rotated(self._needed):
                 nursery.start_soon(partial(self._send_results, receiver))
-        for _worker in range(WORKERS):
-            nursery.start_soon(self._guard, self._work)
-        nursery.start_soon(self._guard, self._hash_result)
-        if set(self._contributors) <= {self._me}:
-            for index in self._mine:
-                self._to_work.send_nowait(index)
-        if not self._done:
-            self._to_work.close()
+        if self._mine and set(self._contributors) <= {self._me}:
+            nursery.start_soon(self._guard, self._reduce_alone)
+        if self._layout.cuts:
+            nursery.start_soon(self._whole.wait)
 
     def _start_trailing(self) -> list[trio.CancelScope]:
         needed = set(self._needed)
@@ -243,6 +268,11 @@ class Reduction:
         except (PeerLostError, BadContributionError) as error:
             self._fail(error)
 
+    def _soon(self, function: Callable[[], object]) -> None:
+        """Call it on the event loop."""
+        assert self._loop is not None
+        self._loop.soon(function)
+
     def _fail(self, error: PeerLostError | BadContributionError) -> None:
         """End the attempt; only the first reason is told."""
         if self._error is None:
@@ -258,16 +288,10 @@ class Reduction:
 
     # ------------------------------------------------------------ sending
 
-    async def _send_contributions(self, owner: str, chunks: Iterator[int]) -> None:
+    async def _send_contributions(self, owner: str) -> None:
         link = await self._hub.link(owner, self._link_wait_s)
-        encoded = self.encoded_input
-        assert encoded is not None
-        for index in chunks:
-            if not encoded.is_encoded(index):
-                await self._network.run_sync(partial(self._encode_own, index))
-            payload = encoded.chunk(index)
-            await link.send_frame(self._header(FrameKind.CONTRIBUTION, index, payload), payload)
-            self._sent_bytes += len(payload)
+        self._owner_links[owner] = link
+        await link.send_from(_Contributions(self, owner))
 
     async def _send_results(self, receiver: str) -> None:
         """Send our chunks' results as they get done.
@@ -275,59 +299,84 @@ class Reduction:
         A receiver that is lost is skipped: if this node needs something of it, its watch says so;
         if not, whoever does will.
         """
-        feed = _Feed()
         try:
             link = await self._hub.link(receiver, self._link_wait_s)
-            async with trio.open_nursery() as nursery:
-                for _flow in range(FLOWS_PER_LINK):
-                    nursery.start_soon(self._feed_results, link, feed)
-        except* PeerLostError:
+            self._links = (*self._links, link)
+            await link.send_from(_Results(self))
+        except PeerLostError:
             pass
 
-    def _header(self, kind: FrameKind, index: int, payload: memoryview) -> FrameHeader:
-        order = self._order
-        return FrameHeader(kind, order.round, order.attempt, index, order.fragment, len(payload))
+    def _header(self, kind: FrameKind, index: int) -> FrameHeader:
+        order, cut = self._order, self._layout.cuts[index]
+        payload_bytes = cut.down_bytes if kind is FrameKind.RESULT else cut.up_bytes
+        return FrameHeader(kind, order.round, order.attempt, index, order.fragment, payload_bytes)
 
-    async def _feed_results(self, link: Link, feed: _Feed) -> None:
-        while feed.position < len(self._mine):
-            if feed.position == len(self._reduced):
-                await self._progress.wait()
-                continue
-            index = self._reduced[feed.position]
-            feed.position += 1
-            payload = self._result[self._layout.cuts[index].down]
-            await link.send_frame(self._header(FrameKind.RESULT, index, payload), payload)
+    def _load_contribution(self, index: int) -> memoryview | None:
+        try:
+            payload = self._encoded_own(index)
+        except BadContributionError as error:
+            self._soon(partial(self._fail, error))
+            return None
+        self._count_sent(payload)
+        return payload
+
+    def _load_result(self, index: int) -> memoryview:
+        payload = self._result[self._layout.cuts[index].down]
+        self._count_sent(payload)
+        return payload
+
+    def _count_sent(self, payload: memoryview) -> None:
+        with self._lock:
             self._sent_bytes += len(payload)
 
     # ------------------------------------------------------------ receiving
 
     def place(self, peer: str, header: FrameHeader) -> memoryview | None:
         """See ``routing.Sink``. What is wrong lands in a buffer that nobody reads."""
-        if self._objection(peer, header) is not None:
-            return memoryview(bytearray(header.payload_bytes))
-        if header.kind is FrameKind.RESULT:
-            view = self._result[self._layout.cuts[header.index].down]
-        else:
-            view = self._lend_buffer(header.index, peer)[: header.payload_bytes]
-        self._placed[header.kind, header.index, peer] = view
-        return view
+        with self._lock:
+            if self._objection(peer, header) is not None:
+                return memoryview(bytearray(header.payload_bytes))
+            if header.kind is FrameKind.RESULT:
+                view = self._result[self._layout.cuts[header.index].down]
+            else:
+                view = self._lend_buffer(header.index, peer)[: header.payload_bytes]
+            self._placed[header.kind, header.index, peer] = view
+            return view
 
     def deliver(self, peer: str, header: FrameHeader, payload: memoryview) -> None:
         """See ``routing.Sink``. The header is authentic now, so its sender can be named."""
-        if self._placed.get((header.kind, header.index, peer)) is not payload:
-            reason = self._objection(peer, header) or "sent a chunk twice"
-            if peer in self._owed:
-                self._fail(BadContributionError(peer, reason))
-                return
-            raise RemoteProtocolError(f"peer {peer[:8]} {reason}")
-        if header.kind is FrameKind.RESULT:
-            self._to_work.send_nowait(header.index)
-        else:
-            arrived = self._arrived.setdefault(header.index, {})
-            arrived[peer] = payload
-            if len(arrived) == len(set(self._contributors) - {self._me}):
-                self._to_work.send_nowait(header.index)
+        index = header.index
+        with self._lock:
+            wanted = self._placed.get((header.kind, index, peer)) is payload
+            reason = None if wanted else self._objection(peer, header) or "sent a chunk twice"
+        if reason is not None:
+            if peer not in self._owed:
+                raise RemoteProtocolError(f"peer {peer[:8]} {reason}")
+            self._soon(partial(self._fail, BadContributionError(peer, reason)))
+            return
+        try:
+            if header.kind is FrameKind.RESULT:
+                self._decode(index)
+                self._result_came(peer)
+            elif self._contribution_came(peer, index, payload):
+                self._reduce(index)
+        except BadContributionError as error:
+            self._soon(partial(self._fail, error))
+            return
         self._pay(peer)
+
+    def _contribution_came(self, peer: str, index: int, payload: memoryview) -> bool:
+        """Whether it was the last one that its chunk lacked."""
+        with self._lock:
+            arrived = self._arrived.setdefault(index, {})
+            arrived[peer] = payload
+            return len(arrived) == len(self._contributors) - (self._me in self._contributors)
+
+    def _result_came(self, owner: str) -> None:
+        with self._lock:
+            self._results_from[owner] += 1
+        if (link := self._owner_links.get(owner)) is not None:
+            link.wake()  # we may send it more contributions now
 
     def _objection(self, peer: str, header: FrameHeader) -> str | None:
         """What is wrong with a frame, as the rest of a sentence about its sender."""
@@ -351,9 +400,11 @@ class Reduction:
         return None
 
     def _pay(self, peer: str) -> None:
-        self._owed[peer] -= 1
-        if self._owed[peer] == 0:
-            self._watches[peer].cancel()
+        with self._lock:
+            self._owed[peer] -= 1
+            paid = self._owed[peer] == 0
+        if paid:
+            self._soon(self._watches[peer].cancel)
 
     def _lend_buffer(self, index: int, peer: str) -> memoryview:
         """A buffer for a contribution; they are used again chunk after chunk."""
@@ -364,34 +415,26 @@ class Reduction:
 
     # ------------------------------------------------------------ arithmetic
 
-    async def _work(self) -> None:
-        async for index in self._work_queue:
-            mine = self._layout.cuts[index].owner == self._me
-            await self._network.run_sync(partial(self._reduce if mine else self._decode, index))
-            if mine:
-                self._reduced.append(index)
-                for peer in self._arrived.pop(index, {}):
-                    self._spare_buffers.append(self._lent_buffers.pop((index, peer)))
-            self._done[index] = True
-            self._done_count += 1
-            if self._done_count == len(self._done):
-                self._to_work.close()
-            self._wake()
+    async def _reduce_alone(self) -> None:
+        for index in self._mine:
+            await self._network.run_sync(partial(self._reduce, index))
 
-    def _encode_own(self, index: int) -> None:
+    def _encoded_own(self, index: int) -> memoryview:
         assert self.encoded_input is not None
         try:
             self.encoded_input.encode(index)
         except ValueError as error:
             raise BadContributionError(self._me, str(error)) from error
+        return self.encoded_input.chunk(index)
 
     def _reduce(self, index: int) -> None:
-        """In a thread: one chunk that we own."""
+        """One chunk that we own and all of whose contributions are here; perhaps in a thread."""
         cut = self._layout.cuts[index]
-        arrived = dict(self._arrived.get(index, {}))
+        with self._lock:
+            arrived = self._arrived.pop(index, {})
+        others = list(arrived)
         if self.encoded_input is not None:
-            self._encode_own(index)
-            arrived[self._me] = self.encoded_input.chunk(index)
+            arrived[self._me] = self._encoded_own(index)
         contributions = [arrived[peer] for peer in self._contributors]
         encoded = self._result[cut.down]
         if cut.is_counters:
@@ -406,33 +449,28 @@ class Reduction:
                 self._values[cut.values],
                 encoded,
             )
+        with self._lock:
+            for peer in others:
+                self._spare_buffers.append(self._lent_buffers.pop((index, peer)))
+        self._reduced.append(index)
+        for link in self._links:
+            link.wake()
+        self._hash.piece_done(index)
 
     def _decode(self, index: int) -> None:
-        """In a thread: one chunk that somebody else owns."""
+        """One chunk that somebody else owns; perhaps in a thread."""
         cut = self._layout.cuts[index]
-        encoded = self._result[cut.down]
+        encoded, values = self._result[cut.down], self._values[cut.values]
         if cut.is_counters:
             self._counters[:] = np.frombuffer(encoded, "<i8")
-        else:
-            decode_checked(self._layout.codec_down, encoded, self._values[cut.values], cut.owner)
+        elif not self._layout.codec_down.verbatim:
+            decode_checked(self._layout.codec_down, encoded, values, cut.owner)
+        elif not np.isfinite(values).all():
+            raise BadContributionError(cut.owner, "a value that is not finite")
+        self._hash.piece_done(index)
 
-    async def _hash_result(self) -> None:
-        position = 0
-        while position < len(self._done):
-            end = position
-            while end < len(self._done) and self._done[end]:
-                end += 1
-            if end == position:
-                await self._progress.wait()
-                continue
-            cuts = self._layout.cuts
-            piece = self._result[cuts[position].down.start : cuts[end - 1].down.stop]
-            await self._network.run_sync(partial(self._hasher.update, piece))
-            position = end
-
-    def _wake(self) -> None:
-        self._progress.set()
-        self._progress = trio.Event()
+    def _all_hashed(self) -> None:
+        self._soon(self._whole.set)
 
     # ------------------------------------------------------------ who and what
 
@@ -449,7 +487,11 @@ class Reduction:
             raise RemoteProtocolError("the order does not name this node")
 
     def _own_input(
-        self, values: Values | None, counters: Counters | None, earlier: EncodedInput | None
+        self,
+        values: Values | None,
+        counters: Counters | None,
+        earlier: EncodedInput | None,
+        values_stay: bool,
     ) -> EncodedInput | None:
         if self._me not in self._contributors:
             return None
@@ -460,7 +502,7 @@ class Reduction:
             counters = np.empty(0, np.int64)
         if values is None or counters is None:
             raise LocalProtocolError("this node contributes, but has nothing to contribute")
-        return EncodedInput(plan, self._size, values, counters)
+        return EncodedInput(plan, self._size, values, counters, values_stay=values_stay)
 
     def _expected_frames(self) -> dict[str, int]:
         """How many frames each peer owes us; only peers that owe any."""
@@ -487,8 +529,48 @@ class Reduction:
         return sorted(others, key=lambda peer: (place[peer] - after) % count)
 
 
-@define
-class _Feed:
-    """How far the flows to one receiver are in the list of reduced chunks; they share it."""
+class _Contributions:
+    """Our contribution to an owner's chunks, in order; see ``outlet.FrameSource``."""
 
-    position: int = 0
+    def __init__(self, reduction: Reduction, owner: str) -> None:
+        self._reduction = reduction
+        self._owner = owner
+        self._chunks = reduction._chunks[owner] if owner != reduction._me else []
+        others = len(reduction._contributors) - (owner in reduction._contributors)
+        chunk_bytes = max(1, reduction._up_bytes_max)
+        share = CONTRIBUTIONS_BYTES_MAX // (max(1, others) * chunk_bytes)
+        self._ahead_max = max(AHEAD_MIN, share)
+        self._position = 0
+
+    def next_frame(self) -> Outgoing | None:
+        reduction = self._reduction
+        ahead = self._position - reduction._results_from[self._owner]
+        if self.exhausted() or ahead >= self._ahead_max:
+            return None
+        index = self._chunks[self._position]
+        self._position += 1
+        header = reduction._header(FrameKind.CONTRIBUTION, index)
+        return Outgoing(header, partial(reduction._load_contribution, index))
+
+    def exhausted(self) -> bool:
+        return self._position == len(self._chunks)
+
+
+class _Results:
+    """Our chunks' results for one receiver, as they get done; see ``outlet.FrameSource``."""
+
+    def __init__(self, reduction: Reduction) -> None:
+        self._reduction = reduction
+        self._position = 0
+
+    def next_frame(self) -> Outgoing | None:
+        reduction = self._reduction
+        if self._position == len(reduction._reduced):
+            return None
+        index = reduction._reduced[self._position]
+        self._position += 1
+        header = reduction._header(FrameKind.RESULT, index)
+        return Outgoing(header, partial(reduction._load_result, index))
+
+    def exhausted(self) -> bool:
+        return self._position == len(self._reduction._mine)

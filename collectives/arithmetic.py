@@ -33,6 +33,7 @@ Counters = NDArray[np.int64]
 
 CHUNKS_MAX = 2**20  # chunks of one fragment: 1 TiB of float32 at a MiB a chunk
 COUNTER_BYTES = 8  # int64, little-endian
+BLOCK_VALUES = 2**16  # added up at a time: a few operands of this length fit a core's L2 cache
 
 
 @frozen
@@ -175,14 +176,72 @@ def reduce_values(
     Args:
       contributions: encoded, in the contributors' order.
       out: shape ``(n,)``; becomes the *decoded encoded* mean, as at every receiver.
-      encoded_out: becomes the encoded mean.
+      encoded_out: becomes the encoded mean; may be ``out``'s own memory if the codec is verbatim.
 
     Raises:
       BadContributionError: a contribution that is not finite or not an encoding; or one that is
         finite but so large that the mean cannot be expressed (the largest one is named).
     """
+    if layout.codec_up.verbatim:
+        finite = _add_verbatim(factors, contributions, out)
+    else:
+        finite = _add_decoded(layout, contributors, factors, contributions, out)
+    try:
+        if not finite:
+            raise ValueError("the mean is not finite")
+        if not layout.codec_down.verbatim:
+            layout.codec_down.encode(out, encoded_out)
+            layout.codec_down.decode(encoded_out, out)
+        elif not np.may_share_memory(out, encoded_out):
+            layout.codec_down.encode(out, encoded_out)
+    except ValueError as error:
+        scratch = np.empty_like(out)
+        largest = []
+        for contributor, data in zip(contributors, contributions, strict=True):
+            decode_checked(layout.codec_up, data, scratch, contributor.peer)
+            largest.append(float(np.abs(scratch).max()))
+        culprit = contributors[int(np.argmax(largest))].peer
+        raise BadContributionError(culprit, f"too large to be added: {error}") from error
+
+
+def _add_verbatim(factors: Factors, contributions: Sequence[memoryview], out: Values) -> bool:
+    """The weighted mean of contributions that are float32 in memory; False if it is not finite.
+
+    Contributions are not checked by themselves: whatever is not finite stays so in a sum, and when
+    it is multiplied or divided by what is finite.
+    """
+    inputs = [np.frombuffer(data, np.float32) for data in contributions]
+    scratch = np.empty(min(BLOCK_VALUES, out.size), np.float32)
+    finite = True
+    with np.errstate(over="ignore", invalid="ignore"):  # what came out is checked
+        for start in range(0, out.size, BLOCK_VALUES):
+            block = slice(start, start + BLOCK_VALUES)
+            into = out[block]
+            total: Values | None = None
+            for values, factor in zip(inputs, factors.factors, strict=True):
+                term = values[block]
+                if factor != 1:
+                    term = np.multiply(term, factor, out=(into if total is None else scratch[: into.size]))
+                total = term if total is None else np.add(total, term, out=into)
+            assert total is not None
+            if factors.divisor != 1:
+                total = np.divide(total, factors.divisor, out=into)
+            if total is not into:
+                into[:] = total
+            finite = finite and bool(np.isfinite(into).all())
+    return finite
+
+
+def _add_decoded(
+    layout: Layout,
+    contributors: Sequence[Contributor],
+    factors: Factors,
+    contributions: Sequence[memoryview],
+    out: Values,
+) -> bool:
+    """The weighted mean of contributions that must be decoded; False if it is not finite."""
     scratch = np.empty_like(out)
-    with np.errstate(over="ignore", invalid="ignore"):  # what came out is checked below
+    with np.errstate(over="ignore", invalid="ignore"):  # what came out is checked
         for position, factor in enumerate(factors.factors):
             values = out if position == 0 else scratch
             decode_checked(
@@ -194,18 +253,7 @@ def reduce_values(
                 np.add(out, scratch, out=out)
         if factors.divisor != 1:
             np.divide(out, factors.divisor, out=out)
-    try:
-        if not np.isfinite(out).all():
-            raise ValueError("the mean is not finite")
-        layout.codec_down.encode(out, encoded_out)
-    except ValueError as error:
-        largest = []
-        for data in contributions:
-            layout.codec_up.decode(data, scratch)
-            largest.append(float(np.abs(scratch).max()))
-        culprit = contributors[int(np.argmax(largest))].peer
-        raise BadContributionError(culprit, f"too large to be added: {error}") from error
-    layout.codec_down.decode(encoded_out, out)
+    return bool(np.isfinite(out).all())
 
 
 def reduce_counters(contributions: Sequence[memoryview], out: Counters) -> None:
@@ -265,15 +313,27 @@ class EncodedInput:
     Args:
       values: shape ``(value_count,)``, float32; read, never written.
       counters: shape ``(counter_count,)``, int64.
+      values_stay: ``values`` will not change as long as this is in use; if the codec is verbatim they
+        are then sent as they lie, without a copy.
     """
 
-    def __init__(self, plan: Plan, size: FragmentSize, values: Values, counters: Counters) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        size: FragmentSize,
+        values: Values,
+        counters: Counters,
+        *,
+        values_stay: bool = False,
+    ) -> None:
         _check_array("values", values, np.dtype(np.float32), size.value_count)
         _check_array("counters", counters, np.dtype(np.int64), size.counter_count)
         self._layout = Layout.of(plan, size)
         self._values = values
         self._counters = counters
         self._done = [False] * len(self._layout.cuts)
+        self._in_place = values_stay and self._layout.codec_up.verbatim
+        # Pages that are never written, because the values are sent as they lie, cost no memory.
         self._data = np.empty(self._layout.up_bytes, np.uint8).data
 
     def fits(self, plan: Plan, size: FragmentSize) -> bool:
@@ -301,7 +361,7 @@ class EncodedInput:
         out = self._data[cut.up]
         if cut.is_counters:
             np.frombuffer(out, "<i8")[:] = self._counters
-        else:
+        elif not self._in_place:
             self._layout.codec_up.encode(self._values[cut.values], out)
         self._done[index] = True
 
@@ -314,7 +374,10 @@ class EncodedInput:
         """The encoded bytes of a chunk that is encoded."""
         if not self._done[index]:
             raise LocalProtocolError(f"chunk {index} is not encoded yet")
-        return self._data[self._layout.cuts[index].up]
+        cut = self._layout.cuts[index]
+        if self._in_place and not cut.is_counters:
+            return self._values[cut.values].data.cast("B").toreadonly()
+        return self._data[cut.up]
 
 
 def _check_array(

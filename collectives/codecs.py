@@ -12,6 +12,7 @@ and the choice of a codec live elsewhere.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final, Protocol
@@ -32,6 +33,11 @@ class Codec(Protocol):
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def verbatim(self) -> bool:
+        """Whether the encoding of values is their very memory: then nothing needs to be copied."""
+        ...
 
     def encoded_bytes(self, count: int) -> int:
         """Exact length of ``count`` encoded values; 0 for 0 values."""
@@ -66,6 +72,7 @@ class Fp32Codec:
     """Verbatim little-endian float32; not-a-number and negative zero come back bit for bit."""
 
     name: Final = "fp32"
+    verbatim: Final = sys.byteorder == "little"
 
     def encoded_bytes(self, count: int) -> int:
         return 4 * count
@@ -95,6 +102,7 @@ class Int8Codec:
     """
 
     name: Final = "int8"
+    verbatim: Final = False
 
     def encoded_bytes(self, count: int) -> int:
         return 2 * -(-count // INT8_BLOCK) + count
