@@ -164,9 +164,7 @@ class Reduction:
         self._sent_bytes = 0
 
         self._reduced: list[int] = []  # owned chunks whose result is there, as they got done
-        self._hash = OrderedHash(
-            self._result, [cut.down for cut in self._layout.cuts], self._all_hashed
-        )
+        self._hash = OrderedHash(self._result, [cut.down for cut in self._layout.cuts])
         self._links: tuple[Link, ...] = ()  # that may have to be told of new results
         self._owner_links: dict[str, Link] = {}
         # The event loop's own.
@@ -455,7 +453,7 @@ class Reduction:
         self._reduced.append(index)
         for link in self._links:
             link.wake()
-        self._hash.piece_done(index)
+        self._chunk_done(index)
 
     def _decode(self, index: int) -> None:
         """One chunk that somebody else owns; perhaps in a thread."""
@@ -467,10 +465,11 @@ class Reduction:
             decode_checked(self._layout.codec_down, encoded, values, cut.owner)
         elif not np.isfinite(values).all():
             raise BadContributionError(cut.owner, "a value that is not finite")
-        self._hash.piece_done(index)
+        self._chunk_done(index)
 
-    def _all_hashed(self) -> None:
-        self._soon(self._whole.set)
+    def _chunk_done(self, index: int) -> None:
+        if self._hash.piece_done(index):
+            self._soon(self._whole.set)
 
     # ------------------------------------------------------------ who and what
 

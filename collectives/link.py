@@ -421,6 +421,7 @@ class Link:
             if payload is not None:
                 await lane.sender.send(frame.header, payload)
             self._outlet.finish(taken)
+            del taken, frame, payload  # an idle lane must not keep a whole result in memory
 
     # ------------------------------------------------------------ lanes in threads
 
@@ -456,11 +457,12 @@ class Link:
             sink, view = await self._router.place(self.peer, header)
             if sink is not None and view is not None and self._router.in_threads(header):
                 await _in_lane_thread(partial(self._receive_in_thread, work, header, sink, view))
-                continue
-            await _in_lane_thread(partial(work.receive_payload, header, view))
-            self._silent_s = 0.0
-            if sink is not None and view is not None:
-                self._router.deliver(sink, self.peer, header, view)
+            else:
+                await _in_lane_thread(partial(work.receive_payload, header, view))
+                self._silent_s = 0.0
+                if sink is not None and view is not None:
+                    self._router.deliver(sink, self.peer, header, view)
+            del sink, view
 
     def _read_in_thread(self, work: SocketLane) -> FrameHeader | None:
         """Read until nothing comes (None), or a frame that the event loop must be asked about."""
@@ -469,6 +471,7 @@ class Link:
             if placed is None:
                 return header
             self._receive_in_thread(work, header, *placed)
+            del placed  # an idle lane must not keep a whole result in memory
         return None
 
     def _receive_in_thread(
@@ -480,17 +483,19 @@ class Link:
 
     async def _keep_writing(self, work: SocketLane) -> None:
         while True:
-            first = await self._outlet.take()
+            first = [await self._outlet.take()]
             await _in_lane_thread(partial(self._write_in_thread, work, first))
 
-    def _write_in_thread(self, work: SocketLane, first: Taken) -> None:
-        taken: Taken | None = first
+    def _write_in_thread(self, work: SocketLane, first: list[Taken]) -> None:
+        """Send ``first`` (taken from the list) and what follows it, until nothing does."""
+        taken: Taken | None = first.pop()
         while taken is not None:
             frame = taken[1]
             payload = frame.load()
             if payload is not None:
                 work.send(frame.header, payload)
             self._outlet.finish(taken)
+            del taken, frame, payload  # an idle lane must not keep a whole result in memory
             taken = self._outlet.take_in_thread(LINGER_S)
 
 

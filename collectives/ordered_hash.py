@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from blake3 import blake3
 
@@ -20,22 +20,23 @@ class OrderedHash:
     Args:
       data: the whole buffer.
       pieces: its pieces, in order and without gaps.
-      on_whole: called once when all is hashed, by whichever thread did it; not for an empty buffer.
     """
 
-    def __init__(
-        self, data: memoryview, pieces: Sequence[slice], on_whole: Callable[[], None]
-    ) -> None:
+    def __init__(self, data: memoryview, pieces: Sequence[slice]) -> None:
         self._data = data
         self._pieces = pieces
-        self._on_whole = on_whole
         self._done = [False] * len(pieces)
         self._position = 0
         self._hasher = blake3()
         self._busy = threading.Lock()
 
-    def piece_done(self, index: int) -> None:
-        """That piece will not change any more; from any thread, once for each piece."""
+    def piece_done(self, index: int) -> bool:
+        """That piece will not change any more; from any thread, once for each piece.
+
+        Returns:
+          Whether the whole buffer is hashed now; true at one of the calls only.
+        """
+        whole = False
         self._done[index] = True
         # Who finds the lock taken may go: its piece was marked before it looked, and who holds the
         # lock looks at the marks again after it gave the lock back.
@@ -44,16 +45,11 @@ class OrderedHash:
                 whole = self._advance()
             finally:
                 self._busy.release()
-            if whole:
-                self._on_whole()
+        return whole
 
     def digest(self) -> bytes:
         """Of what was hashed so far."""
         return self._hasher.digest()
-
-    @property
-    def whole(self) -> bool:
-        return self._position == len(self._pieces)
 
     def _has_more(self) -> bool:
         position = self._position  # another thread may move it meanwhile
