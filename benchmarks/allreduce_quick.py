@@ -75,6 +75,15 @@ def make_order(round_: int, peers: Sequence[str], count: int, chunk: int, codec:
     )
 
 
+def used_since(before: resource.struct_rusage) -> str:
+    now = resource.getrusage(resource.RUSAGE_SELF)
+    return (
+        f"user {now.ru_utime - before.ru_utime:.3f} s, system {now.ru_stime - before.ru_stime:.3f} s, "
+        f"{now.ru_nvcsw - before.ru_nvcsw} waits, {now.ru_nivcsw - before.ru_nivcsw} preempted, "
+        f"{now.ru_minflt - before.ru_minflt} faults, peak {now.ru_maxrss / 1024:.0f} MiB"
+    )
+
+
 async def run_peer(
     options: argparse.Namespace,
     rank: int,
@@ -103,15 +112,14 @@ async def run_peer(
         for round_ in range(1, options.rounds + 1):
             order = make_order(round_, peers, count, options.chunk_kib * 256, options.codec)
             await trio.to_thread.run_sync(barrier.wait)
-            start_s, cpu_s = time.perf_counter(), time.process_time()
+            usage = resource.getrusage(resource.RUSAGE_SELF)
+            start_s = time.perf_counter()
             reduction = Reduction(order, me, size, hub, network, values, None, **extra)
             result = await reduction.run()
             taken_s = time.perf_counter() - start_s
             queue.put((round_, rank, taken_s))
             if round_ == options.rounds:
-                peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-                cpu_s = time.process_time() - cpu_s
-                print(f"  rank {rank}: cpu {cpu_s:.3f} s, peak {peak:.0f} MiB, {result.digest.hex()[:8]}")
+                print(f"  rank {rank}: {used_since(usage)}, digest {result.digest.hex()[:8]}")
             del result, reduction
         await trio.to_thread.run_sync(barrier.wait)
         nursery.cancel_scope.cancel()
@@ -134,9 +142,12 @@ def run_gloo(
     tensor = torch.randn(int(options.mebibytes * 2**20) // 4)
     for round_ in range(1, options.rounds + 1):
         barrier.wait()
+        usage = resource.getrusage(resource.RUSAGE_SELF)
         start_s = time.perf_counter()
         dist.all_reduce(tensor)
         queue.put((round_, rank, time.perf_counter() - start_s))
+        if round_ == options.rounds:
+            print(f"  rank {rank}: {used_since(usage)}")
         tensor.mul_(1 / options.peers)
     barrier.wait()
     dist.destroy_process_group()

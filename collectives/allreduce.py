@@ -146,7 +146,7 @@ class Reduction:
         self._check_order()
         self.encoded_input = self._own_input(values, counters, encoded_input, values_stay)
 
-        self._result = np.empty(self._layout.down_bytes, np.uint8).data
+        self._result = hub.buffers.take(self._layout.down_bytes)
         if self._layout.codec_down.verbatim:
             self._values = np.frombuffer(self._result, np.float32, count=size.value_count)
         else:
@@ -501,7 +501,9 @@ class Reduction:
             counters = np.empty(0, np.int64)
         if values is None or counters is None:
             raise LocalProtocolError("this node contributes, but has nothing to contribute")
-        return EncodedInput(plan, self._size, values, counters, values_stay=values_stay)
+        return EncodedInput(
+            plan, self._size, values, counters, values_stay=values_stay, pool=self._hub.buffers
+        )
 
     def _expected_frames(self) -> dict[str, int]:
         """How many frames each peer owes us; only peers that owe any."""

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from ..protocol.errors import BadContributionError, LocalProtocolError, RemoteProtocolError
 from ..protocol.lane import PAYLOAD_BYTES_MAX
 from ..protocol.messages import Contributor, FragmentSize, Plan
+from .buffers import BufferPool
 from .codecs import Codec, get_codec
 
 Values = NDArray[np.float32]
@@ -315,6 +316,7 @@ class EncodedInput:
       counters: shape ``(counter_count,)``, int64.
       values_stay: ``values`` will not change as long as this is in use; if the codec is verbatim they
         are then sent as they lie, without a copy.
+      pool: where its memory comes from.
     """
 
     def __init__(
@@ -325,6 +327,7 @@ class EncodedInput:
         counters: Counters,
         *,
         values_stay: bool = False,
+        pool: BufferPool | None = None,
     ) -> None:
         _check_array("values", values, np.dtype(np.float32), size.value_count)
         _check_array("counters", counters, np.dtype(np.int64), size.counter_count)
@@ -333,8 +336,11 @@ class EncodedInput:
         self._counters = counters
         self._done = [False] * len(self._layout.cuts)
         self._in_place = values_stay and self._layout.codec_up.verbatim
-        # Pages that are never written, because the values are sent as they lie, cost no memory.
-        self._data = np.empty(self._layout.up_bytes, np.uint8).data
+        if self._in_place or pool is None:
+            # Pages that are never written, because the values are sent as they lie, cost nothing.
+            self._data = np.empty(self._layout.up_bytes, np.uint8).data
+        else:
+            self._data = pool.take(self._layout.up_bytes)
 
     def fits(self, plan: Plan, size: FragmentSize) -> bool:
         """Whether the bytes can be used under that plan; owners may differ, cuts may not."""

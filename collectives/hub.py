@@ -55,6 +55,7 @@ from ..protocol.messages import (
 )
 from ..protocol.network import Channel, Network, Party
 from ..protocol.stream import MessageStream
+from .buffers import BufferPool
 from .limiter import UploadLimiter
 from .link import LANE_COUNT, STALL_S, Link, OnMessage
 from .routing import EARLY_WAIT_S, FrameRouter, Key, Sink
@@ -85,6 +86,7 @@ class LinkHub:
     Attributes:
       me: this node's peer id.
       router: the table of who wants which frames.
+      buffers: memory for whole fragments, used again round after round.
       silence_s: a link on which nothing comes for so long is lost; for links made from now on.
       on_message: called with each message that arrives on a link's control stream, one at a time
         per link; it should not wait for long. What it raises as RemoteProtocolError ends the link.
@@ -110,6 +112,7 @@ class LinkHub:
             raise LocalProtocolError(f"early wait {early_wait_s} s, stall only {stall_s} s")
         self.me = me
         self.router = FrameRouter(early_wait_s)
+        self.buffers = BufferPool()
         self.on_message: OnMessage = on_message if on_message is not None else _refuse
         self._network = network
         self._limiter = limiter
