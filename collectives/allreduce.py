@@ -407,7 +407,7 @@ class Reduction:
     def _lend_buffer(self, index: int, peer: str) -> memoryview:
         """A buffer for a contribution; they are used again chunk after chunk."""
         if not self._spare_buffers:
-            self._spare_buffers.append(np.empty(self._up_bytes_max, np.uint8).data)
+            self._spare_buffers.append(self._hub.chunk_buffers.take(self._up_bytes_max))
         buffer = self._lent_buffers[index, peer] = self._spare_buffers.pop()
         return buffer
 
