@@ -222,7 +222,9 @@ def _add_verbatim(factors: Factors, contributions: Sequence[memoryview], out: Va
             for values, factor in zip(inputs, factors.factors, strict=True):
                 term = values[block]
                 if factor != 1:
-                    term = np.multiply(term, factor, out=(into if total is None else scratch[: into.size]))
+                    term = np.multiply(
+                        term, factor, out=(into if total is None else scratch[: into.size])
+                    )
                 total = term if total is None else np.add(total, term, out=into)
             assert total is not None
             if factors.divisor != 1:

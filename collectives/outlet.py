@@ -10,6 +10,7 @@ told something on the event loop is told through ``Loop``.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -33,10 +34,8 @@ class Loop:
         if threading.get_ident() == self._thread:
             function()
             return
-        try:
+        with contextlib.suppress(trio.RunFinishedError):  # whom it should tell is gone
             self._token.run_sync_soon(function)
-        except trio.RunFinishedError:
-            pass  # whom it should tell is gone
 
 
 @frozen
