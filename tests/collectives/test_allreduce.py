@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import random
+import time
+import weakref
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -19,10 +22,12 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from holdfast.collectives import allreduce
 from holdfast.collectives.allreduce import ReduceResult, Reduction
 from holdfast.collectives.arithmetic import EncodedInput, decode_result
 from holdfast.collectives.codecs import Codec, get_codec
 from holdfast.collectives.hub import LinkHub
+from holdfast.collectives.limiter import UploadLimiter
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.authority import Authority
 from holdfast.protocol.credentials import Credentials
@@ -556,6 +561,94 @@ async def test_the_next_attempt_sends_the_input_that_the_first_one_encoded() -> 
             assert [bytes(n.result.encoded) for n in swarm.nodes if n.result] == [wire, wire]
 
 
+# ---------------------------------------------------------------- memory
+
+
+async def test_a_fast_contributor_waits_for_a_slow_one_before_it_fills_the_owner(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chunk_bytes = 400
+    monkeypatch.setattr(allreduce, "CONTRIBUTIONS_BYTES_MAX", 10 * chunk_bytes)
+    size = FragmentSize(20_000, 0, 0)
+    async with trio.open_nursery() as nursery:
+        with ending(nursery):
+            swarm = Swarm(nursery)
+            await swarm.add(3)
+            await swarm.settle()
+            give_input(swarm.nodes, size, 5)
+            order = make_order(
+                size, [(n, 1, 1.0) for n in swarm.nodes], swarm.nodes, owners=swarm.nodes[:1]
+            )
+            owner, _, slow = swarm.nodes
+            swarm.world.link("n2", "n0", bytes_per_s=20_000)
+            async with trio.open_nursery() as reductions:
+                reductions.start_soon(swarm.reduce, order, size, [owner, swarm.nodes[1]])
+                await trio.sleep(5)
+                assert len(owner.hub.chunk_buffers._spare) == 0
+                came = [key for key in _running(owner)._placed if key[2] == peer_id(1)]
+                assert len(came) == 5  # its half of the ten
+                reductions.start_soon(swarm.reduce, order, size, [slow])
+            check_same_bits(order, size, swarm.nodes)
+
+
+def _running(node: Node) -> Reduction:
+    (sink,) = {id(sink): sink for sink in node.hub.router._sinks.values()}.values()
+    assert isinstance(sink, Reduction)
+    return sink
+
+
+async def test_nothing_of_a_reduction_stays_when_it_is_over() -> None:
+    size = FragmentSize(1_000, 0, 1)
+    async with trio.open_nursery() as nursery:
+        with ending(nursery):
+            swarm = Swarm(nursery)
+            await swarm.add(2)
+            give_input(swarm.nodes, size, 5)
+            order = make_order(size, [(n, 1, 1.0) for n in swarm.nodes], swarm.nodes)
+            gone: list[weakref.ref[Reduction]] = []
+
+            async def reduce(node: Node) -> None:
+                reduction = Reduction(
+                    order, node.peer, size, node.hub, node.network, node.values, node.counters
+                )
+                gone.append(weakref.ref(reduction))
+                await reduction.run()
+
+            gc.collect()
+            gc.disable()  # a whole result must not wait in memory for the collector
+            try:
+                async with trio.open_nursery() as reductions:
+                    for node in swarm.nodes:
+                        reductions.start_soon(reduce, node)
+                await trio.sleep(1)
+                assert [reduction() for reduction in gone] == [None, None]
+            finally:
+                gc.enable()
+
+
+async def test_values_that_stay_are_sent_as_they_lie() -> None:
+    size = FragmentSize(1_000, 0, 2)
+    async with trio.open_nursery() as nursery:
+        with ending(nursery):
+            swarm = Swarm(nursery)
+            await swarm.add(2)
+            give_input(swarm.nodes, size, 5)
+            order = make_order(size, [(n, 1, 1.0) for n in swarm.nodes], swarm.nodes)
+            for node in swarm.nodes:
+                assert node.values is not None
+                assert node.counters is not None
+                node.encoded_input = EncodedInput(
+                    order.plan, size, node.values, node.counters, values_stay=True
+                )
+            await swarm.reduce(order, size, swarm.nodes)
+            check_same_bits(order, size, swarm.nodes)
+            for node in swarm.nodes:
+                assert node.encoded_input is not None
+                assert node.values is not None
+                chunk = np.frombuffer(node.encoded_input.chunk(3), np.float32)
+                assert np.shares_memory(chunk, node.values)
+
+
 # ---------------------------------------------------------------- receivers that only listen
 
 
@@ -877,39 +970,47 @@ async def test_wrong_arrays_are_our_own_fault() -> None:
 # ---------------------------------------------------------------- over real sockets
 
 
+async def real_nodes(
+    nursery: trio.Nursery, folder: Path, count: int, limiter: UploadLimiter | None = None
+) -> list[Node]:
+    """Nodes of one run on this machine's loopback; the first one's uploads may be capped."""
+    authority = Authority.load_or_create(folder, "run")
+    nodes: list[Node] = []
+    members: list[MemberInfo] = []
+    for number in range(count):
+        identity = Identity.generate()
+        name = f"n{number}"
+        certificate = authority.issue(identity.request_pem(name), name, Party.PEER)
+        network = SocketNetwork(
+            Credentials(folder / name, identity, certificate, authority.certificate_pem)
+        )
+        hub = LinkHub(network, identity.peer_id, limiter=None if number else limiter)
+        addresses: Sequence[Address] = await nursery.start(
+            network.serve, [Address("127.0.0.1", 0)], hub.handle_channel, hub.handle_lane
+        )
+        await nursery.start(hub.run)
+        nodes.append(Node(number, network, hub))
+        members.append(
+            MemberInfo(
+                identity.peer_id,
+                name,
+                number,
+                tuple(map(str, addresses)),
+                Role.CONTRIBUTOR,
+                True,
+            )
+        )
+    for node in nodes:
+        node.hub.set_members(members)
+    return nodes
+
+
 @pytest.mark.real_time
 async def test_three_nodes_over_real_sockets(tmp_path: Path) -> None:
     size = FragmentSize(300_000, 0, 4)
-    authority = Authority.load_or_create(tmp_path, "run")
-    nodes: list[Node] = []
-    members: list[MemberInfo] = []
     async with trio.open_nursery() as nursery:
         with ending(nursery):
-            for number in range(3):
-                identity = Identity.generate()
-                name = f"n{number}"
-                certificate = authority.issue(identity.request_pem(name), name, Party.PEER)
-                network = SocketNetwork(
-                    Credentials(tmp_path / name, identity, certificate, authority.certificate_pem)
-                )
-                hub = LinkHub(network, identity.peer_id)
-                addresses: Sequence[Address] = await nursery.start(
-                    network.serve, [Address("127.0.0.1", 0)], hub.handle_channel, hub.handle_lane
-                )
-                await nursery.start(hub.run)
-                nodes.append(Node(number, network, hub))
-                members.append(
-                    MemberInfo(
-                        identity.peer_id,
-                        name,
-                        number,
-                        tuple(map(str, addresses)),
-                        Role.CONTRIBUTOR,
-                        True,
-                    )
-                )
-            for node in nodes:
-                node.hub.set_members(members)
+            nodes = await real_nodes(nursery, tmp_path, 3)
             give_input(nodes, size, 1)
             swarm = Swarm(nursery)
             for round_, codec in ((1, "fp32"), (2, "int8")):
@@ -925,3 +1026,76 @@ async def test_three_nodes_over_real_sockets(tmp_path: Path) -> None:
                     node.encoded_input = None
                 await swarm.reduce(order, size, nodes)
                 check_same_bits(order, size, nodes)
+
+
+@pytest.mark.real_time
+async def test_many_rounds_at_once_in_threads(tmp_path: Path) -> None:
+    size = FragmentSize(400_000, 0, 4)
+    async with trio.open_nursery() as nursery:
+        with ending(nursery):
+            nodes = await real_nodes(nursery, tmp_path, 3)
+            give_input(nodes, size, 1)
+            everyone = [(node, 5 + node.number, 1.0) for node in nodes]
+            wires: list[bytes] = []
+
+            async def reduce(node: Node, round_: int, codec: str) -> None:
+                order = make_order(
+                    size,
+                    everyone,
+                    nodes,
+                    chunk_elements=7_000,
+                    codecs=(codec, codec),
+                    round_=round_,
+                )
+                reduction = Reduction(
+                    order, node.peer, size, node.hub, node.network, node.values, node.counters
+                )
+                result = await reduction.run()
+                wire, _ = plain(order, size, nodes)
+                assert result.digest == blake3(wire).digest()
+                wires.append(bytes(result.encoded))
+
+            async with trio.open_nursery() as reductions:
+                for node in nodes:
+                    for round_ in range(1, 7):
+                        codec = "int8" if round_ % 2 else "fp32"
+                        reductions.start_soon(reduce, node, round_, codec)
+            assert len(wires) == 18
+            assert len(set(wires)) == 2
+
+
+@pytest.mark.real_time
+async def test_a_cancelled_reduction_and_a_dying_node_leave_no_thread_waiting(
+    tmp_path: Path,
+) -> None:
+    size = FragmentSize(4_000_000, 0, 0)
+    async with trio.open_nursery() as nursery:
+        nodes = await real_nodes(nursery, tmp_path, 2, UploadLimiter(4e6))
+        give_input(nodes, size, 1)
+        swarm = Swarm(nursery)
+        order = make_order(size, [(n, 1, 1.0) for n in nodes], nodes, chunk_elements=200_000)
+        async with trio.open_nursery() as reductions:
+            reductions.start_soon(swarm.reduce, order, size, nodes)
+            await trio.sleep(0.5)
+            nodes[1].reducing.cancel()
+            await trio.sleep(0.1)
+            assert nodes[0].result is None  # the cap keeps it busy for seconds
+            reductions.cancel_scope.cancel()
+        started_s = time.monotonic()
+        nursery.cancel_scope.cancel()
+    assert time.monotonic() - started_s < 2
+
+
+@pytest.mark.real_time
+async def test_the_upload_cap_holds_in_threads(tmp_path: Path) -> None:
+    size = FragmentSize(500_000, 0, 0)
+    async with trio.open_nursery() as nursery:
+        with ending(nursery):
+            nodes = await real_nodes(nursery, tmp_path, 2, UploadLimiter(4e6))
+            give_input(nodes, size, 1)
+            order = make_order(size, [(n, 1, 1.0) for n in nodes], nodes, chunk_elements=50_000)
+            started_s = time.monotonic()
+            await Swarm(nursery).reduce(order, size, nodes)
+            check_same_bits(order, size, nodes)
+            # 2 MB at 4 MB/s, less the burst of 0.1 s.
+            assert 0.35 < time.monotonic() - started_s < 5
