@@ -1087,6 +1087,23 @@ async def test_a_cancelled_reduction_and_a_dying_node_leave_no_thread_waiting(
 
 
 @pytest.mark.real_time
+async def test_a_link_that_is_cut_off_ends_although_its_threads_are_stuck(tmp_path: Path) -> None:
+    size = FragmentSize(16_000_000, 0, 0)
+    async with trio.open_nursery() as nursery:
+        with ending(nursery):
+            nodes = await real_nodes(nursery, tmp_path, 2)
+            give_input(nodes, size, 1)
+            order = make_order(size, [(n, 1, 1.0) for n in nodes], nodes, chunk_elements=250_000)
+            link = await nodes[0].hub.link(nodes[1].peer)
+            # The other side knows of no round, so it leaves what we send in the sockets' buffers.
+            nursery.start_soon(Swarm(nursery).reduce_at, nodes[0], order, size)
+            await trio.sleep(1)
+            nodes[0].hub.set_members([])
+            with trio.fail_after(3):
+                await link.finished.wait()
+
+
+@pytest.mark.real_time
 async def test_the_upload_cap_holds_in_threads(tmp_path: Path) -> None:
     size = FragmentSize(500_000, 0, 0)
     async with trio.open_nursery() as nursery:
