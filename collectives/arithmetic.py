@@ -13,10 +13,14 @@ member order, with weights w_i, clip factors s_i and decoded values x_i:
 
 Values are float32 and every multiply, add and divide is rounded by itself (numpy ufuncs). A multiply
 by exactly 1.0 is left out, which changes no bit. Clipping shrinks what is added, not the divisor.
+
+A contributor that is lost before all of its chunks are in is left out of the others: there i runs
+over those that are in, and the set of them follows the chunk's mean on the wire.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -25,12 +29,13 @@ from numpy.typing import NDArray
 
 from ..protocol.errors import BadContributionError, LocalProtocolError, RemoteProtocolError
 from ..protocol.lane import PAYLOAD_BYTES_MAX
-from ..protocol.messages import Contributor, FragmentSize, Plan
+from ..protocol.messages import Contributor, ContributorRun, FragmentSize, Plan
 from .codecs import Codec, get_codec
 
 Values = NDArray[np.float32]
 Counters = NDArray[np.int64]
 
+SET_ALIGNMENT_BYTES = 8  # results stay aligned for numpy
 CHUNKS_MAX = 2**20  # chunks of one fragment: 1 TiB of float32 at a MiB a chunk
 COUNTER_BYTES = 8  # int64, little-endian
 
@@ -42,7 +47,9 @@ class Cut:
     Attributes:
       values: the values it holds; empty for the counter chunk.
       up: where its encoded contribution lies in the encoded input.
-      down: where its encoded result lies in the encoded result.
+      down: where its result lies in the whole result: the encoded mean, then the set of its
+        contributors (``pack_set``).
+      mean_bytes: of the encoded mean.
       owner: peer id.
       is_counters: int64 counters instead of values.
     """
@@ -50,6 +57,7 @@ class Cut:
     values: slice
     up: slice
     down: slice
+    mean_bytes: int
     owner: str
     is_counters: bool
 
@@ -82,8 +90,8 @@ class Layout:
     down_bytes: int
 
     @classmethod
-    def of(cls, plan: Plan, size: FragmentSize) -> Layout:
-        """Lay the fragment out.
+    def of(cls, plan: Plan, size: FragmentSize, contributor_count: int = 0) -> Layout:
+        """Lay the fragment out; without the number of contributors ``down`` has no room for sets.
 
         Raises:
           RemoteProtocolError: the plan does not fit the fragment, or chunks do not fit a frame.
@@ -93,6 +101,7 @@ class Layout:
         except ValueError as error:
             raise RemoteProtocolError(f"the plan: {error}") from error
         owners = _owners(plan, size)
+        set_bytes = len(pack_set([False] * contributor_count))
         cuts = []
         up_at = down_at = 0
         for index, owner in enumerate(owners):
@@ -103,6 +112,7 @@ class Layout:
             if is_counters:
                 start = size.value_count
                 up_bytes = down_bytes = COUNTER_BYTES * size.counter_count
+            mean_bytes, down_bytes = down_bytes, down_bytes + set_bytes
             if max(up_bytes, down_bytes) > PAYLOAD_BYTES_MAX:
                 raise RemoteProtocolError(f"chunk {index} of the plan does not fit a frame")
             cuts.append(
@@ -110,6 +120,7 @@ class Layout:
                     values=slice(start, start + count),
                     up=slice(up_at, up_at + up_bytes),
                     down=slice(down_at, down_at + down_bytes),
+                    mean_bytes=mean_bytes,
                     owner=owner,
                     is_counters=is_counters,
                 )
@@ -130,6 +141,29 @@ def _owners(plan: Plan, size: FragmentSize) -> list[str]:
     return [run.peer for run in plan.owners for _ in range(run.chunk_count)]
 
 
+def pack_set(present: Sequence[bool]) -> bytes:
+    """A set of contributors as it follows a chunk's mean: a bit each, padded with zeros."""
+    bits = np.packbits(np.array(present, np.bool_), bitorder="little").tobytes()
+    return bits + bytes(-len(bits) % SET_ALIGNMENT_BYTES)
+
+
+def unpack_set(data: memoryview, count: int) -> list[bool]:
+    """The inverse; raises ValueError: nobody is in it, or somebody who does not exist."""
+    bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
+    if bits[count:].any() or not bits[:count].any():
+        raise ValueError("a set of contributors that cannot be")
+    return [bool(bit) for bit in bits[:count]]
+
+
+def manifest_of(sets: Sequence[bytes], full: bytes) -> tuple[ContributorRun, ...]:
+    """The chunks' packed sets as runs; empty if they are all ``full``."""
+    if all(packed == full for packed in sets):
+        return ()
+    return tuple(
+        ContributorRun(packed, len(list(run))) for packed, run in itertools.groupby(sets)
+    )
+
+
 @frozen
 class Factors:
     """The scalars of a weighted mean; see the top of this file.
@@ -143,11 +177,20 @@ class Factors:
     divisor: np.float32
 
     @classmethod
-    def of(cls, contributors: Sequence[Contributor]) -> Factors:
-        """Raises RemoteProtocolError: nobody contributes, or nobody has any weight."""
+    def of(
+        cls, contributors: Sequence[Contributor], present: Sequence[bool] | None = None
+    ) -> Factors:
+        """Those of the contributors that are ``present`` (default: all).
+
+        The c_i are relative to the heaviest of all, present or not.
+
+        Raises RemoteProtocolError: nobody contributes, or nobody has any weight.
+        """
         heaviest = max((c.weight for c in contributors), default=0)
         if heaviest == 0:
             raise RemoteProtocolError("a reduction without any weight")
+        if present is not None:
+            contributors = [c for c, here in zip(contributors, present, strict=True) if here]
         coefficients = [np.float32(c.weight / heaviest) for c in contributors]
         with np.errstate(over="ignore"):  # refused just below
             factors = tuple(
@@ -159,6 +202,8 @@ class Factors:
         divisor = np.float32(0)
         for coefficient in coefficients:
             divisor = np.float32(divisor + coefficient)
+        if divisor == 0:
+            raise RemoteProtocolError("a reduction without any weight")
         return cls(factors, divisor)
 
 
@@ -232,7 +277,9 @@ def decode_checked(codec: Codec, data: memoryview, out: Values, peer: str) -> No
         raise BadContributionError(peer, "a value that is not finite")
 
 
-def decode_result(encoded: memoryview, plan: Plan, size: FragmentSize) -> tuple[Values, Counters]:
+def decode_result(
+    encoded: memoryview, plan: Plan, size: FragmentSize, contributor_count: int
+) -> tuple[Values, Counters]:
     """Decode a whole result from its wire bytes, as kept for a replay.
 
     Returns:
@@ -242,16 +289,17 @@ def decode_result(encoded: memoryview, plan: Plan, size: FragmentSize) -> tuple[
     Raises:
       LocalProtocolError: the bytes are not of such a result.
     """
-    layout = Layout.of(plan, size)
+    layout = Layout.of(plan, size, contributor_count)
     if len(encoded) != layout.down_bytes:
         raise LocalProtocolError(f"a result of {len(encoded)} bytes, {layout.down_bytes} wanted")
     values = np.empty(size.value_count, np.float32)
     counters = np.empty(size.counter_count, np.int64)
     for cut in layout.cuts:
+        mean = encoded[cut.down][: cut.mean_bytes]
         if cut.is_counters:
-            counters[:] = np.frombuffer(encoded[cut.down], "<i8")
+            counters[:] = np.frombuffer(mean, "<i8")
         else:
-            layout.codec_down.decode(encoded[cut.down], values[cut.values])
+            layout.codec_down.decode(mean, values[cut.values])
     return values, counters
 
 

@@ -11,7 +11,8 @@ and the conversation with the local trainer. What may happen when is decided by
      ├── report_progress             once a second, what the trainer does
      ├── keep_session                dials the master again and again
      │    └── session                Hello, Welcome, then: read, write, heartbeat
-     ├── reduce       (per attempt)  cancelled by the next attempt, an abort or a new session
+     ├── reduce       (per order)    repaired over deaths; ends with the round, or is cancelled by
+     │                               the next order or a new session
      ├── apply        (per commit)   outer step in a thread; never cancelled half-way
      └── fetch        (per fragment) copies a version from donors
 
@@ -61,11 +62,13 @@ from ..protocol.messages import (
     Donate,
     Finish,
     Finished,
+    Flush,
     Found,
     Founded,
     FragmentHead,
     FragmentSize,
     Heartbeat,
+    Held,
     Hello,
     Index,
     IndexRequest,
@@ -86,6 +89,7 @@ from ..protocol.messages import (
     Released,
     Renew,
     Renewed,
+    Repair,
     SyncFragment,
     Told,
     TrainerAttached,
@@ -203,6 +207,7 @@ class PeerService:
         self._outbox: trio.MemorySendChannel[Message] | None = None
         self._bound: Sequence[Address] = ()
         self._reductions: dict[int, trio.CancelScope] = {}
+        self._running: dict[int, Reduction] = {}  # by round, until the round is over
         self._fetches: dict[int, trio.CancelScope] = {}
         self._results: dict[int, ReduceResult] = {}
         self._metrics: dict[str, float] = {}
@@ -467,9 +472,15 @@ class PeerService:
                 case deeds.ReloadTrainer(step=step, hold_step=hold_step):
                     self.trainer.tell(Load(step, hold_step, self.replica.finished))
                 case deeds.StartReduction(order=order, contribute=contribute):
-                    scope = self._reductions[order.round] = trio.CancelScope()
-                    self._start(self._reduce, order, contribute, scope)
+                    self._start_reduction(order, contribute)
+                case deeds.FlushReduction(order=Flush() as order):
+                    if (reduction := self._running.get(order.round)) is not None:
+                        held = reduction.flush(order.lost)
+                        self._tell_master(Held(order.round, order.attempt, held))
+                case deeds.RepairReduction(order=Repair() as order):
+                    self._repair(order)
                 case deeds.StopReduction(round=round_id):
+                    self._running.pop(round_id, None)
                     self._cancel(self._reductions, round_id)
                     self.hub.stop_trailing(round_id)
                 case deeds.ApplyRound(commit=commit):
@@ -477,6 +488,8 @@ class PeerService:
                 case deeds.DropRound(round=round_id):
                     self._results.pop(round_id, None)
                     self._inputs.pop(round_id, None)
+                    self._running.pop(round_id, None)
+                    self._cancel(self._reductions, round_id)
                 case deeds.FetchFragment(order=order):
                     scope = self._fetches[order.head.fragment] = trio.CancelScope()
                     self._start(self._fetch, order, scope)
@@ -513,47 +526,91 @@ class PeerService:
         assert self.state is not None
         return self.state.sizes[fragment]
 
-    async def _reduce(self, order: Reduce, contribute: bool, scope: trio.CancelScope) -> None:
+    def _start_reduction(self, order: Reduce, contribute: bool) -> None:
         assert self.posted is not None
         fragment = order.fragment
         kept = self._inputs.get(order.round)
         fresh = contribute and kept is None
+
+        def lost(error: PeerLostError) -> None:
+            self._reduction_failed(order.round, reduction.attempt, error, bad=False)
+
+        try:
+            reduction = Reduction(
+                order,
+                self.config.me,
+                self._size(fragment),
+                self.hub,
+                self.network,
+                self.posted.values(fragment) if fresh else None,
+                self.posted.counters(fragment) if fresh else None,
+                encoded_input=kept if contribute else None,
+                on_lost=lost,
+            )
+        except RemoteProtocolError as error:
+            self._reduction_failed(order.round, order.attempt, error, bad=False)
+            return
+        if reduction.encoded_input is not None:
+            self._inputs[order.round] = reduction.encoded_input
+        scope = self._reductions[order.round] = trio.CancelScope()
+        self._running[order.round] = reduction
+        self._start(self._reduce, order.round, reduction, scope)
+
+    async def _reduce(self, round_id: int, reduction: Reduction, scope: trio.CancelScope) -> None:
+        """Serve a reduction until the round is over."""
+
+        def whole(result: ReduceResult) -> None:
+            if self._running.get(round_id) is reduction:
+                self._results[round_id] = result
+                self._perform(
+                    self.replica.reduction_done(
+                        round_id, reduction.attempt, result.digest, result.manifest
+                    )
+                )
+
         with scope:
             try:
-                reduction = Reduction(
-                    order,
-                    self.config.me,
-                    self._size(fragment),
-                    self.hub,
-                    self.network,
-                    self.posted.values(fragment) if fresh else None,
-                    self.posted.counters(fragment) if fresh else None,
-                    encoded_input=kept if contribute else None,
-                )
-                if reduction.encoded_input is not None:
-                    self._inputs[order.round] = reduction.encoded_input
-                result = await reduction.run()
-            except PeerLostError as error:
-                self._reduction_failed(order, (error.peer,), False, error.reason)
+                await reduction.serve(whole)
             except BadContributionError as error:
-                self._reduction_failed(order, (error.peer,), True, error.reason)
+                self._reduction_ended(round_id, reduction, error, bad=True)
             except RemoteProtocolError as error:
-                self._reduction_failed(order, (), False, str(error))
-            else:
-                if self._reductions.get(order.round) is scope:
-                    del self._reductions[order.round]
-                    self._results[order.round] = result
-                    self._perform(
-                        self.replica.reduction_done(order.round, order.attempt, result.digest)
-                    )
+                self._reduction_ended(round_id, reduction, error, bad=False)
+
+    def _repair(self, order: Repair) -> None:
+        reduction = self._running.get(order.round)
+        if reduction is None:
+            return  # it failed here, and the master was told
+        try:
+            reduction.repair(order)
+        except RemoteProtocolError as error:
+            self._cancel(self._reductions, order.round)
+            self._reduction_ended(order.round, reduction, error, bad=False)
+
+    def _reduction_ended(
+        self,
+        round_id: int,
+        reduction: Reduction,
+        error: BadContributionError | RemoteProtocolError,
+        *,
+        bad: bool,
+    ) -> None:
+        if self._running.get(round_id) is reduction:
+            del self._running[round_id]
+            self._reduction_failed(round_id, reduction.attempt, error, bad=bad)
 
     def _reduction_failed(
-        self, order: Reduce, accused: tuple[str, ...], bad: bool, reason: str
+        self,
+        round_id: int,
+        attempt: int,
+        error: PeerLostError | BadContributionError | RemoteProtocolError,
+        *,
+        bad: bool,
     ) -> None:
-        log.info("round %d attempt %d fails here: %s", order.round, order.attempt, reason)
-        self._perform(
-            self.replica.reduction_failed(order.round, order.attempt, accused, bad, reason)
-        )
+        known = isinstance(error, PeerLostError | BadContributionError)
+        accused = (error.peer,) if known else ()
+        reason = error.reason if known else str(error)
+        log.info("round %d attempt %d fails here: %s", round_id, attempt, reason)
+        self._perform(self.replica.reduction_failed(round_id, attempt, accused, bad, reason))
 
     async def _apply(self, commit: Commit) -> None:
         assert self.state is not None

@@ -37,6 +37,7 @@ from ..protocol.memory import MemoryNetwork, MemoryWorld
 from ..protocol.messages import (
     ArenaOpened,
     Commit,
+    Contributor,
     Finished,
     FragmentHead,
     FragmentSize,
@@ -132,25 +133,48 @@ class Witness:
         while len(self.contributions) > CONTRIBUTIONS_KEPT_MAX:
             del self.contributions[next(iter(self.contributions))]
 
-    def saw_mean(self, peer: str, commit: Commit, mean: NDArray[np.float32]) -> None:
-        """The divisor is the weight that went in, and what went in is what the record names."""
+    def saw_mean(
+        self, peer: str, commit: Commit, mean: NDArray[np.float32], chunk_elements: int
+    ) -> None:
+        """The divisor is the weight that went in, and what went in is what the record names.
+
+        Chunk by chunk: after a repair they have different contributors.
+        """
         self.note("mean", peer, commit.round)
-        total = sum(c.weight for c in commit.contributors)
+        start = 0
+        runs = commit.manifest or (None,)
+        for run in runs:
+            end = len(mean) if run is None else start + run.chunk_count * chunk_elements
+            present = [
+                c
+                for at, c in enumerate(commit.contributors)
+                if run is None or run.contributors[at // 8] >> at % 8 & 1
+            ]
+            self._check_part(peer, commit, present, slice(start, end), mean[start:end])
+            start = end
+        if start < len(mean):
+            raise ViolationError(f"round {commit.round}: the manifest ends at {start}")
+
+    def _check_part(
+        self,
+        peer: str,
+        commit: Commit,
+        present: Sequence[Contributor],
+        part: slice,
+        mean: NDArray[np.float32],
+    ) -> None:
+        posted = [
+            self.contributions[commit.round, c.peer][part].astype(np.float64) for c in present
+        ]
+        total = sum(c.weight for c in present)
         expected = np.zeros(mean.shape, np.float64)
-        for contributor in commit.contributors:
-            posted = self.contributions[(commit.round, contributor.peer)].astype(np.float64)
-            expected += posted * (contributor.weight / total * contributor.scale)
-        largest = max(
-            (
-                float(np.max(np.abs(self.contributions[(commit.round, c.peer)]), initial=0.0))
-                for c in commit.contributors
-            ),
-            default=0.0,
-        )
+        for contributor, values in zip(present, posted, strict=True):
+            expected += values * (contributor.weight / total * contributor.scale)
+        largest = max((float(np.max(np.abs(values), initial=0.0)) for values in posted), default=0)
         if not np.allclose(mean, expected, rtol=1e-5, atol=largest / 50 if self.coarse else 1e-6):
-            names = [c.peer[:8] for c in commit.contributors]
+            names = [c.peer[:8] for c in present]
             raise ViolationError(
-                f"round {commit.round} at {peer[:8]}: the mean is not that of {names}"
+                f"round {commit.round} at {peer[:8]}: the mean of {part} is not that of {names}"
             )
 
 
@@ -327,7 +351,13 @@ class WitnessedPeer(PeerService):
         super()._perform(todo)
 
     async def _apply(self, commit: Commit) -> None:
-        self.witness.saw_mean(self.config.me, commit, self._results[commit.round].values)
+        result, order = self._results[commit.round], self.replica.rounds[commit.round].order
+        assert order is not None
+        if result.manifest != commit.manifest:
+            raise ViolationError(f"round {commit.round}: another manifest than {self.config.me}'s")
+        self.witness.saw_mean(
+            self.config.me, commit, result.values, order.plan.chunk_elements
+        )
         await trio.sleep(self.apply_s)
         await super()._apply(commit)
 

@@ -2,6 +2,10 @@
 
     tick, messages --> facts in Round and Attempt --> advance: what follows from the facts?
 
+A death in a reduction is mended in two steps: ``Flush`` makes the survivors shut the lost out and
+say what they hold, ``Repair`` gives the chunks that the lost owned to others. Another death in
+between begins a new flush.
+
 Messages only add facts. ``advance`` looks at the facts and acts, so it does not matter in which
 order a death, an accusation and a late result arrive. Nobody waits for the dead: a closed connection
 counts at once, an accused that still looks alive has ``settle_s``, an attempt in which nothing moves
@@ -16,11 +20,14 @@ from collections.abc import Callable
 
 from ..protocol.messages import (
     MEMBERS_MAX,
+    OWNER_RUNS_MAX,
     TEXT_CHARS_MAX,
     Abort,
     Commit,
     Contributor,
+    Flush,
     FragmentHead,
+    Held,
     NotReady,
     Open,
     Ready,
@@ -28,18 +35,20 @@ from ..protocol.messages import (
     Reduced,
     ReduceFailed,
     RefusalCode,
+    Repair,
 )
 from .context import Context, quoted, said
 from .effects import EventKind
 from .journal import RoundCommitted, RoundNumbered
 from .pace import Backoff, scheduled
 from .plan import Bandwidth, make_plan
+from .repair import plan_repair
 from .roster import CopyState, Member, can_contribute
 from .rounds import Attempt, Phase, Round, Turn, answered, gate_norms, quorum_count
 from .syncing import Syncing
 
 ROUNDS_IN_FLIGHT_MAX = 1  # rounds that are open or reducing at a time
-ATTEMPTS_MAX = 8  # then the round is aborted and a new one asks everybody again
+RERUNS_MAX = 7  # from scratch; repairs end by themselves, each costs a contributor. Then the round is aborted and a new one asks everybody again
 STALLS_MAX = 2  # attempts of a round in which nothing moved and nobody could be blamed
 BAD_MAX = 3  # refused contributions in a row (no commit in between) before the peer is removed
 PAST_ROUNDS_MAX = 50  # kept for the dashboard and for answers that come late
@@ -103,6 +112,8 @@ class Conductor:
         if member.peer not in attempt.reached():
             return
         attempt.digests[member.peer] = message.digest
+        attempt.manifests[member.peer] = message.manifest
+        attempt.missed.pop(member.peer, None)
         if member.peer in attempt.peers():
             attempt.moved_s = self.context.now_s
             reported_count = len(attempt.survivors()) - len(attempt.unreported())
@@ -111,21 +122,43 @@ class Conductor:
             ):
                 attempt.quorum_s = self.context.now_s
 
+    def held(self, member: Member, message: Held) -> None:
+        """What a receiver holds after it has shut out the lost."""
+        round_ = self.rounds.get(message.round)
+        if round_ is None or round_.phase is not Phase.REDUCING:
+            return
+        attempt = round_.running()
+        if not attempt.flushing or attempt.flush_number != message.attempt:
+            return
+        if member.peer not in attempt.reached():
+            return
+        if len(message.results) != (len(attempt.owners) + 7) // 8:
+            self.evict(
+                member.peer, RefusalCode.PROTOCOL, "it holds chunks that the round does not have"
+            )
+            return
+        attempt.held[member.peer] = message.results
+
     def reduce_failed(self, member: Member, message: ReduceFailed) -> None:
         attempt = self._attempt(message.round, message.attempt)
         if attempt is None:
             self._missed(member, message.round, quoted(message.reason))
             return
         peers = attempt.peers()
+        named = [peer for peer in message.accused if peer in peers and peer != member.peer]
         if member.peer not in peers:
             attempt.missed[member.peer] = quoted(message.reason)
+            if named and not message.bad:
+                attempt.blind.setdefault(member.peer, set()).update(named)
+            else:
+                attempt.blind.pop(member.peer, None)
             return
         attempt.digests.pop(member.peer, None)
-        named = [peer for peer in message.accused if peer in peers and peer != member.peer]
         others_count = len(peers) - 1
         if not named or (message.bad and others_count > 1 and 2 * len(named) > others_count):
             # Blaming nobody, or most of the others, says something about the one who speaks.
             attempt.lost[member.peer] = f"it cannot finish the round: {quoted(message.reason)}"
+            attempt.broken = True  # it may still receive, but not what it has given up
             self.context.announce(
                 EventKind.ROUND, member.peer, f"{said(member)}: {attempt.lost[member.peer]}"
             )
@@ -133,8 +166,10 @@ class Conductor:
             for peer in named:
                 self._refuse_update(self.rounds[message.round], peer, quoted(message.reason))
         else:
-            attempt.accused_s = min(attempt.accused_s, self.context.now_s)
             for peer in named:
+                if peer in attempt.lost:
+                    continue
+                attempt.accused_s = min(attempt.accused_s, self.context.now_s)
                 attempt.accusers.setdefault(peer, set()).add(member.peer)
 
     def moved(self, member: Member) -> None:
@@ -201,6 +236,7 @@ class Conductor:
         if round_.attempt is not None:
             round_.refused.add(peer)
             round_.attempt.lost[peer] = f"its update was refused: {why}"
+            round_.attempt.broken = True  # it may be in chunks that are done
         round_.ready.pop(peer, None)
         round_.declined[peer] = f"refused: {why}"
         name = self.context.name(peer)
@@ -357,7 +393,8 @@ class Conductor:
     def _start_attempt(self, round_: Round, contributors: tuple[Contributor, ...]) -> None:
         receivers = self._receivers({contributor.peer for contributor in contributors})
         now_s = self.context.now_s
-        number = 1 if round_.attempt is None else round_.attempt.number + 1
+        before = round_.attempt
+        number = 1 if before is None else max(before.number, before.flush_number) + 1
         round_.attempt = Attempt(number, contributors, receivers, started_s=now_s, moved_s=now_s)
         message = Reduce(
             round=round_.number,
@@ -375,6 +412,9 @@ class Conductor:
                 len(receivers),
             ),
         )
+        round_.attempt.owners = [
+            run.peer for run in message.plan.owners for _ in range(run.chunk_count)
+        ]
         for peer in receivers:
             self.context.send(peer, message)
 
@@ -397,9 +437,15 @@ class Conductor:
                 self._abort(round_, "the contributors hold different results and no majority")
             else:
                 self._commit(round_, digest)
-        elif attempt.lost:
+        elif attempt.broken:
             self._rerun(round_, "; ".join(attempt.lost.values()))
-        elif self.context.now_s >= attempt.accused_s + self.context.spec.settle_s:
+        elif attempt.lost.keys() - attempt.shut:
+            self._flush(round_)
+        elif attempt.flushing and all(peer in attempt.held for peer in attempt.survivors()):
+            self._repair(round_)
+        elif self.context.now_s >= self._flush_limit_s(attempt):
+            self._remove_mute(round_)
+        elif self.context.now_s >= self._settle_limit_s(attempt):
             self._remove_accused(round_)
         elif self.context.now_s >= self._lag_limit_s(attempt):
             self._leave_behind(attempt)
@@ -412,13 +458,29 @@ class Conductor:
     def _remove_accused(self, round_: Round) -> None:
         attempt = round_.running()
         peer = attempt.most_accused()
-        assert peer is not None  # an accused that is lost leads to a rerun before we come here
+        assert peer is not None
         accusers = ", ".join(sorted(self.context.name(p) for p in attempt.accusers[peer]))
         self.evict(
             peer,
             RefusalCode.LAGGING,
             f"unreachable in round {round_.number} for {quoted(accusers)}",
         )
+
+    def _settle_limit_s(self, attempt: Attempt) -> float:
+        if attempt.most_accused() is None:
+            return math.inf
+        return attempt.accused_s + self.context.spec.settle_s
+
+    def _flush_limit_s(self, attempt: Attempt) -> float:
+        return attempt.flush_s + self.context.spec.membership.deadline_s
+
+    def _remove_mute(self, round_: Round) -> None:
+        """Somebody shows signs of life, but does not say what it holds."""
+        attempt = round_.running()
+        for peer in [peer for peer in attempt.survivors() if peer not in attempt.held]:
+            self.evict(
+                peer, RefusalCode.LAGGING, f"it did not answer a flush of round {round_.number}"
+            )
 
     def _lag_limit_s(self, attempt: Attempt) -> float:
         """Who needs more than twice the quorum's time (and a deadline) holds everybody up."""
@@ -428,8 +490,8 @@ class Conductor:
         return attempt.quorum_s + max(self.context.spec.membership.deadline_s, taken_s)
 
     def _stall_limit_s(self, attempt: Attempt) -> float:
-        if attempt.accusers:
-            return math.inf  # we know already who is in the way; ``settle_s`` runs
+        if attempt.flushing or attempt.most_accused() is not None:
+            return math.inf  # we know already who is in the way; another limit runs
         return attempt.moved_s + self.context.spec.membership.deadline_s
 
     def _leave_behind(self, attempt: Attempt) -> None:
@@ -455,16 +517,12 @@ class Conductor:
     def _rerun(self, round_: Round, why: str) -> None:
         attempt = round_.running()
         left = tuple(c for c in attempt.contributors if c.peer in attempt.survivors())
-        needed = self._quorum(round_.original_count)
-        if len(left) < needed:
-            self._abort(
-                round_,
-                f"{len(left)} of {round_.original_count} contributors are left, "
-                f"{needed} are needed: {why}",
-            )
-        elif attempt.number >= ATTEMPTS_MAX:
+        if self._too_few(round_, why):
+            return
+        if round_.rerun_count >= RERUNS_MAX:
             self._abort(round_, f"{attempt.number} attempts failed, the last one: {why}")
         else:
+            round_.rerun_count += 1
             self.context.announce(
                 EventKind.ROUND,
                 None,
@@ -473,10 +531,84 @@ class Conductor:
             round_.turn(Turn.RERUN)
             self._start_attempt(round_, left)
 
+    def _too_few(self, round_: Round, why: str) -> bool:
+        """Abort a round whose quorum is gone."""
+        left_count = len(round_.running().survivors())
+        needed = self._quorum(round_.original_count)
+        if left_count >= needed:
+            return False
+        self._abort(
+            round_,
+            f"{left_count} of {round_.original_count} contributors are left, "
+            f"{needed} are needed: {why}",
+        )
+        return True
+
+    def _flush(self, round_: Round) -> None:
+        attempt = round_.running()
+        if self._too_few(round_, "; ".join(attempt.lost.values())):
+            return
+        attempt.begin_flush(self.context.now_s)
+        for peer in attempt.reached():
+            self.context.send(
+                peer, Flush(round_.number, attempt.flush_number, tuple(attempt.lost))
+            )
+
+    def _repair(self, round_: Round) -> None:
+        """Everybody has shut out the lost and said what they hold: give out what is missing."""
+        attempt = round_.running()
+        why = "; ".join(attempt.lost.values())
+        assignments = plan_repair(
+            attempt.owners, attempt.lost, attempt.survivors(), attempt.receivers, attempt.held
+        )
+        if len(assignments) > OWNER_RUNS_MAX:
+            self._rerun(round_, why)
+            return
+        anew_count = sum(a.chunk_count for a in assignments if a.anew)
+        spread_count = sum(a.chunk_count for a in assignments) - anew_count
+        self.context.announce(
+            EventKind.ROUND,
+            None,
+            f"round {round_.number} is repaired among {len(attempt.survivors())} contributors, "
+            f"{anew_count} of {len(attempt.owners)} chunks anew, {spread_count} from whom has "
+            f"them: {why}",
+        )
+        round_.turn(Turn.REPAIR)
+        round_.repair_count += 1
+        attempt.begin_repair(assignments, self.context.now_s)
+        message = Repair(round_.number, attempt.number, tuple(attempt.lost), assignments)
+        for peer in attempt.reached():
+            self.context.send(peer, message)
+
+    def _serve_listeners(self, round_: Round, digest: bytes) -> None:
+        """Who only listens may lack what a lost owner has not sent: have it spread by others.
+
+        Nothing needs to be flushed: all who are asked hold the result that is being committed.
+        """
+        attempt = round_.running()
+        having = [peer for peer in attempt.survivors() if attempt.digests.get(peer) == digest]
+        waiting = [p for p in attempt.reached() if p not in attempt.digests]
+        lost_owners = attempt.lost.keys() & set(attempt.owners)
+        if not (having and waiting and lost_owners):
+            return
+        everything = b"\xff" * ((len(attempt.owners) + 7) // 8)
+        held = dict.fromkeys([p for p in attempt.reached() if p not in waiting], everything)
+        assignments = plan_repair(attempt.owners, attempt.lost, having, attempt.receivers, held)
+        if len(assignments) > OWNER_RUNS_MAX:
+            return
+        digests, manifests = dict(attempt.digests), dict(attempt.manifests)
+        attempt.begin_flush(self.context.now_s)
+        attempt.begin_repair(assignments, self.context.now_s)
+        attempt.digests, attempt.manifests = digests, manifests
+        message = Repair(round_.number, attempt.number, tuple(attempt.lost), assignments)
+        for peer in attempt.reached():
+            self.context.send(peer, message)
+
     # ------------------------------------------------------------ endings
 
     def _commit(self, round_: Round, digest: bytes) -> None:
         attempt = round_.running()
+        self._serve_listeners(round_, digest)
         commit = Commit(
             round=round_.number,
             attempt=attempt.number,
@@ -485,6 +617,7 @@ class Conductor:
             at_step=round_.at_step,
             contributors=attempt.contributors,
             digest=digest,
+            manifest=attempt.manifest(digest),
         )
         self.context.record(RoundCommitted(commit))
         round_.turn(Turn.AGREE)
@@ -533,7 +666,8 @@ class Conductor:
             else:
                 attempt = round_.running()
                 deadlines += [
-                    attempt.accused_s + spec.settle_s,
+                    self._settle_limit_s(attempt),
+                    self._flush_limit_s(attempt),
                     self._stall_limit_s(attempt),
                     self._lag_limit_s(attempt),
                 ]

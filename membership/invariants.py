@@ -86,5 +86,7 @@ def _check_rounds(coordinator: Coordinator) -> None:
         assert survivors, "a reduction without contributors"
         assert set(survivors) <= set(roster.members), "a reduction waits for somebody who is gone"
         assert attempt.unreported(), "everybody has reported and nothing was decided"
-        assert not attempt.lost, "somebody is lost and the attempt goes on"
+        assert not attempt.broken, "an attempt goes on that cannot"
+        assert attempt.lost.keys() <= attempt.shut, "somebody is lost and the attempt goes on"
+        assert attempt.flushing or not attempt.shut & set(attempt.owners), "the dead own chunks"
         assert len(set(attempt.peers())) == len(attempt.peers())

@@ -3,11 +3,13 @@
     OPEN --enough are ready--> REDUCING --all survivors report one digest--> COMMITTED
       |                         |  ^  |
       |                         +--+  | nobody left, no majority, too many attempts
-      |                   rerun with  |
+      |         repair, or rerun with |
       |                the survivors  v
       +-- too few are ready ------> ABORTED
 
-A rerun is a new *attempt* of the same round with the contributors that are left. An aborted round
+A repair goes on with what the survivors hold (flush, then new owners for the lost one's chunks). A
+rerun begins from nothing with the contributors that are left; it is for what a repair cannot do: an
+update that must not be added, somebody who cannot go on. Both are a new *attempt*. An aborted round
 costs nothing but time: what it would have added is still in its contributors' local weights.
 
 Nothing here sends or records; ``conductor`` does.
@@ -19,11 +21,11 @@ import enum
 import math
 import statistics
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from attrs import Factory, define
 
-from ..protocol.messages import Contributor, Ready
+from ..protocol.messages import Assignment, Contributor, ContributorRun, Ready
 
 NORM_CLIP = 3.0  # over so many times the median norm an update is scaled down to it
 NORM_REFUSE = 10.0  # over so many times it is refused
@@ -43,6 +45,7 @@ class Turn(enum.Enum):
 
     CLOSE = "close"
     RERUN = "rerun"
+    REPAIR = "repair"
     AGREE = "agree"
     VOID = "void"
 
@@ -51,6 +54,7 @@ NEXT_PHASE: dict[tuple[Phase, Turn], Phase] = {
     (Phase.OPEN, Turn.CLOSE): Phase.REDUCING,
     (Phase.OPEN, Turn.VOID): Phase.ABORTED,
     (Phase.REDUCING, Turn.RERUN): Phase.REDUCING,
+    (Phase.REDUCING, Turn.REPAIR): Phase.REDUCING,
     (Phase.REDUCING, Turn.AGREE): Phase.COMMITTED,
     (Phase.REDUCING, Turn.VOID): Phase.ABORTED,
 }
@@ -72,6 +76,18 @@ class Attempt:
     accused_s: float = math.inf  # when the first accusation came
     missed: dict[str, str] = Factory(dict)  # receivers that will not get the result
     quorum_s: float | None = None  # when the quorum had reported
+    owners: list[str] = Factory(list)  # by chunk, as the plan and the repairs since have it
+    manifests: dict[str, tuple[ContributorRun, ...]] = Factory(dict)  # with ``digests``
+    broken: bool = False  # a repair cannot mend it: it has to be run again
+    shut: set[str] = Factory(set)  # of the lost: those that the survivors are told to shut out
+    flush_number: int = 0  # of the repair that is being prepared, or was the last
+    flush_s: float = math.inf  # when the flush began that has not ended
+    held: dict[str, bytes] = Factory(dict)  # what survivors said they hold in this flush
+    blind: dict[str, set[str]] = Factory(dict)  # receivers in ``missed``: only for want of these
+
+    @property
+    def flushing(self) -> bool:
+        return self.flush_s < math.inf
 
     def peers(self) -> list[str]:
         return [contributor.peer for contributor in self.contributors]
@@ -93,6 +109,35 @@ class Attempt:
             return None
         digest, count = reported.most_common(1)[0]
         return digest if 2 * count > len(self.survivors()) else None
+
+    def manifest(self, digest: bytes) -> tuple[ContributorRun, ...]:
+        """Who is in which chunks of the result with this digest, as most of its holders say."""
+        said = Counter(
+            self.manifests[peer] for peer in self.survivors() if self.digests.get(peer) == digest
+        )
+        return said.most_common(1)[0][0]
+
+    def begin_flush(self, now_s: float) -> None:
+        self.shut = set(self.lost)
+        self.flush_number = max(self.number, self.flush_number) + 1
+        self.flush_s = now_s
+        self.held.clear()
+
+    def begin_repair(self, assignments: Iterable[Assignment], now_s: float) -> None:
+        """The flush is over; go on under its number. Everybody reports anew."""
+        for assignment in assignments:
+            start = assignment.first_chunk
+            end = start + assignment.chunk_count
+            self.owners[start:end] = [assignment.owner] * assignment.chunk_count
+        self.number, self.flush_s, self.moved_s = self.flush_number, math.inf, now_s
+        self.digests.clear()
+        self.manifests.clear()
+        self.accusers.clear()
+        self.accused_s, self.quorum_s = math.inf, None
+        for peer, wanting in list(self.blind.items()):
+            if wanting <= self.shut:  # it is given now what it lacked
+                del self.blind[peer]
+                self.missed.pop(peer, None)
 
     def most_accused(self) -> str | None:
         """Whom most contributors lost; of equals the one that comes last in the attempt."""
@@ -123,6 +168,8 @@ class Round:
     refused: set[str] = Factory(set)  # sent what must not be added; out for this round
     digest: bytes = b""  # of the committed result
     stall_count: int = 0  # attempts in which nothing moved
+    rerun_count: int = 0
+    repair_count: int = 0
     outcome: str = ""  # a sentence, once it is over
 
     def turn(self, turn: Turn) -> None:
@@ -136,6 +183,8 @@ class Round:
         if self.attempt is not None:
             self.attempt.gone.add(peer)
             self.attempt.digests.pop(peer, None)
+            self.attempt.manifests.pop(peer, None)
+            self.attempt.held.pop(peer, None)
             if peer in self.attempt.peers():
                 self.attempt.lost.setdefault(peer, why)
 

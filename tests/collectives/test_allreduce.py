@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from holdfast.collectives.allreduce import ReduceResult, Reduction
-from holdfast.collectives.arithmetic import EncodedInput, decode_result
+from holdfast.collectives.arithmetic import EncodedInput, decode_result, pack_set
 from holdfast.collectives.codecs import Codec, get_codec
 from holdfast.collectives.hub import LinkHub
 from holdfast.protocol.addresses import Address
@@ -220,6 +220,7 @@ def plain(order: Reduce, size: FragmentSize, nodes: Sequence[Node]) -> tuple[byt
     by_peer = {node.peer: node for node in nodes}
     heaviest = max(c.weight for c in order.contributors)
     wire, pieces = b"", [np.empty(0, np.float32)]
+    everybody = pack_set([True] * len(order.contributors))
     for start in range(0, size.value_count, order.plan.chunk_elements):
         end = min(start + order.plan.chunk_elements, size.value_count)
         total, divisor = np.full(end - start, -0.0, np.float32), np.float32(0)  # -0.0 + x is x
@@ -231,11 +232,11 @@ def plain(order: Reduce, size: FragmentSize, nodes: Sequence[Node]) -> tuple[byt
             total = total + np.float32(float(coefficient) * c.scale) * x
             divisor = np.float32(divisor + coefficient)
         data, decoded = through(down, (total / divisor).astype(np.float32))
-        wire += data
+        wire += data + everybody
         pieces.append(decoded)
     if size.counter_count:
         rows = [by_peer[c.peer].counters for c in order.contributors]
-        wire += np.max(np.array(rows), axis=0).astype("<i8").tobytes()
+        wire += np.max(np.array(rows), axis=0).astype("<i8").tobytes() + everybody
     return wire, np.concatenate(pieces)
 
 
@@ -267,7 +268,7 @@ def check_same_bits(
         assert bytes(node.result.encoded) == wire
         assert node.result.digest == blake3(wire).digest()
         assert node.result.values.tobytes() == values.tobytes()
-        again = decode_result(node.result.encoded, order.plan, size)
+        again = decode_result(node.result.encoded, order.plan, size, len(order.contributors))
         assert again[0].tobytes() == node.result.values.tobytes()
         assert again[1].tobytes() == node.result.counters.tobytes()
 
@@ -383,8 +384,8 @@ async def test_traffic_is_what_the_butterfly_costs() -> None:
             check_same_bits(order, size, swarm.nodes)
             for node in swarm.nodes:
                 assert node.result is not None
-                # (1 - 1/4) of the input up, 1/4 of the result to three others.
-                assert node.result.sent_bytes == 4 * (6_000 + 3 * 2_000)
+                # (1 - 1/4) of the input up, 1/4 of the result to three others, and the sets.
+                assert node.result.sent_bytes == 4 * (6_000 + 3 * 2_000) + 3 * 2 * 8
 
 
 # ---------------------------------------------------------------- death, cancellation, repair
@@ -733,8 +734,8 @@ async def test_a_result_that_is_not_finite_names_its_owner() -> None:
 
             async def lie() -> None:
                 link = await swarm.nodes[0].hub.link(peer_id(1))
-                payload = np.full(100, np.nan, "<f4").tobytes()
-                await link.send_frame(FrameHeader(FrameKind.RESULT, 1, 1, 0, 3, 400), payload)
+                payload = np.full(100, np.nan, "<f4").tobytes() + pack_set([True, True])
+                await link.send_frame(FrameHeader(FrameKind.RESULT, 1, 1, 0, 3, 408), payload)
 
             async with trio.open_nursery() as reductions:
                 reductions.start_soon(swarm.reduce_at, swarm.nodes[1], order, size)
