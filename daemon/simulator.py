@@ -650,7 +650,7 @@ async def live_through(seed: int, *, fault_count: int = 6) -> History:
             for _ in range(fault_count):
                 await trio.sleep(rng.expovariate(1.5))
                 faults.append(await _befall(swarm, rng, rng.choice(FAULTS)))
-            await _make_peace(swarm)
+            await make_peace(swarm)
         except trio.TooSlowError as error:
             raise ViolationError(f"seed {seed} after {faults}: {swarm.story()}") from error
         nursery.cancel_scope.cancel()
@@ -722,7 +722,7 @@ async def _befall(swarm: Swarm, rng: random.Random, kind: str) -> str:
     return f"{trio.current_time():.2f}:{kind} {name}".strip()
 
 
-async def _make_peace(swarm: Swarm) -> None:
+async def make_peace(swarm: Swarm) -> None:
     """End all faults, then demand that the run is whole again."""
     for name in sorted(swarm.peers):
         swarm.world.thaw(name)

@@ -71,6 +71,8 @@ class Conductor:
         self.past: deque[Round] = deque(maxlen=PAST_ROUNDS_MAX)
         self.backoff = Backoff()
         self.abort_count = 0
+        self.repair_count = 0  # over all rounds, as is ``rerun_count``
+        self.rerun_count = 0
         self.bad_counts: dict[str, int] = {}  # refused contributions since the last commit with it
         self.bandwidths: dict[str, Bandwidth] = {}
 
@@ -523,6 +525,7 @@ class Conductor:
             self._abort(round_, f"{attempt.number} attempts failed, the last one: {why}")
         else:
             round_.rerun_count += 1
+            self.rerun_count += 1
             self.context.announce(
                 EventKind.ROUND,
                 None,
@@ -575,6 +578,7 @@ class Conductor:
         )
         round_.turn(Turn.REPAIR)
         round_.repair_count += 1
+        self.repair_count += 1
         attempt.begin_repair(assignments, self.context.now_s)
         message = Repair(round_.number, attempt.number, tuple(attempt.lost), assignments)
         for peer in attempt.reached():
