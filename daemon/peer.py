@@ -528,6 +528,7 @@ class PeerService:
 
     def _start_reduction(self, order: Reduce, contribute: bool) -> None:
         assert self.posted is not None
+        assert self.spec is not None
         fragment = order.fragment
         kept = self._inputs.get(order.round)
         fresh = contribute and kept is None
@@ -545,6 +546,8 @@ class PeerService:
                 self.posted.values(fragment) if fresh else None,
                 self.posted.counters(fragment) if fresh else None,
                 encoded_input=kept if contribute else None,
+                # Who cannot be linked to is named before the master calls it a stall without culprit.
+                link_wait_s=self.spec.link_deadline_s,
                 on_lost=lost,
             )
         except RemoteProtocolError as error:

@@ -12,7 +12,9 @@ from holdfast.protocol.messages import (
     Abort,
     Applied,
     Commit,
+    ContributorRun,
     Finish,
+    Flush,
     Leaving,
     NotReady,
     Open,
@@ -23,6 +25,7 @@ from holdfast.protocol.messages import (
     ReduceFailed,
     RefusalCode,
     Released,
+    Repair,
     SyncFragment,
     Told,
     TrainerAttached,
@@ -307,7 +310,7 @@ def test_who_calls_everybody_bad_is_left_out_itself() -> None:
 # ---------------------------------------------------------------- deaths in the middle
 
 
-def test_a_death_reruns_the_round_with_the_survivors() -> None:
+def test_a_death_is_repaired_among_the_survivors() -> None:
     table = Table()
     table.start(A, B, C)
     order = table.reduce(A, B, C)
@@ -315,18 +318,24 @@ def test_a_death_reruns_the_round_with_the_survivors() -> None:
     table.forget()
     table.leave(B)
     view = table.hear(A, View)
-    again = table.hear(A, Reduce)
-    assert again.attempt == 2
-    assert again.view == view.number
-    assert [c.peer for c in again.contributors] == [A, C]
     assert [info.peer for info in view.members] == [A, C]
+    flush = table.hear(A, Flush)
+    assert table.hear(C, Flush) == flush == Flush(order.round, 2, (B,))
+    table.hold(flush, A, C)
+    repair = table.hear(A, Repair)
+    assert table.hear(C, Repair) == repair
+    assert (repair.attempt, repair.lost) == (2, (B,))
+    table.hears_no(A, Reduce)
     table.reduced(order, A, C)  # late answers of the first attempt
     assert not table.records(RoundCommitted)
-    table.reduced(again, A, C, digest=OTHER_DIGEST)
+    manifest = (ContributorRun(b"\x05" + bytes(7), 1),)
+    for peer in (A, C):
+        table.say(peer, Reduced(order.round, 2, OTHER_DIGEST, manifest))
     (record,) = table.records(RoundCommitted)
     assert record.commit.digest == OTHER_DIGEST
     assert record.commit.attempt == 2
-    assert record.commit.contributors == again.contributors
+    assert record.commit.contributors == order.contributors
+    assert record.commit.manifest == manifest
 
 
 def test_a_result_that_all_survivors_hold_is_committed_over_a_death() -> None:
@@ -359,7 +368,7 @@ def test_an_accused_that_dies_is_not_held_against_its_accuser() -> None:
     table.hears_no(A, Reduce)
     table.wait(0.5, A, B, C)
     table.leave(B)
-    assert [c.peer for c in table.hear(A, Reduce).contributors] == [A, C]
+    assert table.hear(A, Flush).lost == (B,)
 
 
 def test_an_accused_that_stays_is_removed_after_the_settle_time() -> None:
@@ -374,7 +383,7 @@ def test_an_accused_that_stays_is_removed_after_the_settle_time() -> None:
     table.hears_no(A, Reduce)
     table.wait(0.1, A, B, C)
     assert table.dropped(B) is RefusalCode.LAGGING
-    assert [c.peer for c in table.hear(A, Reduce).contributors] == [A, C]
+    assert table.hear(A, Flush).lost == (B,)
 
 
 def test_of_two_that_accuse_each_other_the_newer_one_goes() -> None:
