@@ -142,8 +142,12 @@ class Attempt:
     def most_accused(self) -> str | None:
         """Whom most contributors lost; of equals the one that comes last in the attempt."""
         order = {peer: index for index, peer in enumerate(self.peers())}
-        accused = [peer for peer in self.accusers if peer not in self.lost]
-        return max(accused, key=lambda p: (len(self.accusers[p]), order[p]), default=None)
+        counts = {  # what the lost have said about others counts for nothing
+            peer: len(accusers - self.lost.keys())
+            for peer, accusers in self.accusers.items()
+            if peer not in self.lost and accusers - self.lost.keys()
+        }
+        return max(counts, key=lambda p: (counts[p], order[p]), default=None)
 
 
 @define

@@ -189,3 +189,17 @@ def test_chunks_are_dealt_evenly_and_runs_are_joined() -> None:
     assert plan_repair([B] * 4, {B}, [A, C], [A, B, C], held) == (
         Assignment(0, 4, C, anew=False, lacking=b"\x03"),
     )
+
+
+def test_what_a_removed_peer_has_said_about_others_counts_for_nothing() -> None:
+    table = Table("[membership]\ndeadline_s = 10.0\n")
+    table.start(A, B, C, D)
+    order = table.reduce(A, B, C, D)
+    table.say(D, *[ReduceFailed(order.round, 1, (p,), False, "no link") for p in (A, B, C)])
+    for peer in (A, B, C):
+        table.say(peer, ReduceFailed(order.round, 1, (D,), False, "no link"))
+    table.wait(5.0, A, B, C, D)
+    assert table.dropped(D) is RefusalCode.LAGGING
+    assert {A, B, C} <= set(table.master.context.roster.members)
+    table.hold(table.hear(A, Flush), A, B, C)
+    table.hear(A, Repair)
