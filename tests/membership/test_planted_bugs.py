@@ -21,6 +21,9 @@ The bugs, by what they break:
     forgets the late           a commit that is never applied is not missed
     no way back                a healed contributor is not asked again
     vacancies lost             a place that is given up is never filled
+    repairs too early      a repair does not wait for all to have shut out the lost
+    throws away            a lost owner's chunks are all made anew, held or not
+    dead heirs             a lost owner's chunks stay where they are
     never finishes stalls      an attempt in which nothing moves goes on for ever
 """
 
@@ -220,6 +223,32 @@ def _(patch: Patch) -> None:
 @bug("never finishes stalls")
 def _(patch: Patch) -> None:
     patch.setattr(conductor.Conductor, "_stall_limit_s", lambda self, attempt: math.inf)
+
+
+@bug("repairs too early")
+def _(patch: Patch) -> None:
+    original = Attempt.begin_flush
+
+    def begin_flush(self: Attempt, now_s: float) -> None:
+        original(self, now_s)
+        self.held.update(dict.fromkeys(self.survivors()[1:], bytes((len(self.owners) + 7) // 8)))
+
+    patch.setattr(Attempt, "begin_flush", begin_flush)
+
+
+@bug("throws away")
+def _(patch: Patch) -> None:
+    original = conductor.plan_repair
+
+    def plan_repair(owners: Any, lost: Any, left: Any, receivers: Any, _held: Any) -> Any:
+        return original(owners, lost, left, receivers, dict.fromkeys(left, b""))
+
+    patch.setattr(conductor, "plan_repair", plan_repair)
+
+
+@bug("dead heirs")
+def _(patch: Patch) -> None:
+    patch.setattr(conductor, "plan_repair", lambda *_: ())
 
 
 FINDS = settings(
