@@ -730,9 +730,7 @@ class Reduction:
     def _make_result(self, digest: bytes) -> ReduceResult:
         count = len(self._contributors)
         cuts = self._layout.cuts
-        sets = [
-            bytes(wire[cut.mean_bytes :]) for wire, cut in zip(self._wire, cuts, strict=True)
-        ]
+        sets = [bytes(wire[cut.mean_bytes :]) for wire, cut in zip(self._wire, cuts, strict=True)]
         included = [False] * len(cuts)
         if self._me in self._contributors:
             at = self._contributors.index(self._me)

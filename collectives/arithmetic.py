@@ -159,9 +159,7 @@ def manifest_of(sets: Sequence[bytes], full: bytes) -> tuple[ContributorRun, ...
     """The chunks' packed sets as runs; empty if they are all ``full``."""
     if all(packed == full for packed in sets):
         return ()
-    return tuple(
-        ContributorRun(packed, len(list(run))) for packed, run in itertools.groupby(sets)
-    )
+    return tuple(ContributorRun(packed, len(list(run))) for packed, run in itertools.groupby(sets))
 
 
 @frozen

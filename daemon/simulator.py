@@ -355,9 +355,7 @@ class WitnessedPeer(PeerService):
         assert order is not None
         if result.manifest != commit.manifest:
             raise ViolationError(f"round {commit.round}: another manifest than {self.config.me}'s")
-        self.witness.saw_mean(
-            self.config.me, commit, result.values, order.plan.chunk_elements
-        )
+        self.witness.saw_mean(self.config.me, commit, result.values, order.plan.chunk_elements)
         await trio.sleep(self.apply_s)
         await super()._apply(commit)
 

@@ -553,9 +553,7 @@ class Conductor:
             return
         attempt.begin_flush(self.context.now_s)
         for peer in attempt.reached():
-            self.context.send(
-                peer, Flush(round_.number, attempt.flush_number, tuple(attempt.lost))
-            )
+            self.context.send(peer, Flush(round_.number, attempt.flush_number, tuple(attempt.lost)))
 
     def _repair(self, round_: Round) -> None:
         """Everybody has shut out the lost and said what they hold: give out what is missing."""

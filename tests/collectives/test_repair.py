@@ -223,7 +223,9 @@ async def test_an_order_to_repair_what_does_not_exist_is_refused() -> None:
             await swarm.add(5)
             round_ = begin(swarm)
             await trio.sleep(0.1)
-            wrong = plan_repair(["x"] * 99, {"x"}, [swarm.nodes[0].peer], [], {swarm.nodes[0].peer: b""})
+            wrong = plan_repair(
+                ["x"] * 99, {"x"}, [swarm.nodes[0].peer], [], {swarm.nodes[0].peer: b""}
+            )
             with pytest.raises(RemoteProtocolError):
                 round_.left()[0].reduction.repair(Repair(1, 2, (), wrong))
 
@@ -277,9 +279,7 @@ def manifest_lies(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "plant", [accept_after_flush, wrong_divisor, two_owners, waits_for_the_lost, manifest_lies]
 )
-def test_a_planted_bug_is_found(
-    plant: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_planted_bug_is_found(plant: object, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)  # type: ignore[operator]
     with pytest.raises((BaseExceptionGroup, AssertionError, BadContributionError)):
         histories(30, "cut off")

@@ -154,7 +154,7 @@ class ModelPeer:
                 self.advance(message.fragment)
             case Abort():
                 for memory in (self.opens, self.orders, self.results):
-                    memory.pop(message.round, None)  # type: ignore[attr-defined]
+                    memory.pop(message.round, None)
             case SyncFragment():
                 self._sync(message)
             case Donate():
@@ -273,7 +273,11 @@ class ModelPeer:
         if number in self.stuck:
             return
         order = self.orders.pop(number)
-        digest = hashed("wrong", self.peer, number) if wrong else honest_digest(order, self.bases[number])
+        digest = (
+            hashed("wrong", self.peer, number)
+            if wrong
+            else honest_digest(order, self.bases[number])
+        )
         self.results[number] = (order.attempt, digest)
         if number in self.pending:
             self.advance(order.fragment)

@@ -1,6 +1,6 @@
 """Histories with losses in the middle of reductions, each from its own seed; most must be repaired.
 
-    python -c "from holdfast.daemon.simulated_deaths import *; print(simulate_deaths(SEED))"
+python -c "from holdfast.daemon.simulated_deaths import *; print(simulate_deaths(SEED))"
 """
 
 from __future__ import annotations
