@@ -379,6 +379,7 @@ class World:
         for round_ in self.master.conductor.rounds.values():
             if round_.phase is Phase.REDUCING:
                 key = (round_.number, round_.running().number)
+                assert key in self.witness.moved_s, "an attempt that nobody was told of"
                 assert self.now_s <= self.witness.moved_s[key] + limit_s, "an attempt hangs"
 
     def restart_master(self) -> None:

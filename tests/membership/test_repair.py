@@ -181,7 +181,7 @@ def test_a_spare_gets_from_others_what_a_dead_owner_has_not_sent_it() -> None:
 
 
 def test_chunks_are_dealt_evenly_and_runs_are_joined() -> None:
-    none = {peer: b"\x00" for peer in (A, C)}
+    none = dict.fromkeys((A, C), b"\x00")
     assert plan_repair([B] * 4, {B}, [A, C], [A, B, C], none) == tuple(
         Assignment(chunk, 1, (A, C)[chunk % 2], anew=True, lacking=b"\x00") for chunk in range(4)
     )
