@@ -609,9 +609,10 @@ class PeerService:
         *,
         bad: bool,
     ) -> None:
-        known = isinstance(error, PeerLostError | BadContributionError)
-        accused = (error.peer,) if known else ()
-        reason = error.reason if known else str(error)
+        accused: tuple[str, ...] = ()
+        reason = str(error)
+        if isinstance(error, PeerLostError | BadContributionError):
+            accused, reason = (error.peer,), error.reason
         log.info("round %d attempt %d fails here: %s", round_id, attempt, reason)
         self._perform(self.replica.reduction_failed(round_id, attempt, accused, bad, reason))
 

@@ -18,7 +18,7 @@ from holdfast.collectives import allreduce
 from holdfast.collectives.allreduce import ReduceResult, Reduction
 from holdfast.collectives.arithmetic import Factors
 from holdfast.membership.repair import plan_repair
-from holdfast.protocol.errors import BadContributionError, RemoteProtocolError
+from holdfast.protocol.errors import BadContributionError, PeerLostError, RemoteProtocolError
 from holdfast.protocol.memory import MemoryWorld
 from holdfast.protocol.messages import FragmentSize, Reduce, Repair
 from tests.collectives.test_allreduce import Node, Swarm, ending, in_virtual_time, make_order
@@ -68,10 +68,13 @@ class Round:
                 node.network,
                 node.values if gives else None,
                 node.counters if gives else None,
-                on_lost=lambda error, me=node.peer: self.serving[me].lost.append(error.peer),
+                on_lost=partial(self.note_loss, node.peer),
             )
             self.serving[node.peer] = Serving(node, reduction)
             swarm.nursery.start_soon(self.serving[node.peer].serve)
+
+    def note_loss(self, me: str, error: PeerLostError) -> None:
+        self.serving[me].lost.append(error.peer)
 
     def left(self) -> list[Serving]:
         return [s for peer, s in self.serving.items() if peer not in self.lost]
@@ -254,7 +257,7 @@ def wrong_divisor(patch: pytest.MonkeyPatch) -> None:
         kept = tuple(f for f, here in zip(whole.factors, present, strict=True) if here)
         return Factors(kept, whole.divisor)
 
-    patch.setattr(allreduce.Factors, "of", of)
+    patch.setattr(Factors, "of", of)
 
 
 def two_owners(patch: pytest.MonkeyPatch) -> None:

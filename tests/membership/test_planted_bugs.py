@@ -38,7 +38,7 @@ from hypothesis import Phase as Phases
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from holdfast.membership import conductor, coordinator, roster, syncing
+from holdfast.membership import conductor, coordinator, repair, roster, syncing
 from holdfast.membership.context import Context
 from holdfast.membership.detector import Detector
 from holdfast.membership.effects import Effect, Record, Send
@@ -238,7 +238,7 @@ def _(patch: Patch) -> None:
 
 @bug("throws away")
 def _(patch: Patch) -> None:
-    original = conductor.plan_repair
+    original = repair.plan_repair
 
     def plan_repair(owners: Any, lost: Any, left: Any, receivers: Any, _held: Any) -> Any:
         return original(owners, lost, left, receivers, dict.fromkeys(left, b""))
