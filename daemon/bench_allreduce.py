@@ -23,7 +23,6 @@ import trio
 from ..membership.spec import CODECS
 from ..protocol.addresses import Address
 from ..protocol.errors import UserError
-from .rendezvous import free_port
 
 LOOPBACK = "127.0.0.1"
 VALUE_BYTES = 4  # a size below this holds no value at all
@@ -181,6 +180,8 @@ def allreduce(
 
 def run_here(peers: int, arguments: Sequence[str]) -> dict[str, Any]:
     """Start all ranks on loopback; rank 0's report."""
+    from .rendezvous import free_port  # sockets and TLS: every command would pay for them
+
     token = secrets.token_hex(16)
     master = Address(LOOPBACK, free_port(LOOPBACK))
     processes: list[subprocess.Popen[str]] = []

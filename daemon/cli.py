@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, ParamSpec
 
 import click
-import httpx
 import trio
 
 from .. import __version__
@@ -509,6 +508,8 @@ def _tell(line: str) -> None:
 
 def call(control: Control, name: str, body: Mapping[str, object] | None) -> dict[str, object]:
     """Ask a local daemon. ``body`` None reads, otherwise it acts."""
+    import httpx  # a tenth of a second that only the commands which ask need
+
     try:
         if body is None:
             response = httpx.get(f"{control.url}/api/{name}", timeout=HTTP_S)

@@ -89,8 +89,6 @@ class Watch:
     digests: dict[str, str] = field(factory=dict)
     versions: dict[str, int] = field(factory=dict)
     sent_bytes: dict[str, int] = field(factory=dict)  # by peer and daemon process
-    names: dict[str, str] = field(factory=dict)
-    rounds: dict[int, dict[str, Any]] = field(factory=dict)
     line: str = ""
 
 
@@ -106,7 +104,6 @@ class Demo:
         self.invites: dict[str, str] = {}
         self.began_s = time.monotonic()
         self.client = httpx.Client(timeout=10.0)
-        self.lives = 0
 
     # ------------------------------------------------------------ processes
 
@@ -143,7 +140,6 @@ class Demo:
 
     def start_peer(self, name: str) -> None:
         script = Path(__file__).resolve().parent.parent / "examples" / "train.py"
-        self.lives += 1
         self.spawn(
             name,
             "join",
@@ -231,15 +227,14 @@ class Demo:
             self.see(status)
             self.act(status)
             self.show(status)
-            if status["state"] == "finished" and self.all_gone(status):
+            if status["state"] == "finished" and self.all_gone():
                 return self.verdict(status)
             if time.monotonic() - self.began_s > SECONDS_MAX:
                 self.say(f"gave up after {SECONDS_MAX:.0f} s: {status.get('why_waiting')}")
                 return self.verdict(status)
             time.sleep(POLL_S)
 
-    def all_gone(self, status: Mapping[str, Any]) -> bool:
-        del status
+    def all_gone(self) -> bool:
         return all(p.poll() is not None for n, p in self.processes.items() if n != "master")
 
     def see(self, status: Mapping[str, Any]) -> None:
@@ -247,8 +242,7 @@ class Demo:
         watch = self.watch
         watch.committed = int(status["committed"])
         for member in [*status["members"], *status.get("departed", [])]:
-            peer, name = str(member["peer"]), str(member["name"])
-            watch.names[peer] = name
+            name = str(member["name"])
             metrics = member.get("metrics") or {}
             if name == CONTRIBUTORS[0] and watch.loss_start is None:
                 watch.loss_start = metrics.get("validation_loss")
@@ -261,8 +255,6 @@ class Demo:
                 if head["state"] == "held" and head["version"] >= watch.versions.get(name, -1):
                     watch.versions[name] = head["version"]
                     watch.digests[name] = head["root"]
-        for ended in status["past_rounds"]:
-            watch.rounds[int(ended["round"])] = ended
 
     def act(self, status: Mapping[str, Any]) -> None:
         watch = self.watch

@@ -64,7 +64,6 @@ from ..protocol.messages import (
     BlocksRequest,
     Commit,
     Donate,
-    Finish,
     Finished,
     Found,
     Founded,
@@ -116,7 +115,6 @@ BACKOFF_MAX_S = 5.0
 PROGRESS_S = 1.0
 PACE_S = 10.0  # tokens/s is the mean over so long
 NORM_CHUNK_COUNT = 1 << 18  # elements squared at a time in float64
-RESULTS_HELD_MAX = 512  # results kept for rounds that are not applied yet
 
 # After these there is no point in coming back by ourselves.
 FINAL_CODES = {
@@ -156,7 +154,6 @@ class PeerConfig:
     incarnation: int = 0
     upload_bytes_per_s: float | None = None
     patience_s: float | None = 120.0  # without any master for so long: give up; None: never
-    wants_trainer: bool = True
 
 
 @define
@@ -200,7 +197,6 @@ class PeerService:
         self.posted: Arena | None = None
         self.number = 0
         self.finished = trio.Event()
-        self.trainer_expected = config.wants_trainer
         self._renew, self._renewed, self._renew_every_s = renew, renewed, renew_every_s
         self._donor: Donor | None = None
         self._joiner: Joiner | None = None
@@ -422,7 +418,7 @@ class PeerService:
         self.number = message.number
         self.spec = RunSpec.parse(message.spec_toml)
         replica = self.replica
-        replica.sync_every, replica.overlap = self.spec.diloco.sync_every, self.spec.diloco.overlap
+        replica.sync_every = self.spec.diloco.sync_every
         self.hub.silence_s = self.spec.link_deadline_s
         self.report.phase = "in the run"
         self.report.why = "" if message.lineage else "waiting for the run's first weights"
@@ -451,9 +447,6 @@ class PeerService:
             case Renewed():
                 if self._renewed is not None:
                     self._renewed(message.certificate_pem)
-            case Finish():
-                self._perform(self.replica.receive(message))
-                self._finish_if_done()
             case Heartbeat():
                 pass
             case _:
@@ -686,8 +679,8 @@ class PeerService:
         joiner = self._joiner
         self.report.phase = f"fetching fragment {order.head.fragment}"
 
-        def progress(done_bytes: int, all_bytes: int) -> None:
-            self.report.why = f"{done_bytes / 1e6:.1f} of {all_bytes / 1e6:.1f} MB"
+        def progress(done_count: int, all_count: int) -> None:
+            self.report.why = f"{done_count} of {all_count} blocks"
 
         with scope:
             try:

@@ -17,6 +17,7 @@ from urllib.parse import quote
 from attrs import asdict, frozen
 
 from ..protocol.errors import UserError
+from ..protocol.identity import write_private
 from .exit_codes import ExitCode
 
 CONTROL_FILE = "control.json"
@@ -94,22 +95,11 @@ def locked(directory: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def write_private(path: Path, text: str) -> None:
-    """Write a file that only its owner can read, whole or not at all."""
-    scratch = path.with_suffix(".new")
-    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    scratch.replace(path)
-
-
 @contextlib.contextmanager
 def published(directory: Path, control: Control) -> Iterator[None]:
     """Let commands find this daemon while it lives."""
     path = directory / CONTROL_FILE
-    write_private(path, json.dumps(asdict(control)))
+    write_private(path, json.dumps(asdict(control)).encode())
     try:
         yield
     finally:

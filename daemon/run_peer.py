@@ -88,7 +88,6 @@ class Peer:
                 incarnation=secrets.randbits(62),
                 upload_bytes_per_s=options.upload_bytes_per_s,
                 patience_s=options.patience_s,
-                wants_trainer=bool(options.command),
             )
             self.service = PeerService(
                 config,

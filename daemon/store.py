@@ -8,7 +8,6 @@ depends on a record before that. ``:memory:`` serves the simulator.
 from __future__ import annotations
 
 import hashlib
-import json
 import secrets
 import sqlite3
 import time
@@ -183,8 +182,3 @@ class Store:
 def _hash(token: str) -> bytes:
     # The token has 192 random bits: a plain hash is enough, a slow one would gain nothing.
     return hashlib.sha256(token.encode()).digest()
-
-
-def to_json(value: object) -> str:
-    """JSON as every ``--json`` option prints it."""
-    return json.dumps(value, indent=2, default=str)

@@ -6,7 +6,7 @@ trainer of a few numbers in the same process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from ..protocol.arena import Arena
@@ -35,6 +35,3 @@ class TrainerPort(Protocol):
     def tell(self, message: Message) -> None:
         """Send to the present trainer, in order; dropped when there is none."""
         ...
-
-
-TrainerFactory = Callable[[], TrainerPort]

@@ -155,7 +155,6 @@ class RoundHere:
     attempt: int = 0
     order: Reduce | None = None
     posted: Posted | None = None  # our trainer's pseudo-gradient for it
-    ready: bool = False
     offered: bool = False  # the trainer was told that it is open
     digest: bytes = b""  # of the result we hold, when REDUCED
     commit: Commit | None = None
@@ -186,13 +185,12 @@ class Replica:
 
     Attributes:
       me: our peer id.
-      sync_every, fragment_count, overlap: of the spec (H, P, tau).
+      sync_every, fragment_count: of the spec (H, P).
     """
 
     me: str
     sync_every: int = 1
     fragment_count: int = 1
-    overlap: int = 0
     lineage: bytes = b""
     term: int = 0
     step: int = 0
@@ -453,7 +451,7 @@ class Replica:
             norm = None
         if norm is None:
             return [TellMaster(NotReady(here.round, refusal))]
-        here.posted, here.ready = message, True
+        here.posted = message
         ready = Ready(here.round, message.tokens, norm, held.root, message.step)
         return [TellMaster(ready)]
 

@@ -22,9 +22,9 @@ from holdfast.daemon.places import (
     master_state,
     peer_state,
     published,
-    write_private,
 )
 from holdfast.protocol.errors import UserError
+from holdfast.protocol.identity import write_private
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +85,7 @@ def test_a_private_file_is_replaced_whole(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("old")
     path.chmod(0o644)
-    write_private(path, "new")
+    write_private(path, b"new")
     assert path.read_text() == "new"
     assert mode(path) == 0o600
     assert list(tmp_path.iterdir()) == [path]

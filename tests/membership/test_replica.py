@@ -33,7 +33,7 @@ ME_ALONE = (Contributor(ME, 80, 1.0),)
 def a_contributor() -> Replica:
     """In sync at version 0, its trainer loaded and at work."""
     replica = Replica(ME)
-    replica.sync_every, replica.overlap = EVERY, 0
+    replica.sync_every = EVERY
     head = FragmentHead(0, 0, ROOT)
     replica.founded(LINEAGE, [head])
     replica.welcome(Welcome(1, 1, "", None, LINEAGE, (head,), 0, (), 1), 1)

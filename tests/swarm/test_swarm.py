@@ -195,9 +195,9 @@ def in_phase(swarm: Swarm, name: str, phase: str) -> bool:
         return not swarm.master.coordinator.conductor.rounds
     here = list(service.replica.rounds.values())
     if phase == "open":
-        return any(r.phase is Phase.OPEN and not r.ready for r in here)
+        return any(r.phase is Phase.OPEN and r.posted is None for r in here)
     if phase == "ready":
-        return any(r.phase is Phase.OPEN and r.ready for r in here)
+        return any(r.phase is Phase.OPEN and r.posted is not None for r in here)
     return any(r.phase.value == phase for r in here)
 
 
