@@ -10,7 +10,6 @@ from unittest import mock
 import numpy as np
 import pytest
 import trio
-import trio.testing
 from attrs import Factory, define
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
@@ -40,6 +39,7 @@ from holdfast.protocol.messages import (
     Message,
     SyncFragment,
 )
+from holdfast.protocol.virtual_time import run_virtually
 
 BLOCK_BYTES = 64
 # 30 blocks of values, 20 of momentum, 2 of counters; the last of each is short.
@@ -750,4 +750,4 @@ def test_the_same_state_or_an_error_that_names_the_liars(
                     assert target._fragments[0].incoming is None
             nursery.cancel_scope.cancel()
 
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    run_virtually(main, seed=0)

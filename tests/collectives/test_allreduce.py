@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import trio
-import trio.testing
 from attrs import define, evolve, field
 from blake3 import blake3
 from hypothesis import HealthCheck, event, given, settings
@@ -49,6 +48,7 @@ from holdfast.protocol.messages import (
 )
 from holdfast.protocol.network import Network, Party
 from holdfast.protocol.sockets import SocketNetwork
+from holdfast.protocol.virtual_time import run_virtually
 
 Values = NDArray[np.float32]
 Counters = NDArray[np.int64]
@@ -167,20 +167,15 @@ class Swarm:
                 node.error = error
 
 
-def in_virtual_time(main: Callable[[], Awaitable[None]]) -> None:
-    """For tests whose body is run again and again."""
-
-    async def bounded() -> None:
-        with trio.fail_after(3_600):
-            await main()
-
-    trio.run(bounded, clock=trio.testing.MockClock(autojump_threshold=0))
-
-
-@contextmanager
-def ending(nursery: trio.Nursery) -> Iterator[None]:
-    yield
-    nursery.cancel_scope.cancel()
+@asynccontextmanager
+async def a_swarm(
+    count: int, world: MemoryWorld | None = None, stall_s: float = 20.0
+) -> AsyncIterator[Swarm]:
+    async with trio.open_nursery() as nursery:
+        swarm = Swarm(nursery, world, stall_s)
+        await swarm.add(count)
+        yield swarm
+        nursery.cancel_scope.cancel()
 
 
 def make_order(
@@ -304,90 +299,78 @@ def test_every_receiver_has_the_bits_of_the_plain_formula(data: st.DataObject) -
     event(f"{count} nodes, {contributing} contribute")
 
     async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            with ending(nursery):
-                swarm = Swarm(nursery, MemoryWorld(random.Random(seed), jitter_s=0.02))
-                await swarm.add(count)
-                give_input(swarm.nodes, size, seed)
-                contributors = swarm.nodes[:contributing]
-                order = make_order(
-                    size,
-                    list(zip(contributors, weights[:contributing], scales, strict=False)),
-                    swarm.nodes,
-                    chunk_elements=chunk_elements,
-                    owners=swarm.nodes if owners_too else None,
-                    codecs=codecs,
-                    rng=random.Random(seed),
-                )
-                before = [(n.values.tobytes(), n.counters.tobytes()) for n in swarm.nodes]  # type: ignore[union-attr]
-                await swarm.reduce(order, size, swarm.nodes)
-                check_same_bits(order, size, swarm.nodes)
-                for node, (values, counters) in zip(swarm.nodes, before, strict=True):
-                    assert node.values is not None
-                    assert node.counters is not None
-                    assert (node.values.tobytes(), node.counters.tobytes()) == (values, counters)
+        async with a_swarm(count, MemoryWorld(random.Random(seed), jitter_s=0.02)) as swarm:
+            give_input(swarm.nodes, size, seed)
+            contributors = swarm.nodes[:contributing]
+            order = make_order(
+                size,
+                list(zip(contributors, weights[:contributing], scales, strict=False)),
+                swarm.nodes,
+                chunk_elements=chunk_elements,
+                owners=swarm.nodes if owners_too else None,
+                codecs=codecs,
+                rng=random.Random(seed),
+            )
+            before = [(n.values.tobytes(), n.counters.tobytes()) for n in swarm.nodes]  # type: ignore[union-attr]
+            await swarm.reduce(order, size, swarm.nodes)
+            check_same_bits(order, size, swarm.nodes)
+            for node, (values, counters) in zip(swarm.nodes, before, strict=True):
+                assert node.values is not None
+                assert node.counters is not None
+                assert (node.values.tobytes(), node.counters.tobytes()) == (values, counters)
 
-    in_virtual_time(main)
+    run_virtually(main, seed=0)
 
 
 async def test_a_reduction_of_counters_alone() -> None:
     size = FragmentSize(0, 0, 3)
-    async with trio.open_nursery() as nursery:
-        with ending(nursery):
-            swarm = Swarm(nursery)
-            await swarm.add(2)
-            give_input(swarm.nodes, size, 1)
-            order = make_order(size, [(node, 1, 1.0) for node in swarm.nodes], swarm.nodes)
-            await swarm.reduce(order, size, swarm.nodes)
-            check_same_bits(order, size, swarm.nodes)
-            a, b = swarm.nodes
-            assert a.result is not None
-            assert a.result.counters.tolist() == np.maximum(a.counters, b.counters).tolist()  # type: ignore[arg-type]
+    async with a_swarm(2) as swarm:
+        give_input(swarm.nodes, size, 1)
+        order = make_order(size, [(node, 1, 1.0) for node in swarm.nodes], swarm.nodes)
+        await swarm.reduce(order, size, swarm.nodes)
+        check_same_bits(order, size, swarm.nodes)
+        a, b = swarm.nodes
+        assert a.result is not None
+        assert a.result.counters.tolist() == np.maximum(a.counters, b.counters).tolist()  # type: ignore[arg-type]
 
 
 async def test_many_rounds_at_once_over_the_same_links() -> None:
     size = FragmentSize(5_000, 0, 1)
-    async with trio.open_nursery() as nursery:
-        with ending(nursery):
-            swarm = Swarm(nursery, MemoryWorld(random.Random(0), bytes_per_s=1e6, jitter_s=0.05))
-            await swarm.add(4)
-            give_input(swarm.nodes, size, 2)
-            results: list[ReduceResult] = []
-            everyone = [(node, 1 + node.number, 1.0) for node in swarm.nodes]
+    async with a_swarm(4, MemoryWorld(random.Random(0), bytes_per_s=1e6, jitter_s=0.05)) as swarm:
+        give_input(swarm.nodes, size, 2)
+        results: list[ReduceResult] = []
+        everyone = [(node, 1 + node.number, 1.0) for node in swarm.nodes]
 
-            async def reduce(node: Node, round_: int) -> None:
-                # Nodes hear of the rounds in different orders.
-                await trio.sleep(random.Random(node.number * 100 + round_).random())
-                order = make_order(size, everyone, swarm.nodes, round_=round_)
-                reduction = Reduction(
-                    order, node.peer, size, node.hub, node.network, node.values, node.counters
-                )
-                results.append(await reduction.run())
+        async def reduce(node: Node, round_: int) -> None:
+            # Nodes hear of the rounds in different orders.
+            await trio.sleep(random.Random(node.number * 100 + round_).random())
+            order = make_order(size, everyone, swarm.nodes, round_=round_)
+            reduction = Reduction(
+                order, node.peer, size, node.hub, node.network, node.values, node.counters
+            )
+            results.append(await reduction.run())
 
-            async with trio.open_nursery() as reductions:
-                for node in swarm.nodes:
-                    for round_ in range(1, 7):
-                        reductions.start_soon(reduce, node, round_)
-            wire, _ = plain(make_order(size, everyone, swarm.nodes), size, swarm.nodes)
-            assert [bytes(result.encoded) for result in results] == [wire] * 24
+        async with trio.open_nursery() as reductions:
+            for node in swarm.nodes:
+                for round_ in range(1, 7):
+                    reductions.start_soon(reduce, node, round_)
+        wire, _ = plain(make_order(size, everyone, swarm.nodes), size, swarm.nodes)
+        assert [bytes(result.encoded) for result in results] == [wire] * 24
 
 
 async def test_traffic_is_what_the_butterfly_costs() -> None:
     size = FragmentSize(8_000, 0, 0)
-    async with trio.open_nursery() as nursery:
-        with ending(nursery):
-            swarm = Swarm(nursery)
-            await swarm.add(4)
-            give_input(swarm.nodes, size, 1)
-            order = make_order(
-                size, [(node, 1, 1.0) for node in swarm.nodes], swarm.nodes, chunk_elements=1_000
-            )
-            await swarm.reduce(order, size, swarm.nodes)
-            check_same_bits(order, size, swarm.nodes)
-            for node in swarm.nodes:
-                assert node.result is not None
-                # (1 - 1/4) of the input up, 1/4 of the result to three others.
-                assert node.result.sent_bytes == 4 * (6_000 + 3 * 2_000)
+    async with a_swarm(4) as swarm:
+        give_input(swarm.nodes, size, 1)
+        order = make_order(
+            size, [(node, 1, 1.0) for node in swarm.nodes], swarm.nodes, chunk_elements=1_000
+        )
+        await swarm.reduce(order, size, swarm.nodes)
+        check_same_bits(order, size, swarm.nodes)
+        for node in swarm.nodes:
+            assert node.result is not None
+            # (1 - 1/4) of the input up, 1/4 of the result to three others.
+            assert node.result.sent_bytes == 4 * (6_000 + 3 * 2_000)
 
 
 # ---------------------------------------------------------------- death, cancellation, repair
@@ -422,69 +405,66 @@ def test_a_kill_at_any_instant_leaves_exact_means(codec: str) -> None:
 
     async def main(seed: int) -> None:
         rng = random.Random(seed)
-        async with trio.open_nursery() as nursery:
-            with ending(nursery):
-                rate = 10_000 if codec == "fp32" else 3_000
-                world = MemoryWorld(random.Random(seed), bytes_per_s=rate, jitter_s=0.01)
-                swarm = Swarm(nursery, world)
-                await swarm.add(5)
-                if rng.random() < 0.8:
-                    await swarm.settle()
-                for node in swarm.nodes:
-                    node.values = np.full(2_000, 2.0**node.number, np.float32)
-                    node.counters = np.array([node.number], np.int64)
-                contributors, spare = swarm.nodes[:4], swarm.nodes[4]
-                dead = rng.choice(swarm.nodes)
-                order = make_order(
-                    size,
-                    [(n, 7, 1.0) for n in contributors],
-                    swarm.nodes,
-                    chunk_elements=200,
-                    codecs=(codec, codec),
-                )
+        rate = 10_000 if codec == "fp32" else 3_000
+        world = MemoryWorld(random.Random(seed), bytes_per_s=rate, jitter_s=0.01)
+        async with a_swarm(5, world) as swarm:
+            if rng.random() < 0.8:
+                await swarm.settle()
+            for node in swarm.nodes:
+                node.values = np.full(2_000, 2.0**node.number, np.float32)
+                node.counters = np.array([node.number], np.int64)
+            contributors, spare = swarm.nodes[:4], swarm.nodes[4]
+            dead = rng.choice(swarm.nodes)
+            order = make_order(
+                size,
+                [(n, 7, 1.0) for n in contributors],
+                swarm.nodes,
+                chunk_elements=200,
+                codecs=(codec, codec),
+            )
 
-                async def kill() -> None:
-                    await trio.sleep(rng.uniform(0, 0.7))
-                    swarm.kill(dead)
+            async def kill() -> None:
+                await trio.sleep(rng.uniform(0, 0.7))
+                swarm.kill(dead)
 
-                nursery.start_soon(kill)
-                await play_master(swarm, order, size, list(swarm.nodes))
-                await trio.sleep(2)
-                survivors = [node for node in swarm.nodes if node is not dead]
-                wire, _ = plain(order, size, swarm.nodes)
-                for node in survivors:
-                    if node.result is not None:
-                        assert bytes(node.result.encoded) == wire
-                    elif node.error is not None:
-                        assert isinstance(node.error, PeerLostError)
-                        assert node.error.peer == dead.peer
-                        assert dead is not spare
-                having = sum(n.result is not None for n in survivors)
-                outcomes.all_had_it += having == 4
-                outcomes.none_had_it += having == 0
-                outcomes.some_had_it += 0 < having < 4
-                if dead is spare:
-                    assert having == 4
-                    return
-                swarm.tell_view(survivors)
-                left = [node for node in survivors if node is not spare]
-                again = make_order(
-                    size,
-                    [(n, 7, 1.0) for n in left],
-                    survivors,
-                    chunk_elements=200,
-                    codecs=(codec, codec),
-                    attempt=2,
-                )
-                await swarm.reduce(again, size, survivors)
-                check_same_bits(again, size, survivors)
-                if codec == "fp32":
-                    mean = np.float32(sum(2**n.number for n in left)) / np.float32(3)
-                    assert left[0].result is not None
-                    assert (left[0].result.values == mean).all()
+            swarm.nursery.start_soon(kill)
+            await play_master(swarm, order, size, list(swarm.nodes))
+            await trio.sleep(2)
+            survivors = [node for node in swarm.nodes if node is not dead]
+            wire, _ = plain(order, size, swarm.nodes)
+            for node in survivors:
+                if node.result is not None:
+                    assert bytes(node.result.encoded) == wire
+                elif node.error is not None:
+                    assert isinstance(node.error, PeerLostError)
+                    assert node.error.peer == dead.peer
+                    assert dead is not spare
+            having = sum(n.result is not None for n in survivors)
+            outcomes.all_had_it += having == 4
+            outcomes.none_had_it += having == 0
+            outcomes.some_had_it += 0 < having < 4
+            if dead is spare:
+                assert having == 4
+                return
+            swarm.tell_view(survivors)
+            left = [node for node in survivors if node is not spare]
+            again = make_order(
+                size,
+                [(n, 7, 1.0) for n in left],
+                survivors,
+                chunk_elements=200,
+                codecs=(codec, codec),
+                attempt=2,
+            )
+            await swarm.reduce(again, size, survivors)
+            check_same_bits(again, size, survivors)
+            if codec == "fp32":
+                mean = np.float32(sum(2**n.number for n in left)) / np.float32(3)
+                assert left[0].result is not None
+                assert (left[0].result.values == mean).all()
 
     for seed in range(100):
-        in_virtual_time(partial(main, seed))
+        run_virtually(partial(main, seed), seed=seed)
     assert min(outcomes.all_had_it, outcomes.some_had_it, outcomes.none_had_it) >= 5, vars(outcomes)
 
 
@@ -493,70 +473,61 @@ def test_a_cancelled_attempt_harms_neither_links_nor_the_next_one() -> None:
 
     async def main(seed: int) -> None:
         rng = random.Random(seed)
-        async with trio.open_nursery() as nursery:
-            with ending(nursery):
-                swarm = Swarm(nursery, MemoryWorld(random.Random(seed), bytes_per_s=20_000))
-                await swarm.add(4)
-                await swarm.settle()
-                give_input(swarm.nodes, size, seed)
-                links = [link for node in swarm.nodes for link in node.hub.links.values()]
-                contributors = [(n, 1, 1.0) for n in swarm.nodes[:3]]
-                for attempt in (1, 2):
-                    order = make_order(size, contributors, swarm.nodes, attempt=attempt)
-                    with trio.move_on_after(rng.uniform(0, 0.6)):
-                        await swarm.reduce(order, size, swarm.nodes)
-                order = make_order(size, contributors, swarm.nodes, attempt=3)
-                started_s = trio.current_time()
-                await swarm.reduce(order, size, swarm.nodes)
-                assert trio.current_time() - started_s < 2  # nobody waited for stale frames
-                check_same_bits(order, size, swarm.nodes)
-                assert not any(link.lost.is_set() for link in links)
+        async with a_swarm(4, MemoryWorld(random.Random(seed), bytes_per_s=20_000)) as swarm:
+            await swarm.settle()
+            give_input(swarm.nodes, size, seed)
+            links = [link for node in swarm.nodes for link in node.hub.links.values()]
+            contributors = [(n, 1, 1.0) for n in swarm.nodes[:3]]
+            for attempt in (1, 2):
+                order = make_order(size, contributors, swarm.nodes, attempt=attempt)
+                with trio.move_on_after(rng.uniform(0, 0.6)):
+                    await swarm.reduce(order, size, swarm.nodes)
+            order = make_order(size, contributors, swarm.nodes, attempt=3)
+            started_s = trio.current_time()
+            await swarm.reduce(order, size, swarm.nodes)
+            assert trio.current_time() - started_s < 2  # nobody waited for stale frames
+            check_same_bits(order, size, swarm.nodes)
+            assert not any(link.lost.is_set() for link in links)
 
     for seed in range(30):
-        in_virtual_time(partial(main, seed))
+        run_virtually(partial(main, seed), seed=seed)
 
 
 async def test_a_contributor_that_dies_after_giving_everything_stays_in_the_mean() -> None:
     size = FragmentSize(1_000, 0, 0)
-    async with trio.open_nursery() as nursery:
-        with ending(nursery):
-            swarm = Swarm(nursery)
-            await swarm.add(3)
-            await swarm.settle()
-            give_input(swarm.nodes, size, 5)
-            # The last one owns nothing: once its part is there, nobody needs it.
-            order = make_order(
-                size, [(n, 1, 1.0) for n in swarm.nodes], swarm.nodes, owners=swarm.nodes[:2]
-            )
-            swarm.world.link("n0", "n1", bytes_per_s=2_000)
-            async with trio.open_nursery() as reductions:
-                for node in swarm.nodes:
-                    reductions.start_soon(swarm.reduce_at, node, order, size)
-                await trio.sleep(0.5)
-                swarm.kill(swarm.nodes[2])
-            assert swarm.nodes[2].result is None
-            check_same_bits(order, size, swarm.nodes, at=swarm.nodes[:2])
+    async with a_swarm(3) as swarm:
+        await swarm.settle()
+        give_input(swarm.nodes, size, 5)
+        # The last one owns nothing: once its part is there, nobody needs it.
+        order = make_order(
+            size, [(n, 1, 1.0) for n in swarm.nodes], swarm.nodes, owners=swarm.nodes[:2]
+        )
+        swarm.world.link("n0", "n1", bytes_per_s=2_000)
+        async with trio.open_nursery() as reductions:
+            for node in swarm.nodes:
+                reductions.start_soon(swarm.reduce_at, node, order, size)
+            await trio.sleep(0.5)
+            swarm.kill(swarm.nodes[2])
+        assert swarm.nodes[2].result is None
+        check_same_bits(order, size, swarm.nodes, at=swarm.nodes[:2])
 
 
 async def test_the_next_attempt_sends_the_input_that_the_first_one_encoded() -> None:
     size = FragmentSize(1_000, 0, 2)
-    async with trio.open_nursery() as nursery:
-        with ending(nursery):
-            swarm = Swarm(nursery)
-            await swarm.add(2)
-            give_input(swarm.nodes, size, 5)
-            contributors = [(node, 3, 1.0) for node in swarm.nodes]
-            order = make_order(size, contributors, swarm.nodes)
-            await swarm.reduce(order, size, swarm.nodes)
-            wire, _ = plain(order, size, swarm.nodes)
-            for node in swarm.nodes:
-                assert node.encoded_input is not None
-                assert node.encoded_input.complete
-                assert node.values is not None
-                node.values[:] = np.nan
-            order = make_order(size, contributors, swarm.nodes, attempt=2, owners=swarm.nodes[1:])
-            await swarm.reduce(order, size, swarm.nodes)
-            assert [bytes(n.result.encoded) for n in swarm.nodes if n.result] == [wire, wire]
+    async with a_swarm(2) as swarm:
+        give_input(swarm.nodes, size, 5)
+        contributors = [(node, 3, 1.0) for node in swarm.nodes]
+        order = make_order(size, contributors, swarm.nodes)
+        await swarm.reduce(order, size, swarm.nodes)
+        wire, _ = plain(order, size, swarm.nodes)
+        for node in swarm.nodes:
+            assert node.encoded_input is not None
+            assert node.encoded_input.complete
+            assert node.values is not None
+            node.values[:] = np.nan
+        order = make_order(size, contributors, swarm.nodes, attempt=2, owners=swarm.nodes[1:])
+        await swarm.reduce(order, size, swarm.nodes)
+        assert [bytes(n.result.encoded) for n in swarm.nodes if n.result] == [wire, wire]
 
 
 # ---------------------------------------------------------------- receivers that only listen
@@ -564,80 +535,68 @@ async def test_the_next_attempt_sends_the_input_that_the_first_one_encoded() -> 
 
 async def test_a_late_receiver_gets_the_result_and_nobody_waits_for_it() -> None:
     size = FragmentSize(20_000, 0, 1)
-    async with trio.open_nursery() as nursery:
-        with ending(nursery):
-            swarm = Swarm(nursery, MemoryWorld(random.Random(0), buffer_bytes=4_096))
-            await swarm.add(4)
-            await swarm.settle()
-            give_input(swarm.nodes, size, 5)
-            order = make_order(
-                size, [(n, 1, 1.0) for n in swarm.nodes[:3]], swarm.nodes, chunk_elements=500
-            )
-            started_s = trio.current_time()
-            await swarm.reduce(order, size, swarm.nodes[:3])
-            assert trio.current_time() - started_s < 1
-            await trio.sleep(6)
-            await swarm.reduce(order, size, swarm.nodes[3:])
-            check_same_bits(order, size, swarm.nodes)
+    async with a_swarm(4, MemoryWorld(random.Random(0), buffer_bytes=4_096)) as swarm:
+        await swarm.settle()
+        give_input(swarm.nodes, size, 5)
+        order = make_order(
+            size, [(n, 1, 1.0) for n in swarm.nodes[:3]], swarm.nodes, chunk_elements=500
+        )
+        started_s = trio.current_time()
+        await swarm.reduce(order, size, swarm.nodes[:3])
+        assert trio.current_time() - started_s < 1
+        await trio.sleep(6)
+        await swarm.reduce(order, size, swarm.nodes[3:])
+        check_same_bits(order, size, swarm.nodes)
 
 
 async def test_a_receiver_that_never_registers_costs_nobody_anything() -> None:
     size = FragmentSize(20_000, 0, 1)
-    async with trio.open_nursery() as nursery:
-        with ending(nursery):
-            swarm = Swarm(nursery, MemoryWorld(random.Random(0), buffer_bytes=4_096))
-            await swarm.add(4)
-            await swarm.settle()
-            give_input(swarm.nodes, size, 5)
-            contributors = [(n, 1, 1.0) for n in swarm.nodes[:3]]
-            for round_ in (1, 2, 3):
-                order = make_order(size, contributors, swarm.nodes, round_=round_)
-                started_s = trio.current_time()
-                await swarm.reduce(order, size, swarm.nodes[:3])
-                assert trio.current_time() - started_s < 1
-                check_same_bits(order, size, swarm.nodes[:3])
-                swarm.nodes[3].hub.forget_through(round_, 1)
-            await trio.sleep(1)
-            assert swarm.nodes[3].hub.router.dropped_frames == 3 * 201
-            assert len(swarm.nodes[3].hub.links) == 3
-
-
-async def test_a_frozen_receiver_loses_its_links_and_delays_nobody() -> None:
-    size = FragmentSize(20_000, 0, 1)
-    async with trio.open_nursery() as nursery:
-        with ending(nursery):
-            swarm = Swarm(nursery, MemoryWorld(random.Random(0), buffer_bytes=4_096))
-            await swarm.add(4)
-            await swarm.settle()
-            give_input(swarm.nodes, size, 5)
-            order = make_order(size, [(n, 1, 1.0) for n in swarm.nodes[:3]], swarm.nodes)
-            swarm.world.freeze("n3")
+    async with a_swarm(4, MemoryWorld(random.Random(0), buffer_bytes=4_096)) as swarm:
+        await swarm.settle()
+        give_input(swarm.nodes, size, 5)
+        contributors = [(n, 1, 1.0) for n in swarm.nodes[:3]]
+        for round_ in (1, 2, 3):
+            order = make_order(size, contributors, swarm.nodes, round_=round_)
             started_s = trio.current_time()
             await swarm.reduce(order, size, swarm.nodes[:3])
             assert trio.current_time() - started_s < 1
             check_same_bits(order, size, swarm.nodes[:3])
-            links = [node.hub.links[peer_id(3)] for node in swarm.nodes[:3]]
-            await trio.sleep(21)
-            assert all("nothing could be sent for 20 s" in link.reason for link in links)
+            swarm.nodes[3].hub.forget_through(round_, 1)
+        await trio.sleep(1)
+        assert swarm.nodes[3].hub.router.dropped_frames == 3 * 201
+        assert len(swarm.nodes[3].hub.links) == 3
+
+
+async def test_a_frozen_receiver_loses_its_links_and_delays_nobody() -> None:
+    size = FragmentSize(20_000, 0, 1)
+    async with a_swarm(4, MemoryWorld(random.Random(0), buffer_bytes=4_096)) as swarm:
+        await swarm.settle()
+        give_input(swarm.nodes, size, 5)
+        order = make_order(size, [(n, 1, 1.0) for n in swarm.nodes[:3]], swarm.nodes)
+        swarm.world.freeze("n3")
+        started_s = trio.current_time()
+        await swarm.reduce(order, size, swarm.nodes[:3])
+        assert trio.current_time() - started_s < 1
+        check_same_bits(order, size, swarm.nodes[:3])
+        links = [node.hub.links[peer_id(3)] for node in swarm.nodes[:3]]
+        await trio.sleep(21)
+        assert all("nothing could be sent for 20 s" in link.reason for link in links)
 
 
 async def test_a_slow_receiver_lags_by_a_few_rounds_at_most() -> None:
     size = FragmentSize(20_000, 0, 0)
-    async with trio.open_nursery() as nursery:
-        with ending(nursery):
-            swarm = Swarm(nursery, MemoryWorld(random.Random(0), buffer_bytes=4_096))
-            await swarm.add(3)
-            await swarm.settle()
-            give_input(swarm.nodes, size, 5)
-            swarm.world.link("n0", "n2", bytes_per_s=1_000)
-            hub = swarm.nodes[0].hub
-            for round_ in range(1, 11):
-                order = make_order(
-                    size, [(n, 1, 1.0) for n in swarm.nodes[:2]], swarm.nodes, round_=round_
-                )
-                await swarm.reduce(order, size, swarm.nodes[:2])
-                await trio.sleep(0.1)
-                assert len(hub._trailing[peer_id(2)]) == min(round_, 4)
+    async with a_swarm(3, MemoryWorld(random.Random(0), buffer_bytes=4_096)) as swarm:
+        await swarm.settle()
+        give_input(swarm.nodes, size, 5)
+        swarm.world.link("n0", "n2", bytes_per_s=1_000)
+        hub = swarm.nodes[0].hub
+        for round_ in range(1, 11):
+            order = make_order(
+                size, [(n, 1, 1.0) for n in swarm.nodes[:2]], swarm.nodes, round_=round_
+            )
+            await swarm.reduce(order, size, swarm.nodes[:2])
+            await trio.sleep(0.1)
+            assert len(hub._trailing[peer_id(2)]) == min(round_, 4)
 
 
 # ---------------------------------------------------------------- shorter frames
@@ -654,53 +613,47 @@ def give_sparse_input(nodes: Sequence[Node], size: FragmentSize) -> None:
 @pytest.mark.parametrize("codec", ["fp32", "int8", "nf4"])
 async def test_compression_saves_bytes_and_changes_no_bit(codec: str) -> None:
     size = FragmentSize(60_000, 0, 2)
-    async with trio.open_nursery() as nursery:
-        with ending(nursery):
-            swarm = Swarm(nursery)
-            await swarm.add(4)
-            give_sparse_input(swarm.nodes, size)
-            digests, sent_bytes = set(), []
-            for round_, name in enumerate((codec, f"{codec}+zstd")):
-                for node in swarm.nodes:
-                    node.encoded_input = None
-                order = make_order(
-                    size,
-                    [(n, 1, 1.0) for n in swarm.nodes[:3]],
-                    swarm.nodes,
-                    chunk_elements=10_240,
-                    codecs=(name, name),
-                    round_=round_,
-                )
-                await swarm.reduce(order, size, swarm.nodes)
-                check_same_bits(order, size, swarm.nodes)
-                results = [node.result for node in swarm.nodes if node.result is not None]
-                digests |= {result.digest for result in results}
-                sent_bytes.append(sum(result.sent_bytes for result in results[:3]))
-            assert len(digests) == 1
-            assert sent_bytes[1] < sent_bytes[0] / 3
+    async with a_swarm(4) as swarm:
+        give_sparse_input(swarm.nodes, size)
+        digests, sent_bytes = set(), []
+        for round_, name in enumerate((codec, f"{codec}+zstd")):
+            for node in swarm.nodes:
+                node.encoded_input = None
+            order = make_order(
+                size,
+                [(n, 1, 1.0) for n in swarm.nodes[:3]],
+                swarm.nodes,
+                chunk_elements=10_240,
+                codecs=(name, name),
+                round_=round_,
+            )
+            await swarm.reduce(order, size, swarm.nodes)
+            check_same_bits(order, size, swarm.nodes)
+            results = [node.result for node in swarm.nodes if node.result is not None]
+            digests |= {result.digest for result in results}
+            sent_bytes.append(sum(result.sent_bytes for result in results[:3]))
+        assert len(digests) == 1
+        assert sent_bytes[1] < sent_bytes[0] / 3
 
 
 async def test_top_k_results_travel_at_their_own_length() -> None:
     size = FragmentSize(64_000, 0, 2)
-    async with trio.open_nursery() as nursery:
-        with ending(nursery):
-            swarm = Swarm(nursery)
-            await swarm.add(3)
-            give_input(swarm.nodes, size, 5)
-            order = make_order(
-                size,
-                [(n, 1, 1.0) for n in swarm.nodes],
-                swarm.nodes,
-                chunk_elements=10_240,
-                codecs=("topk", "topk"),
-            )
-            await swarm.reduce(order, size, swarm.nodes)
-            check_same_bits(order, size, swarm.nodes)
-            for node in swarm.nodes:
-                assert node.result is not None
-                assert len(node.result.encoded) * 8 < 0.17 * size.value_count
-                # Two parts up and two results down, if chunks were dealt out evenly.
-                assert node.result.sent_bytes * 8 < 2 * 0.17 * size.value_count * 1.5
+    async with a_swarm(3) as swarm:
+        give_input(swarm.nodes, size, 5)
+        order = make_order(
+            size,
+            [(n, 1, 1.0) for n in swarm.nodes],
+            swarm.nodes,
+            chunk_elements=10_240,
+            codecs=("topk", "topk"),
+        )
+        await swarm.reduce(order, size, swarm.nodes)
+        check_same_bits(order, size, swarm.nodes)
+        for node in swarm.nodes:
+            assert node.result is not None
+            assert len(node.result.encoded) * 8 < 0.17 * size.value_count
+            # Two parts up and two results down, if chunks were dealt out evenly.
+            assert node.result.sent_bytes * 8 < 2 * 0.17 * size.value_count * 1.5
 
 
 @pytest.mark.parametrize(
@@ -719,76 +672,70 @@ async def test_short_frames_that_are_no_encoding_name_their_sender(
     codec: str, payload: bytes, said: str, kind: FrameKind
 ) -> None:
     size = FragmentSize(1_000, 0, 0)
-    async with trio.open_nursery() as nursery:
-        with ending(nursery):
-            swarm = Swarm(nursery)
-            await swarm.add(2)
-            give_input(swarm.nodes, size, 5)
-            owner = swarm.nodes[0] if kind is FrameKind.RESULT else swarm.nodes[1]
-            order = make_order(
-                size,
-                [(n, 1, 1.0) for n in swarm.nodes],
-                swarm.nodes,
-                owners=[owner],
-                codecs=(codec, codec),
-            )
+    async with a_swarm(2) as swarm:
+        give_input(swarm.nodes, size, 5)
+        owner = swarm.nodes[0] if kind is FrameKind.RESULT else swarm.nodes[1]
+        order = make_order(
+            size,
+            [(n, 1, 1.0) for n in swarm.nodes],
+            swarm.nodes,
+            owners=[owner],
+            codecs=(codec, codec),
+        )
 
-            async def lie() -> None:
-                link = await swarm.nodes[0].hub.link(peer_id(1))
-                await link.send_frame(FrameHeader(kind, 1, 1, 0, 3, len(payload)), payload)
+        async def lie() -> None:
+            link = await swarm.nodes[0].hub.link(peer_id(1))
+            await link.send_frame(FrameHeader(kind, 1, 1, 0, 3, len(payload)), payload)
 
-            async with trio.open_nursery() as reductions:
-                reductions.start_soon(swarm.reduce_at, swarm.nodes[1], order, size)
-                reductions.start_soon(lie)
-                if kind is FrameKind.CONTRIBUTION:
-                    # All chunks are the honest one's: the bad one among ten is enough.
-                    for index in range(1, 10):
-                        link = await swarm.nodes[0].hub.link(peer_id(1))
-                        header = FrameHeader(kind, 1, 1, index, 3, len(payload))
-                        await link.send_frame(header, payload)
-            error = swarm.nodes[1].error
-            assert isinstance(error, BadContributionError)
-            assert error.peer == peer_id(0)
-            assert said in str(error)
+        async with trio.open_nursery() as reductions:
+            reductions.start_soon(swarm.reduce_at, swarm.nodes[1], order, size)
+            reductions.start_soon(lie)
+            if kind is FrameKind.CONTRIBUTION:
+                # All chunks are the honest one's: the bad one among ten is enough.
+                for index in range(1, 10):
+                    link = await swarm.nodes[0].hub.link(peer_id(1))
+                    header = FrameHeader(kind, 1, 1, index, 3, len(payload))
+                    await link.send_frame(header, payload)
+        error = swarm.nodes[1].error
+        assert isinstance(error, BadContributionError)
+        assert error.peer == peer_id(0)
+        assert said in str(error)
 
 
 async def test_error_feedback_sends_later_what_a_round_left_out() -> None:
     size = FragmentSize(6_400, 0, 0)
-    async with trio.open_nursery() as nursery:
-        with ending(nursery):
-            swarm = Swarm(nursery)
-            await swarm.add(2)
-            give_input(swarm.nodes, size, 5)
-            inputs = []
+    async with a_swarm(2) as swarm:
+        give_input(swarm.nodes, size, 5)
+        inputs = []
+        for node in swarm.nodes:
+            assert node.values is not None
+            node.residual = Residual(size.value_count)
+            inputs.append(node.values.astype(np.float64))
+        sent = np.zeros(size.value_count)
+        rounds = 80
+        for round_ in range(rounds):
+            order = make_order(
+                size,
+                [(n, 1, 1.0) for n in swarm.nodes],
+                swarm.nodes,
+                chunk_elements=1_600,
+                codecs=("topk", "fp32"),
+                round_=round_,
+            )
+            await swarm.reduce(order, size, swarm.nodes)
             for node in swarm.nodes:
-                assert node.values is not None
-                node.residual = Residual(size.value_count)
-                inputs.append(node.values.astype(np.float64))
-            sent = np.zeros(size.value_count)
-            rounds = 80
-            for round_ in range(rounds):
-                order = make_order(
-                    size,
-                    [(n, 1, 1.0) for n in swarm.nodes],
-                    swarm.nodes,
-                    chunk_elements=1_600,
-                    codecs=("topk", "fp32"),
-                    round_=round_,
-                )
-                await swarm.reduce(order, size, swarm.nodes)
-                for node in swarm.nodes:
-                    assert node.encoded_input is not None
-                    node.encoded_input.settle()
-                    node.encoded_input = None
-                result = swarm.nodes[0].result
-                assert result is not None
-                sent += result.values
-            residuals = [node.residual.values for node in swarm.nodes if node.residual is not None]
-            wanted = rounds * (inputs[0] + inputs[1]) / 2
-            left = (residuals[0].astype(np.float64) + residuals[1]) / 2
-            assert np.abs(sent + left - wanted).max() < 1e-4
-            # One value in 64 a round, and yet hardly any is far behind.
-            assert np.linalg.norm(sent - wanted) < 0.5 * np.linalg.norm(wanted)
+                assert node.encoded_input is not None
+                node.encoded_input.settle()
+                node.encoded_input = None
+            result = swarm.nodes[0].result
+            assert result is not None
+            sent += result.values
+        residuals = [node.residual.values for node in swarm.nodes if node.residual is not None]
+        wanted = rounds * (inputs[0] + inputs[1]) / 2
+        left = (residuals[0].astype(np.float64) + residuals[1]) / 2
+        assert np.abs(sent + left - wanted).max() < 1e-4
+        # One value in 64 a round, and yet hardly any is far behind.
+        assert np.linalg.norm(sent - wanted) < 0.5 * np.linalg.norm(wanted)
 
 
 # ---------------------------------------------------------------- what must not be added
@@ -813,25 +760,22 @@ async def test_a_contribution_that_cannot_be_added_is_refused_and_named(
     codec: str, bad: float
 ) -> None:
     size = FragmentSize(1_000, 0, 0)
-    async with trio.open_nursery() as nursery:
-        with ending(nursery):
-            swarm = Swarm(nursery)
-            await swarm.add(3)
-            give_input(swarm.nodes, size, 5)
-            for node in swarm.nodes[1:] if bad == 3e38 else swarm.nodes[2:]:
-                assert node.values is not None
-                node.values[150] = bad  # in a chunk that the second one owns
-            swarm.nodes[2].values[150] *= 1.1  # type: ignore[index]
-            order = make_order(
-                size, [(n, 1, 1.0) for n in swarm.nodes], swarm.nodes, codecs=(codec, "int8")
-            )
-            await one_round(swarm, size, order, nothing)
-            errors = [node.error for node in swarm.nodes if node.error is not None]
-            assert errors
-            for error in errors:
-                assert isinstance(error, BadContributionError)
-                guilty = {peer_id(2)} if codec == "fp32" else {peer_id(1), peer_id(2)}
-                assert error.peer in guilty
+    async with a_swarm(3) as swarm:
+        give_input(swarm.nodes, size, 5)
+        for node in swarm.nodes[1:] if bad == 3e38 else swarm.nodes[2:]:
+            assert node.values is not None
+            node.values[150] = bad  # in a chunk that the second one owns
+        swarm.nodes[2].values[150] *= 1.1  # type: ignore[index]
+        order = make_order(
+            size, [(n, 1, 1.0) for n in swarm.nodes], swarm.nodes, codecs=(codec, "int8")
+        )
+        await one_round(swarm, size, order, nothing)
+        errors = [node.error for node in swarm.nodes if node.error is not None]
+        assert errors
+        for error in errors:
+            assert isinstance(error, BadContributionError)
+            guilty = {peer_id(2)} if codec == "fp32" else {peer_id(1), peer_id(2)}
+            assert error.peer in guilty
 
 
 @pytest.mark.parametrize(
@@ -850,182 +794,159 @@ async def test_frames_that_do_not_fit_the_order_name_their_sender(
     what: dict[str, int], said: str
 ) -> None:
     size = FragmentSize(1_000, 0, 0)
-    async with trio.open_nursery() as nursery:
-        with ending(nursery):
-            # Slow enough that the round is still under way when the bad frame comes.
-            swarm = Swarm(nursery, MemoryWorld(random.Random(0), bytes_per_s=4_000))
-            await swarm.add(3)
-            await swarm.settle()
-            give_input(swarm.nodes, size, 5)
-            order = make_order(size, [(n, 1, 1.0) for n in swarm.nodes], swarm.nodes)
-            header = FrameHeader(
-                FrameKind.CONTRIBUTION, round=1, attempt=1, index=1, transfer=3, payload_bytes=400
-            )
-            header = evolve(header, **what)  # type: ignore[arg-type]
+    # Slow enough that the round is still under way when the bad frame comes.
+    async with a_swarm(3, MemoryWorld(random.Random(0), bytes_per_s=4_000)) as swarm:
+        await swarm.settle()
+        give_input(swarm.nodes, size, 5)
+        order = make_order(size, [(n, 1, 1.0) for n in swarm.nodes], swarm.nodes)
+        header = FrameHeader(
+            FrameKind.CONTRIBUTION, round=1, attempt=1, index=1, transfer=3, payload_bytes=400
+        )
+        header = evolve(header, **what)  # type: ignore[arg-type]
 
-            async def spoil() -> None:
-                link = await swarm.nodes[2].hub.link(peer_id(1))
-                await link.send_frame(header, bytes(header.payload_bytes))
+        async def spoil() -> None:
+            link = await swarm.nodes[2].hub.link(peer_id(1))
+            await link.send_frame(header, bytes(header.payload_bytes))
 
-            await one_round(swarm, size, order, spoil)
-            error = swarm.nodes[1].error
-            assert isinstance(error, BadContributionError)
-            assert error.peer == peer_id(2)
-            assert said in str(error)
+        await one_round(swarm, size, order, spoil)
+        error = swarm.nodes[1].error
+        assert isinstance(error, BadContributionError)
+        assert error.peer == peer_id(2)
+        assert said in str(error)
 
 
 async def test_a_result_that_is_not_finite_names_its_owner() -> None:
     size = FragmentSize(1_000, 0, 0)
-    async with trio.open_nursery() as nursery:
-        with ending(nursery):
-            swarm = Swarm(nursery)
-            await swarm.add(2)
-            give_input(swarm.nodes, size, 5)
-            order = make_order(
-                size, [(n, 1, 1.0) for n in swarm.nodes], swarm.nodes, owners=swarm.nodes[:1]
-            )
+    async with a_swarm(2) as swarm:
+        give_input(swarm.nodes, size, 5)
+        order = make_order(
+            size, [(n, 1, 1.0) for n in swarm.nodes], swarm.nodes, owners=swarm.nodes[:1]
+        )
 
-            async def lie() -> None:
-                link = await swarm.nodes[0].hub.link(peer_id(1))
-                payload = np.full(100, np.nan, "<f4").tobytes()
-                await link.send_frame(FrameHeader(FrameKind.RESULT, 1, 1, 0, 3, 400), payload)
+        async def lie() -> None:
+            link = await swarm.nodes[0].hub.link(peer_id(1))
+            payload = np.full(100, np.nan, "<f4").tobytes()
+            await link.send_frame(FrameHeader(FrameKind.RESULT, 1, 1, 0, 3, 400), payload)
 
-            async with trio.open_nursery() as reductions:
-                reductions.start_soon(swarm.reduce_at, swarm.nodes[1], order, size)
-                reductions.start_soon(lie)
-            error = swarm.nodes[1].error
-            assert isinstance(error, BadContributionError)
-            assert error.peer == peer_id(0)
+        async with trio.open_nursery() as reductions:
+            reductions.start_soon(swarm.reduce_at, swarm.nodes[1], order, size)
+            reductions.start_soon(lie)
+        error = swarm.nodes[1].error
+        assert isinstance(error, BadContributionError)
+        assert error.peer == peer_id(0)
 
 
 async def test_junk_of_somebody_who_takes_no_part_only_costs_its_link() -> None:
     size = FragmentSize(1_000, 0, 0)
-    async with trio.open_nursery() as nursery:
-        with ending(nursery):
-            swarm = Swarm(nursery, MemoryWorld(random.Random(0), bytes_per_s=4_000))
-            await swarm.add(3)
-            await swarm.settle()
-            give_input(swarm.nodes, size, 5)
-            order = make_order(size, [(n, 1, 1.0) for n in swarm.nodes[:2]], swarm.nodes)
-            link = await swarm.nodes[2].hub.link(peer_id(0))
-            header = FrameHeader(FrameKind.CONTRIBUTION, 1, 1, 0, 3, 400)
-            async with trio.open_nursery() as reductions:
-                for node in swarm.nodes[:2]:
-                    reductions.start_soon(swarm.reduce_at, node, order, size)
-                await link.send_frame(header, bytes(400))
-                await link.lost.wait()
-            check_same_bits(order, size, swarm.nodes[:2])
+    async with a_swarm(3, MemoryWorld(random.Random(0), bytes_per_s=4_000)) as swarm:
+        await swarm.settle()
+        give_input(swarm.nodes, size, 5)
+        order = make_order(size, [(n, 1, 1.0) for n in swarm.nodes[:2]], swarm.nodes)
+        link = await swarm.nodes[2].hub.link(peer_id(0))
+        header = FrameHeader(FrameKind.CONTRIBUTION, 1, 1, 0, 3, 400)
+        async with trio.open_nursery() as reductions:
+            for node in swarm.nodes[:2]:
+                reductions.start_soon(swarm.reduce_at, node, order, size)
+            await link.send_frame(header, bytes(400))
+            await link.lost.wait()
+        check_same_bits(order, size, swarm.nodes[:2])
 
 
 async def test_frames_of_stale_attempts_are_dropped_at_once() -> None:
     size = FragmentSize(1_000, 0, 0)
-    async with trio.open_nursery() as nursery:
-        with ending(nursery):
-            swarm = Swarm(nursery, MemoryWorld(random.Random(0), bytes_per_s=4_000))
-            await swarm.add(3)
-            await swarm.settle()
-            give_input(swarm.nodes, size, 5)
-            order = make_order(
-                size, [(n, 1, 1.0) for n in swarm.nodes], swarm.nodes, round_=9, attempt=2
-            )
-            link = await swarm.nodes[2].hub.link(peer_id(1))
-            headers = [
-                FrameHeader(kind, 9, 1, index, 3, 400)
-                for kind in (FrameKind.CONTRIBUTION, FrameKind.RESULT)
-                for index in range(10)
-            ]
-            started_s = trio.current_time()
-            async with trio.open_nursery() as reductions:
-                # Before, while and after the attempt is registered: none may wait.
-                for header in headers[:3]:
-                    await link.send_frame(header, bytes(400))
-                reductions.start_soon(swarm.reduce, order, size, swarm.nodes)
-                for header in headers[3:]:
-                    await link.send_frame(header, bytes(400))
-            await link.send_frame(headers[0], bytes(400))
-            await trio.sleep(1)
-            check_same_bits(order, size, swarm.nodes)
-            assert swarm.nodes[1].hub.router.dropped_frames == len(headers) + 1
-            assert trio.current_time() - started_s < 10
+    async with a_swarm(3, MemoryWorld(random.Random(0), bytes_per_s=4_000)) as swarm:
+        await swarm.settle()
+        give_input(swarm.nodes, size, 5)
+        order = make_order(
+            size, [(n, 1, 1.0) for n in swarm.nodes], swarm.nodes, round_=9, attempt=2
+        )
+        link = await swarm.nodes[2].hub.link(peer_id(1))
+        headers = [
+            FrameHeader(kind, 9, 1, index, 3, 400)
+            for kind in (FrameKind.CONTRIBUTION, FrameKind.RESULT)
+            for index in range(10)
+        ]
+        started_s = trio.current_time()
+        async with trio.open_nursery() as reductions:
+            # Before, while and after the attempt is registered: none may wait.
+            for header in headers[:3]:
+                await link.send_frame(header, bytes(400))
+            reductions.start_soon(swarm.reduce, order, size, swarm.nodes)
+            for header in headers[3:]:
+                await link.send_frame(header, bytes(400))
+        await link.send_frame(headers[0], bytes(400))
+        await trio.sleep(1)
+        check_same_bits(order, size, swarm.nodes)
+        assert swarm.nodes[1].hub.router.dropped_frames == len(headers) + 1
+        assert trio.current_time() - started_s < 10
 
 
 async def test_a_tampered_lane_loses_the_link_and_changes_no_bit() -> None:
     size = FragmentSize(1_000, 0, 0)
-    async with trio.open_nursery() as nursery:
-        with ending(nursery):
-            swarm = Swarm(nursery)
-            await swarm.add(3)
-            await swarm.settle()
-            give_input(swarm.nodes, size, 5)
-            contributors = [(n, 1, 1.0) for n in swarm.nodes]
-            order = make_order(size, contributors, swarm.nodes)
-            swarm.world.corrupt_next_lane_frame("n0", "n1")
-            await one_round(swarm, size, order, nothing)
-            error = swarm.nodes[1].error
-            assert isinstance(error, PeerLostError)
-            assert error.peer == peer_id(0)
-            assert "not authentic" in str(error)
-            order = make_order(size, contributors, swarm.nodes, attempt=2)
-            await swarm.reduce(order, size, swarm.nodes)  # over a new link
-            check_same_bits(order, size, swarm.nodes)
+    async with a_swarm(3) as swarm:
+        await swarm.settle()
+        give_input(swarm.nodes, size, 5)
+        contributors = [(n, 1, 1.0) for n in swarm.nodes]
+        order = make_order(size, contributors, swarm.nodes)
+        swarm.world.corrupt_next_lane_frame("n0", "n1")
+        await one_round(swarm, size, order, nothing)
+        error = swarm.nodes[1].error
+        assert isinstance(error, PeerLostError)
+        assert error.peer == peer_id(0)
+        assert "not authentic" in str(error)
+        order = make_order(size, contributors, swarm.nodes, attempt=2)
+        await swarm.reduce(order, size, swarm.nodes)  # over a new link
+        check_same_bits(order, size, swarm.nodes)
 
 
 async def test_orders_that_make_no_sense_are_refused_before_anything_is_sent() -> None:
     size = FragmentSize(1_000, 0, 1)
-    async with trio.open_nursery() as nursery:
-        with ending(nursery):
-            swarm = Swarm(nursery)
-            await swarm.add(3)
-            give_input(swarm.nodes, size, 5)
-            a, b, c = swarm.nodes
-            good = make_order(size, [(a, 1, 1.0), (b, 1, 1.0)], swarm.nodes)
+    async with a_swarm(3) as swarm:
+        give_input(swarm.nodes, size, 5)
+        a, b, c = swarm.nodes
+        good = make_order(size, [(a, 1, 1.0), (b, 1, 1.0)], swarm.nodes)
 
-            def refused(order: Reduce, why: str, node: Node = a) -> None:
-                with pytest.raises(RemoteProtocolError, match=why):
-                    Reduction(
-                        order, node.peer, size, node.hub, node.network, node.values, node.counters
-                    )
+        def refused(order: Reduce, why: str, node: Node = a) -> None:
+            with pytest.raises(RemoteProtocolError, match=why):
+                Reduction(
+                    order, node.peer, size, node.hub, node.network, node.values, node.counters
+                )
 
-            refused(evolve(good, receivers=good.receivers[1:]), "takes part but does not receive")
-            refused(evolve(good, receivers=(a.peer, b.peer)), "does not name this node", c)
-            refused(evolve(good, receivers=(*good.receivers, a.peer)), "receiver twice")
-            refused(evolve(good, contributors=good.contributors[:1] * 2), "contributor twice")
-            refused(evolve(good, contributors=()), "without any weight")
-            refused(make_order(size, [(a, 0, 1.0)], swarm.nodes), "without any weight")
-            refused(make_order(size, [(a, 1, 1e300)], swarm.nodes), "clip factor")
-            plan = good.plan
-            refused(evolve(good, plan=evolve(plan, codec_up="zip")), "no codec 'zip'")
-            refused(evolve(good, plan=evolve(plan, owners=plan.owners[1:])), "chunks")
-            huge = (OwnerRun(a.peer, 2**62),)
-            refused(evolve(good, plan=evolve(plan, owners=huge)), "chunks")
-            big = FragmentSize(2**24, 0, 0)
-            order = make_order(big, [(a, 1, 1.0)], [a], chunk_elements=2**24)
-            with pytest.raises(RemoteProtocolError, match="fit a frame"):
-                Reduction(order, a.peer, big, a.hub, a.network, None, None)
+        refused(evolve(good, receivers=good.receivers[1:]), "takes part but does not receive")
+        refused(evolve(good, receivers=(a.peer, b.peer)), "does not name this node", c)
+        refused(evolve(good, receivers=(*good.receivers, a.peer)), "receiver twice")
+        refused(evolve(good, contributors=good.contributors[:1] * 2), "contributor twice")
+        refused(evolve(good, contributors=()), "without any weight")
+        refused(make_order(size, [(a, 0, 1.0)], swarm.nodes), "without any weight")
+        refused(make_order(size, [(a, 1, 1e300)], swarm.nodes), "clip factor")
+        plan = good.plan
+        refused(evolve(good, plan=evolve(plan, codec_up="zip")), "no codec 'zip'")
+        refused(evolve(good, plan=evolve(plan, owners=plan.owners[1:])), "chunks")
+        huge = (OwnerRun(a.peer, 2**62),)
+        refused(evolve(good, plan=evolve(plan, owners=huge)), "chunks")
+        big = FragmentSize(2**24, 0, 0)
+        order = make_order(big, [(a, 1, 1.0)], [a], chunk_elements=2**24)
+        with pytest.raises(RemoteProtocolError, match="fit a frame"):
+            Reduction(order, a.peer, big, a.hub, a.network, None, None)
 
 
 async def test_wrong_arrays_are_our_own_fault() -> None:
     size = FragmentSize(10, 0, 1)
-    async with trio.open_nursery() as nursery:
-        with ending(nursery):
-            swarm = Swarm(nursery)
-            await swarm.add(1)
-            node = swarm.nodes[0]
-            order = make_order(size, [(node, 1, 1.0)], [node])
-            counters = np.zeros(1, np.int64)
-            wrong: list[tuple[NDArray[np.float32] | None, Counters | None]] = [
-                (None, counters),
-                (np.zeros(10, np.float32), None),
-                (np.zeros(9, np.float32), counters),
-                (np.zeros(20, np.float32)[::2], counters),
-                (np.zeros(10, np.float64), counters),
-                (np.zeros(10, np.float32), np.zeros(2, np.int64)),
-            ]
-            for values, given_counters in wrong:
-                with pytest.raises(LocalProtocolError):
-                    Reduction(
-                        order, node.peer, size, node.hub, node.network, values, given_counters
-                    )
+    async with a_swarm(1) as swarm:
+        node = swarm.nodes[0]
+        order = make_order(size, [(node, 1, 1.0)], [node])
+        counters = np.zeros(1, np.int64)
+        wrong: list[tuple[NDArray[np.float32] | None, Counters | None]] = [
+            (None, counters),
+            (np.zeros(10, np.float32), None),
+            (np.zeros(9, np.float32), counters),
+            (np.zeros(20, np.float32)[::2], counters),
+            (np.zeros(10, np.float64), counters),
+            (np.zeros(10, np.float32), np.zeros(2, np.int64)),
+        ]
+        for values, given_counters in wrong:
+            with pytest.raises(LocalProtocolError):
+                Reduction(order, node.peer, size, node.hub, node.network, values, given_counters)
 
 
 # ---------------------------------------------------------------- over real sockets
@@ -1037,45 +958,43 @@ async def test_three_nodes_over_real_sockets(tmp_path: Path) -> None:
     authority = Authority.load_or_create(tmp_path, "run")
     nodes: list[Node] = []
     members: list[MemberInfo] = []
-    async with trio.open_nursery() as nursery:
-        with ending(nursery):
-            for number in range(3):
-                identity = Identity.generate()
-                name = f"n{number}"
-                certificate = authority.issue(identity.request_pem(name), name, Party.PEER)
-                network = SocketNetwork(
-                    Credentials(tmp_path / name, identity, certificate, authority.certificate_pem)
+    async with a_swarm(0) as swarm:
+        for number in range(3):
+            identity = Identity.generate()
+            name = f"n{number}"
+            certificate = authority.issue(identity.request_pem(name), name, Party.PEER)
+            network = SocketNetwork(
+                Credentials(tmp_path / name, identity, certificate, authority.certificate_pem)
+            )
+            hub = LinkHub(network, identity.peer_id)
+            addresses: Sequence[Address] = await swarm.nursery.start(
+                network.serve, [Address("127.0.0.1", 0)], hub.handle_channel, hub.handle_lane
+            )
+            await swarm.nursery.start(hub.run)
+            nodes.append(Node(number, network, hub))
+            members.append(
+                MemberInfo(
+                    identity.peer_id,
+                    name,
+                    number,
+                    tuple(map(str, addresses)),
+                    Role.CONTRIBUTOR,
+                    True,
                 )
-                hub = LinkHub(network, identity.peer_id)
-                addresses: Sequence[Address] = await nursery.start(
-                    network.serve, [Address("127.0.0.1", 0)], hub.handle_channel, hub.handle_lane
-                )
-                await nursery.start(hub.run)
-                nodes.append(Node(number, network, hub))
-                members.append(
-                    MemberInfo(
-                        identity.peer_id,
-                        name,
-                        number,
-                        tuple(map(str, addresses)),
-                        Role.CONTRIBUTOR,
-                        True,
-                    )
-                )
+            )
+        for node in nodes:
+            node.hub.set_members(members)
+        give_input(nodes, size, 1)
+        for round_, codec in ((1, "fp32"), (2, "int8")):
+            order = make_order(
+                size,
+                [(node, 5 + node.number, 1.0) for node in nodes],
+                nodes,
+                chunk_elements=20_000,
+                codecs=(codec, codec),
+                round_=round_,
+            )
             for node in nodes:
-                node.hub.set_members(members)
-            give_input(nodes, size, 1)
-            swarm = Swarm(nursery)
-            for round_, codec in ((1, "fp32"), (2, "int8")):
-                order = make_order(
-                    size,
-                    [(node, 5 + node.number, 1.0) for node in nodes],
-                    nodes,
-                    chunk_elements=20_000,
-                    codecs=(codec, codec),
-                    round_=round_,
-                )
-                for node in nodes:
-                    node.encoded_input = None
-                await swarm.reduce(order, size, nodes)
-                check_same_bits(order, size, nodes)
+                node.encoded_input = None
+            await swarm.reduce(order, size, nodes)
+            check_same_bits(order, size, nodes)
