@@ -6,12 +6,17 @@ run needs the bearer token from the state directory. Served by Hypercorn's trio 
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import json
 import logging
+import os
+import secrets
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing
+from functools import partial
+from pathlib import Path
 
 import hypercorn.config
 import hypercorn.trio
@@ -24,9 +29,11 @@ from starlette.routing import Route
 from ..protocol.addresses import Address
 from ..protocol.errors import UserError
 from .exit_codes import ExitCode
+from .places import Control, published
 
 BODY_BYTES_MAX = 65_536  # of a request; actions are a handful of fields
 BACKLOG_COUNT = 64
+TOKEN_BYTES = 24
 
 Json = dict[str, object]
 Read = Callable[[], Json]
@@ -105,6 +112,30 @@ def bind_http(address: Address) -> tuple[socket.socket, str]:
         ) from error
     host, port = listener.getsockname()[:2]
     return listener, f"http://{Address(host, port)}"
+
+
+@contextlib.contextmanager
+def control_side(
+    kind: str,
+    state: Path,
+    address: Address,
+    *,
+    reads: Mapping[str, Read],
+    actions: Mapping[str, Action],
+) -> Iterator[tuple[Callable[[], Awaitable[None]], str]]:
+    """Bind a daemon's HTTP side and let commands find it, with a bearer token made for this life.
+
+    Yields:
+      The task that serves it, and its URL.
+
+    Raises:
+      UserError: the address is taken or not ours.
+    """
+    listener, url = bind_http(address)
+    token = secrets.token_urlsafe(TOKEN_BYTES)
+    app = make_app(token=token, reads=reads, actions=actions)
+    with listener, published(state, Control(kind, url, token, os.getpid())):
+        yield partial(serve_http, app, listener), url
 
 
 async def serve_http(app: Starlette, listener: socket.socket) -> None:

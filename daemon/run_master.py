@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -26,9 +25,9 @@ from ..protocol.network import Party
 from ..protocol.sockets import SocketNetwork
 from .exit_codes import ExitCode
 from .hosts import dialable
-from .http import Json, bind_http, make_app, serve_http
+from .http import Json, control_side
 from .master import MasterService
-from .places import Control, make_private, published
+from .places import make_private
 from .store import Store
 from .tasks import wait_for_signals
 
@@ -86,8 +85,7 @@ class Master:
         records = self.store.records()
         created = [record for record in records if isinstance(record, RunCreated)]
         if created:
-            if RunSpec.parse(created[0].spec_toml) != self.spec:
-                self._check_same_run(RunSpec.parse(created[0].spec_toml))
+            self._check_same_run(RunSpec.parse(created[0].spec_toml))
             run_id = created[0].run_id
         else:
             run_id = secrets.token_hex(16)
@@ -118,11 +116,10 @@ class Master:
 
     async def run(self) -> None:
         """Serve until a signal or ``stop``."""
-        listener, url = bind_http(self.options.http)
-        token = secrets.token_urlsafe(24)
-        control = Control("master", url, token, os.getpid())
-        app = make_app(
-            token=token,
+        side = control_side(
+            "master",
+            self.options.state,
+            self.options.http,
             reads={"status": self.status, "invites": lambda: {"invites": self.store.invites()}},
             actions={
                 "invite": self._act_invite,
@@ -134,11 +131,11 @@ class Master:
             },
         )
         self._scope = trio.CancelScope()
-        with listener, published(self.options.state, control), self._scope:
+        with side as (serve_http, url), self._scope:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(wait_for_signals, self._on_signal)
                 bound = await nursery.start(self.service.run)
-                nursery.start_soon(serve_http, app, listener)
+                nursery.start_soon(serve_http)
                 nursery.start_soon(self._renew_own)
                 self._announce(bound, url)
 

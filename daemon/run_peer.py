@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 import shutil
 import tempfile
@@ -24,9 +23,9 @@ from ..protocol.messages import RefusalCode
 from ..protocol.sockets import SocketNetwork
 from .bridge import UnixBridge
 from .exit_codes import ExitCode
-from .http import Json, bind_http, make_app, serve_http
+from .http import Json, control_side
 from .peer import BACKOFF_FIRST_S, BACKOFF_MAX_S, PeerConfig, PeerService, no_master
-from .places import Control, make_private, published
+from .places import make_private
 from .supervisor import Supervisor, TrainerEnd
 from .tasks import wait_for_signals
 
@@ -138,17 +137,18 @@ class Peer:
             backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
 
     async def _serve(self, service: PeerService) -> None:
-        listener, url = bind_http(self.options.http)
-        token = secrets.token_urlsafe(24)
-        app = make_app(
-            token=token, reads={"status": self.status}, actions={"leave": self._act_leave}
+        side = control_side(
+            "peer",
+            self.options.state,
+            self.options.http,
+            reads={"status": self.status},
+            actions={"leave": self._act_leave},
         )
-        control = Control("peer", url, token, os.getpid())
-        with listener, published(self.options.state, control):
+        with side as (serve_http, url):
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 nursery.start_soon(wait_for_signals, self._on_signal)
-                nursery.start_soon(serve_http, app, listener)
+                nursery.start_soon(serve_http)
                 if self.supervisor is not None:
                     nursery.start_soon(self._supervise, self.supervisor)
                 nursery.start_soon(self._see_out)
