@@ -22,6 +22,7 @@ leaves out most of the signal, so it needs error feedback, which there is on the
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
@@ -58,6 +59,7 @@ class Fp32Codec(FixedLength):
 
     name: Final = "fp32"
     lossy: Final = False
+    verbatim = sys.byteorder == "little"
 
     def encoded_bytes(self, count: int) -> int:
         return 4 * count

@@ -31,6 +31,11 @@ class Codec(Protocol):
         ...
 
     @property
+    def verbatim(self) -> bool:
+        """Whether the encoding of values is their very memory: then nothing needs to be copied."""
+        ...
+
+    @property
     def variable(self) -> bool:
         """Whether encodings of equally many values may have unequal lengths."""
         ...
@@ -75,6 +80,7 @@ class Codec(Protocol):
 class FixedLength:
     """The part of a codec that follows from a length which depends on the count alone."""
 
+    verbatim = False
     variable = False
 
     def measure(self: Codec, data: Bytes, count: int) -> int:

@@ -55,6 +55,7 @@ from ..protocol.messages import (
 )
 from ..protocol.network import Channel, Network, Party
 from ..protocol.stream import MessageStream
+from .buffers import BufferPool
 from .limiter import UploadLimiter
 from .link import LANE_COUNT, STALL_S, Link, OnMessage
 from .meter import Measurements, Meter
@@ -67,6 +68,10 @@ LINK_WAIT_S = 15.0  # who needs a link waits this long for it unless they say ot
 # Rounds that a member outside the contributors may lag behind in what it is sent. Each holds one
 # encoded result in memory; a member that lags further has to be resynced anyway.
 TRAILING_MAX = 4
+SPARE_FRAGMENTS_MAX = 2  # an encoded input and an encoded result, or results of two fragments
+# What a round needs for chunks that wait for others, and no more than it may need at all.
+SPARE_CHUNKS_MAX = 1_024
+SPARE_CHUNKS_BYTES_MAX = 64 * 2**20
 BACK_OFF_FIRST_S = 0.1
 BACK_OFF_LAST_S = 5.0  # a member that cannot be dialled costs a dozen packets a minute
 
@@ -86,6 +91,8 @@ class LinkHub:
     Attributes:
       me: this node's peer id.
       router: the table of who wants which frames.
+      buffers: memory for whole fragments, used again round after round.
+      chunk_buffers: the same for single chunks.
       silence_s: a link on which nothing comes for so long is lost; for links made from now on.
       on_message: called with each message that arrives on a link's control stream, one at a time
         per link; it should not wait for long. What it raises as RemoteProtocolError ends the link.
@@ -111,6 +118,8 @@ class LinkHub:
             raise LocalProtocolError(f"early wait {early_wait_s} s, stall only {stall_s} s")
         self.me = me
         self.router = FrameRouter(early_wait_s)
+        self.buffers = BufferPool(SPARE_FRAGMENTS_MAX)
+        self.chunk_buffers = BufferPool(SPARE_CHUNKS_MAX, SPARE_CHUNKS_BYTES_MAX)
         self.on_message: OnMessage = on_message if on_message is not None else _refuse
         self._network = network
         self._limiter = limiter
@@ -191,9 +200,11 @@ class LinkHub:
         link = await self.link(peer, deadline_s)
         await link.send(message)
 
-    def register(self, key: Key, sink: Sink) -> AbstractContextManager[None]:
+    def register(
+        self, key: Key, sink: Sink, *, threads: bool = False
+    ) -> AbstractContextManager[None]:
         """See ``FrameRouter.register``."""
-        return self.router.register(key, sink)
+        return self.router.register(key, sink, threads=threads)
 
     def forget_through(self, round_: int, attempt: int) -> None:
         """See ``FrameRouter.forget_through``."""

@@ -2,12 +2,13 @@
 
 Takers are served in the order in which they asked (a virtual queue: each one reserves the next
 stretch of time and sleeps until it comes), so no lane starves and a burst of one never delays
-another by more than what it asked for. All time is trio's.
+another by more than what it asked for. All time is trio's; threads tell it themselves.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 
 import trio
 
@@ -27,6 +28,7 @@ class UploadLimiter:
 
     def __init__(self, bytes_per_s: float) -> None:
         self.bytes_per_s = bytes_per_s
+        self._lock = threading.Lock()  # for ``_full_at_s``: lanes ask from threads
         # When the bucket will be full again, were nobody to take any more.
         self._full_at_s = -math.inf
 
@@ -51,14 +53,23 @@ class UploadLimiter:
         Cancellation: safe; what was reserved is given back to those who ask later.
         """
         cost_s = count / self._bytes_per_s
-        now_s = trio.current_time()
-        self._full_at_s = max(self._full_at_s, now_s) + cost_s
-        wait_s = self._full_at_s - BURST_S - now_s
+        wait_s = self.reserve(count, trio.current_time())
         try:
             if wait_s > 0:
                 await trio.sleep(wait_s)
             else:
                 await trio.lowlevel.checkpoint()
         except trio.Cancelled:
-            self._full_at_s -= cost_s
+            with self._lock:
+                self._full_at_s -= cost_s
             raise
+
+    def reserve(self, count: int, now_s: float) -> float:
+        """Take ``count`` bytes; gives the seconds to wait before they may be sent. Thread-safe.
+
+        Args:
+          now_s: by trio's clock.
+        """
+        with self._lock:
+            self._full_at_s = max(self._full_at_s, now_s) + count / self._bytes_per_s
+            return self._full_at_s - BURST_S - now_s

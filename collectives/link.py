@@ -12,16 +12,23 @@ both sides send a ``Heartbeat`` several times in that span.
      ├── beat              a heartbeat now and then
      ├── listen            counts the silence
      ├── read_frames       one per lane: lane -> router -> sink
-     └── write_frames      one per lane: outbox of frames -> lane
+     ├── write_frames      one per lane: outlet -> lane
+     └── hang_up           wakes the lanes' threads when all this is cancelled
 
 Nothing is ever sent from the caller's task: a caller that is cancelled in the middle of a frame
 would tear the lane. It may leave a frame that is still queued; one that is on its way is finished.
+
+Over real sockets the lanes' tasks hand their lane to a thread whenever there is something to do. It
+works without the event loop as long as frames follow each other: it takes them from the outlet, or
+gives them to sinks that may be called from threads. The loop is asked about frames that nobody
+waits for yet. So an idle link costs no thread, and a busy one no event.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -31,17 +38,31 @@ import trio
 from attrs import define, field
 
 from ..protocol.errors import LocalProtocolError, PeerLostError, RemoteProtocolError
-from ..protocol.lane import Buffer, FrameHeader, Lane
+from ..protocol.lane import (
+    HEADER_BYTES,
+    PIECE_BYTES,
+    TAG_BYTES,
+    Buffer,
+    FrameHeader,
+    Lane,
+)
 from ..protocol.messages import Heartbeat, Message
+from ..protocol.socket_lane import SocketLane
 from ..protocol.stream import MessageStream
 from .limiter import UploadLimiter
 from .meter import Meter
+from .outlet import FrameSource, OneFrame, Outlet, Taken
 from .routing import FrameRouter, Sink
 
 LANE_COUNT = 2  # lanes of a link, numbered from 0
 STALL_S = 20.0  # a slice that no one takes for this long means that the other side is gone
 # Bytes given to a stream at once: what has to move within ``stall_s``, per lane (about 100 kbit/s).
-SLICE_BYTES = 2**18
+SLICE_BYTES = HEADER_BYTES + PIECE_BYTES + TAG_BYTES
+# A lane's thread that has nothing to do waits so long before it goes: longer than the gaps within a
+# round, so that threads come and go by round, not by frame.
+LINGER_S = 0.1
+# Lanes' threads have places of their own: they must not wait behind other work, nor it behind them.
+_LANE_THREADS = trio.CapacityLimiter(math.inf)
 
 BEATS_PER_SILENCE = 4  # heartbeats in the time after which silence means loss
 
@@ -167,6 +188,7 @@ class LaneEnds:
     stream: trio.abc.Stream
     sender: Lane
     receiver: Lane
+    in_threads: SocketLane | None = None  # while the link runs, over a real socket
 
 
 class Link:
@@ -211,9 +233,10 @@ class Link:
         self._limiter = limiter
         self._silence_s = silence_s
         self._silent_s = 0.0  # how long nothing has come
+        self._clock_offset_s = trio.current_time() - time.perf_counter()
         self._scope = trio.CancelScope()
         self._message_outbox: _Outbox[Message] = _Outbox()
-        self._frame_outbox: _Outbox[tuple[FrameHeader, Buffer]] = _Outbox()
+        self._outlet = Outlet()
 
     # ------------------------------------------------------------ for everyone
 
@@ -234,7 +257,8 @@ class Link:
         Frames that one task sends after another leave in order, but arrive in order only per lane.
 
         Args:
-          payload: must not change until this call ends, however it ends.
+          payload: must not change until the frame is sent or the link is lost, even if this call is
+            cancelled before.
 
         Raises:
           PeerLostError: the link is lost; the frame may or may not have arrived.
@@ -243,8 +267,24 @@ class Link:
         """
         if len(payload) != header.payload_bytes:
             raise LocalProtocolError(f"{len(payload)} bytes for {header}")
-        if not await self._frame_outbox.put((header, payload)):
+        await self.send_from(OneFrame(header, payload))
+
+    async def send_from(self, source: FrameSource) -> None:
+        """Send all frames of a source, over whichever lane is idle, in turn with other sources.
+
+        Returns when the network took the last one.
+
+        Raises:
+          PeerLostError: the link is lost; the last frames may or may not have arrived.
+
+        Cancellation: safe; frames that are on their way are finished, no others are taken.
+        """
+        if not await self._outlet.drain(source):
             raise PeerLostError(self.peer, self.reason)
+
+    def wake(self) -> None:
+        """A source may have more frames than when it was last asked; from any thread."""
+        self._outlet.wake()
 
     @property
     def sent_bytes(self) -> int:
@@ -263,7 +303,7 @@ class Link:
         self.reason = reason
         self.lost.set()
         self._message_outbox.close()
-        self._frame_outbox.close()
+        self._outlet.close()
         self._scope.cancel()
 
     # ------------------------------------------------------------ for the hub
@@ -312,11 +352,23 @@ class Link:
                     if self._silence_s < math.inf:
                         nursery.start_soon(self._guard, self._beat)
                         nursery.start_soon(self._listen)
-                    for lane in self._lanes.values():
-                        nursery.start_soon(self._guard, partial(self._read_frames, lane))
-                        nursery.start_soon(self._guard, partial(self._write_frames, lane))
+                    self._start_lanes(nursery)
         finally:
+            for lane in self._lanes.values():
+                if lane.in_threads is not None:
+                    lane.in_threads.release()
             await self.aclose()
+
+    def _start_lanes(self, nursery: trio.Nursery) -> None:
+        for lane in self._lanes.values():
+            if not isinstance(lane.stream, trio.SocketStream):
+                nursery.start_soon(self._guard, partial(self._read_frames, lane))
+                nursery.start_soon(self._guard, partial(self._write_frames, lane))
+                continue
+            lane.in_threads = work = self._in_threads(lane, lane.stream)
+            nursery.start_soon(self._guard, partial(self._keep_reading, lane.stream, work))
+            nursery.start_soon(self._guard, partial(self._keep_writing, work))
+            nursery.start_soon(self._hang_up, work)
 
     async def aclose(self) -> None:
         """Close all streams at once, without goodbyes."""
@@ -395,7 +447,106 @@ class Link:
 
     async def _write_frames(self, lane: LaneEnds) -> None:
         while True:
-            job = await self._frame_outbox.take()
-            header, payload = job.what
-            await lane.sender.send(header, payload)
-            self._frame_outbox.finish(job)
+            taken = await self._outlet.take()
+            frame = taken[1]()
+            if frame is not None:
+                await lane.sender.send(*frame)
+            self._outlet.finish(taken)
+            del taken, frame  # an idle lane must not keep a whole result in memory
+
+    # ------------------------------------------------------------ lanes in threads
+
+    def _in_threads(self, lane: LaneEnds, stream: trio.SocketStream) -> SocketLane:
+        limiter = self._limiter
+        if limiter is None:
+            return SocketLane(stream, lane.sender, lane.receiver, stall_s=self._stall_s)
+        return SocketLane(
+            stream,
+            lane.sender,
+            lane.receiver,
+            stall_s=self._stall_s,
+            pace=lambda count: limiter.reserve(count, self._now_s()),
+            share_bytes=lambda: min(SLICE_BYTES, limiter.slice_bytes),
+        )
+
+    def _now_s(self) -> float:
+        """Trio's time, for threads: their clock only differs by a constant."""
+        return time.perf_counter() + self._clock_offset_s
+
+    async def _hang_up(self, work: SocketLane) -> None:
+        """Nothing else can wake a thread that waits for the other side."""
+        try:
+            await trio.sleep_forever()
+        finally:
+            work.close()
+            self._outlet.close()
+
+    async def _keep_reading(self, stream: trio.SocketStream, work: SocketLane) -> None:
+        while True:
+            header = await _in_lane_thread(partial(self._read_in_thread, work))
+            if header is None:
+                await trio.lowlevel.wait_readable(stream.socket)
+                continue
+            sink, view = await self._router.place(self.peer, header)
+            if sink is not None and view is not None and self._router.in_threads(header):
+                await _in_lane_thread(partial(self._receive_in_thread, work, header, sink, view))
+            else:
+                await _in_lane_thread(partial(self._payload_in_thread, work, header, view))
+                if sink is not None and view is not None:
+                    self._router.deliver(sink, self.peer, header, view)
+            del sink, view
+
+    def _read_in_thread(self, work: SocketLane) -> FrameHeader | None:
+        """Read until nothing comes (None), or a frame that the event loop must be asked about."""
+        while (header := work.receive_header(LINGER_S)) is not None:
+            placed = self._router.place_in_thread(self.peer, header)
+            if placed is None:
+                return header
+            self._receive_in_thread(work, header, *placed)
+            del placed  # an idle lane must not keep a whole result in memory
+        return None
+
+    def _receive_in_thread(
+        self, work: SocketLane, header: FrameHeader, sink: Sink, view: memoryview
+    ) -> None:
+        self._payload_in_thread(work, header, view)
+        self._router.deliver(sink, self.peer, header, view)
+
+    def _payload_in_thread(
+        self, work: SocketLane, header: FrameHeader, view: memoryview | None
+    ) -> None:
+        carried_bytes = 0
+        self._received_meter.begin(self._now_s())
+        try:
+            work.receive_payload(header, view)
+            carried_bytes = header.payload_bytes
+        finally:
+            self._received_meter.end(carried_bytes, self._now_s())
+        self._silent_s = 0.0
+
+    async def _keep_writing(self, work: SocketLane) -> None:
+        while True:
+            first = [await self._outlet.take()]
+            await _in_lane_thread(partial(self._write_in_thread, work, first))
+
+    def _write_in_thread(self, work: SocketLane, first: list[Taken]) -> None:
+        """Send ``first`` (taken from the list) and what follows it, until nothing does."""
+        taken: Taken | None = first.pop()
+        while taken is not None:
+            frame = taken[1]()
+            if frame is not None:
+                header, payload = frame
+                self.sent_meter.begin(self._now_s())
+                try:
+                    work.send(header, payload)
+                finally:
+                    self.sent_meter.end(header.payload_bytes, self._now_s())
+                del header, payload
+            self._outlet.finish(taken)
+            del taken, frame  # an idle lane must not keep a whole result in memory
+            taken = self._outlet.take_in_thread(LINGER_S)
+
+
+async def _in_lane_thread(function: Callable[[], T]) -> T:
+    """Run it to its end, whatever is cancelled: ``_hang_up`` sees to it that this is soon."""
+    return await trio.to_thread.run_sync(function, limiter=_LANE_THREADS)

@@ -1,11 +1,13 @@
 """How much a line carries while it is busy, seen from this node.
 
 A meter counts bytes, and the time in which at least one transfer is under way: transfers that
-overlap count once. A link's meter passes everything on to its node's. All time is trio's.
+overlap count once. A link's meter passes everything on to its node's. All time is trio's; threads,
+which cannot ask for it, tell it themselves. Thread-safe.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 
 import trio
@@ -44,36 +46,40 @@ class Meter:
 
     def __init__(self, whole: Meter | None = None) -> None:
         self._whole = whole
+        self._lock = threading.Lock()
         self._under_way_count = 0
         self._since_s = 0.0  # until when busy time is counted, while a transfer is under way
         self._carried_bytes = 0
         self._busy_s = 0.0
 
-    def begin(self) -> None:
+    def begin(self, now_s: float | None = None) -> None:
         """A transfer begins; ``end`` must follow, whatever comes of it."""
-        if self._under_way_count == 0:
-            self._since_s = trio.current_time()
-        self._under_way_count += 1
+        now_s = trio.current_time() if now_s is None else now_s
+        with self._lock:
+            self._count_time(now_s)
+            self._under_way_count += 1
         if self._whole is not None:
-            self._whole.begin()
+            self._whole.begin(now_s)
 
-    def end(self, carried_bytes: int) -> None:
+    def end(self, carried_bytes: int, now_s: float | None = None) -> None:
         """A transfer ends, having carried so much."""
-        self._count_time()
-        self._under_way_count -= 1
-        self._carried_bytes += carried_bytes
+        now_s = trio.current_time() if now_s is None else now_s
+        with self._lock:
+            self._count_time(now_s)
+            self._under_way_count -= 1
+            self._carried_bytes += carried_bytes
         if self._whole is not None:
-            self._whole.end(carried_bytes)
+            self._whole.end(carried_bytes, now_s)
 
     def take(self) -> Reading:
         """What was counted since the last call. Transfers under way give their bytes at their end."""
-        self._count_time()
-        reading = Reading(self._carried_bytes, self._busy_s)
-        self._carried_bytes, self._busy_s = 0, 0.0
+        with self._lock:
+            self._count_time(trio.current_time())
+            reading = Reading(self._carried_bytes, self._busy_s)
+            self._carried_bytes, self._busy_s = 0, 0.0
         return reading
 
-    def _count_time(self) -> None:
+    def _count_time(self, now_s: float) -> None:
         if self._under_way_count:
-            now_s = trio.current_time()
-            self._busy_s += now_s - self._since_s
-            self._since_s = now_s
+            self._busy_s += max(0.0, now_s - self._since_s)
+        self._since_s = now_s

@@ -32,7 +32,12 @@ Key = tuple[int, ...]
 
 
 class Sink(Protocol):
-    """Who wants the frames of a key. Both methods are synchronous and must not block."""
+    """Who wants the frames of a key. Both methods are synchronous and must not block.
+
+    A sink that registers for threads may be called from several lanes' threads at once, and a last
+    time just after its registration ended; ``deliver`` may then take as long as the frame's
+    arithmetic does.
+    """
 
     def place(self, peer: str, header: FrameHeader) -> memoryview | None:
         """Where the payload goes (exactly ``payload_bytes``), or None to drop it.
@@ -65,16 +70,22 @@ class FrameRouter:
         self.dropped_frames = 0
         self._early_wait_s = early_wait_s
         self._sinks: dict[Key, Sink] = {}
+        # Those of ``_sinks`` that threads may call. Threads only look keys up in these two tables,
+        # each time in one operation of the interpreter; all else here is the event loop's.
+        self._sinks_in_threads: dict[Key, Sink] = {}
         self._changed = trio.Event()
         self._ended_attempts: OrderedDict[int, int] = OrderedDict()  # round -> last one over
         self._ended_transfers: OrderedDict[Key, None] = OrderedDict()
         self._given_up: OrderedDict[Key, None] = OrderedDict()  # nobody came for a frame of these
 
     @contextmanager
-    def register(self, key: Key, sink: Sink) -> Iterator[None]:
+    def register(self, key: Key, sink: Sink, *, threads: bool = False) -> Iterator[None]:
         """Give ``sink`` the frames of ``key`` until the block ends; then the key is over for good.
 
         Registering an attempt of a round ends all earlier attempts of that round.
+
+        Args:
+          threads: the sink may be called from threads.
 
         Raises:
           LocalProtocolError: the key is taken, or a transfer's number was used before.
@@ -90,11 +101,14 @@ class FrameRouter:
             self.forget_through(key[1], key[2] - 1)
         self._given_up.pop(key, None)
         self._sinks[key] = sink
+        if threads:
+            self._sinks_in_threads[key] = sink
         self._wake()
         try:
             yield
         finally:
             del self._sinks[key]
+            self._sinks_in_threads.pop(key, None)
             if key[0] == FrameKind.BLOCK:
                 self._ended_transfers[key] = None
                 _bound(self._ended_transfers)
@@ -134,8 +148,21 @@ class FrameRouter:
         self.dropped_frames += 1
         return None, None
 
+    def place_in_thread(self, peer: str, header: FrameHeader) -> tuple[Sink, memoryview] | None:
+        """As ``place``, from a lane's thread; None: ask ``place`` on the event loop."""
+        sink = self._sinks_in_threads.get(frame_key(header))
+        view = None if sink is None else sink.place(peer, header)
+        return None if sink is None or view is None else (sink, view)
+
+    def in_threads(self, header: FrameHeader) -> bool:
+        """Whether the frame's sink may be called from threads."""
+        return frame_key(header) in self._sinks_in_threads
+
     def deliver(self, sink: Sink, peer: str, header: FrameHeader, payload: memoryview) -> None:
-        """Hand an authentic payload to the sink that placed it, if that still wants it."""
+        """Hand an authentic payload to the sink that placed it, if that still wants it.
+
+        In the thread that placed it, or on the event loop.
+        """
         if self._sinks.get(frame_key(header)) is sink:
             sink.deliver(peer, header, payload)
 

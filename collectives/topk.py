@@ -52,6 +52,7 @@ class TopKCodec:
 
     name: Final = "topk"
     lossy: Final = True
+    verbatim: Final = False
     variable: Final = True
 
     def encoded_bytes(self, count: int) -> int:

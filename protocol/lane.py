@@ -5,18 +5,25 @@ they exchanged inside their link's TLS control stream, so all that travels in cl
 (which link, which lane) and the frames' headers:
 
     dialer -> acceptor    magic 'H', version, kind of preamble, lane number, link id     24 bytes
-    then, both ways       header (32 bytes, in clear, authenticated) + ciphertext + tag (16 bytes)
+    then, both ways       frames: header (32 bytes, in clear) + records
+    record                ciphertext of up to 256 KiB of the payload + tag (16 bytes)
 
-Each direction has its own key and counts its records; the count is the nonce and never travels, so
-a record that was replayed, reordered, dropped or sent back to its author fails authentication. The
-first record of each side is ``OPEN``, without payload: it proves that the other end has the keys.
+A frame's payload is cut into records that stay in a core's cache between the cipher and the socket;
+an empty payload is one record with nothing but its tag. The frame's header is the associated data
+of each of its records. Each direction has its own key and counts its records; the count is the
+nonce and never travels, so a record that was replayed, reordered, dropped, moved to another frame or
+sent back to its author fails authentication. The first frame of each side is ``OPEN``, without
+payload: it proves that the other end has the keys.
+
+``Sealer`` and ``Opener`` are that format without any I/O. ``Lane`` uses them over any stream of trio;
+``socket_lane.SocketLane`` in threads over a real socket.
 """
 
 from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 import trio
 from attrs import field, frozen
@@ -38,6 +45,8 @@ SOCKET_READ_BYTES = 2**18  # asked of a stream that cannot read into our buffer
 
 KEY_BYTES = 32
 TAG_BYTES = 16
+# Of a payload in one record: with its ciphertext and what numpy does next it fits a core's L2 cache.
+PIECE_BYTES = 2**18
 
 Buffer = bytes | bytearray | memoryview
 Place = Callable[["FrameHeader"], Awaitable[memoryview | None]]
@@ -169,16 +178,138 @@ def derive_lane_keys(
     return material[:KEY_BYTES], material[KEY_BYTES:]
 
 
+def frame_bytes(payload_bytes: int) -> int:
+    """What a frame takes on the wire: header, ciphertext and tags."""
+    record_count = max(1, -(-payload_bytes // PIECE_BYTES))
+    return HEADER_BYTES + payload_bytes + TAG_BYTES * record_count
+
+
+class Sealer:
+    """Turns frames into records, in order; one direction of one lane.
+
+    Args:
+      key: of this direction (32 bytes); never used by any other lane.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self._cipher = AESGCM(key)
+        self._count = 0
+        # Header, one piece and its tag; grows to the largest piece that came by.
+        self._buffer = bytearray(HEADER_BYTES + TAG_BYTES)
+
+    def seal(self, header: FrameHeader, payload: Buffer) -> Iterator[memoryview]:
+        """The frame's bytes, a record at a time (the first one after its header).
+
+        Each is sealed when it is asked for and overwritten by the next one. A frame that is begun
+        must be used up: its records are counted.
+
+        Raises:
+          LocalProtocolError: at once: the header is of another payload, or the lane is not open.
+        """
+        view = memoryview(payload).cast("B")
+        if header.payload_bytes != len(view):
+            raise LocalProtocolError(f"{len(view)} bytes under a header of {header.payload_bytes}")
+        if (header.kind is FrameKind.OPEN) != (self._count == 0):
+            raise LocalProtocolError("OPEN is the first record of a lane, and only the first")
+        return self._records(header.pack(), view)
+
+    def _records(self, head: bytes, view: memoryview) -> Iterator[memoryview]:
+        room_bytes = HEADER_BYTES + min(len(view), PIECE_BYTES) + TAG_BYTES
+        if len(self._buffer) < room_bytes:
+            self._buffer = bytearray(room_bytes)
+        buffer = memoryview(self._buffer)
+        buffer[:HEADER_BYTES] = head
+        at = 0
+        for start in range(0, max(1, len(view)), PIECE_BYTES):
+            piece = view[start : start + PIECE_BYTES]
+            end = HEADER_BYTES + len(piece) + TAG_BYTES
+            nonce = _NONCE.pack(self._count)
+            self._count += 1
+            self._cipher.encrypt_into(nonce, piece, head, buffer[HEADER_BYTES:end])
+            yield buffer[at:end]
+            at = HEADER_BYTES
+
+
+class Opener:
+    """Checks and opens what a ``Sealer`` made, in order; one direction of one lane.
+
+    Args:
+      key: of this direction (32 bytes).
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self._cipher = AESGCM(key)
+        self._count = 0
+        self._head = b""
+        # One piece and its tag; grows to the largest piece that came by.
+        self._buffer = bytearray(TAG_BYTES)
+
+    def header(self, data: Buffer) -> FrameHeader:
+        """Read a frame's header; it is authentic only when the frame's records are.
+
+        Raises:
+          RemoteProtocolError: junk, or not where it belongs.
+        """
+        header = FrameHeader.unpack(data)
+        if (header.kind is FrameKind.OPEN) != (self._count == 0):
+            raise RemoteProtocolError("OPEN is the first record of a lane, and only the first")
+        if header.kind is FrameKind.OPEN and header != OPEN:
+            raise RemoteProtocolError("an OPEN record is empty")
+        self._head = bytes(data)
+        return header
+
+    def records(
+        self, header: FrameHeader, target: memoryview | None
+    ) -> Iterator[tuple[memoryview, memoryview]]:
+        """The frame's records: for each where to read it to, and where ``open`` puts its content.
+
+        Args:
+          target: where the payload goes, of exactly its size; None: it is checked and dropped.
+
+        Raises:
+          LocalProtocolError: at once: the target has another size.
+        """
+        if target is not None and target.nbytes != header.payload_bytes:
+            raise LocalProtocolError(f"a place of {target.nbytes} bytes for {header}")
+        return self._records(header.payload_bytes, None if target is None else target.cast("B"))
+
+    def _records(
+        self, payload_bytes: int, target: memoryview | None
+    ) -> Iterator[tuple[memoryview, memoryview]]:
+        room_bytes = min(payload_bytes, PIECE_BYTES) + TAG_BYTES
+        if len(self._buffer) < room_bytes:
+            self._buffer = bytearray(room_bytes)
+        for start in range(0, max(1, payload_bytes), PIECE_BYTES):
+            piece_bytes = min(PIECE_BYTES, payload_bytes - start)
+            sealed = memoryview(self._buffer)[: piece_bytes + TAG_BYTES]
+            into = sealed[:piece_bytes] if target is None else target[start : start + piece_bytes]
+            yield sealed, into
+
+    def open(self, sealed: memoryview, into: memoryview) -> None:
+        """Open the next record of the frame whose header came last.
+
+        Raises:
+          RemoteProtocolError: not authentic, or out of sequence.
+        """
+        try:
+            self._cipher.decrypt_into(_NONCE.pack(self._count), sealed, self._head, into)
+        except InvalidTag:
+            raise RemoteProtocolError("a record is not authentic or out of sequence") from None
+        self._count += 1
+
+
 class Lane:
-    """Authenticated records over a byte stream, both ways.
+    """Authenticated frames over a byte stream, both ways.
 
     One task sends and one task receives at a time. Cancelling a send, or a receive in the middle of
-    a record, breaks that direction for good, as losing the connection would; close the lane then.
-    Cancelling a receive that still waits for a record loses nothing.
+    a frame, breaks that direction for good, as losing the connection would; close the lane then.
+    Cancelling a receive that still waits for a frame loses nothing.
 
     Attributes:
-      sent_bytes: header, ciphertext and tag of all records sent.
-      received_bytes: the same of all records received.
+      sealer: what was sent so far, for who sends on in another way.
+      opener: what was received so far, likewise.
+      sent_bytes: headers, ciphertexts and tags of all frames sent.
+      received_bytes: the same of all frames received.
 
     Args:
       send_key: of this direction (32 bytes); never used by any other lane.
@@ -189,15 +320,10 @@ class Lane:
         if send_key == receive_key:
             raise LocalProtocolError("both directions of a lane share a key")
         self._stream = stream
-        self._send_cipher = AESGCM(send_key)
-        self._receive_cipher = AESGCM(receive_key)
-        self._send_count = 0
-        self._receive_count = 0
+        self.sealer = Sealer(send_key)
+        self.opener = Opener(receive_key)
         self._send_torn = False
         self._receive_torn = False
-        # Reused from record to record; each grows to the largest record that came by.
-        self._send_buffer = bytearray(HEADER_BYTES + TAG_BYTES)
-        self._receive_buffer = bytearray(TAG_BYTES)
         self.sent_bytes = 0
         self.received_bytes = 0
 
@@ -214,38 +340,23 @@ class Lane:
         await self.receive(_nowhere)
 
     async def send(self, header: FrameHeader, payload: Buffer) -> None:
-        """Send one record. ``payload`` is read before the first checkpoint and not needed after.
+        """Send one frame. ``payload`` must not change until this returns.
 
         Raises:
           LocalProtocolError: the header is of another payload, or the lane is not open yet.
           trio.BrokenResourceError: the connection is gone, or a send was cancelled before.
         """
-        view = memoryview(payload).cast("B")
-        if header.payload_bytes != len(view):
-            raise LocalProtocolError(f"{len(view)} bytes under a header of {header.payload_bytes}")
-        if (header.kind is FrameKind.OPEN) != (self._send_count == 0):
-            raise LocalProtocolError("OPEN is the first record of a lane, and only the first")
+        records = self.sealer.seal(header, payload)
         if self._send_torn:
             raise trio.BrokenResourceError("an earlier send was cancelled")
-        record_bytes = HEADER_BYTES + len(view) + TAG_BYTES
-        if len(self._send_buffer) < record_bytes:
-            self._send_buffer = bytearray(record_bytes)
-        record = memoryview(self._send_buffer)[:record_bytes]
-        record[:HEADER_BYTES] = header.pack()
         self._send_torn = True
-        self._send_cipher.encrypt_into(
-            _NONCE.pack(self._send_count),
-            view,
-            bytes(record[:HEADER_BYTES]),
-            record[HEADER_BYTES:],
-        )
-        self._send_count += 1
-        await self._stream.send_all(record)
+        for record in records:
+            await self._stream.send_all(record)
         self._send_torn = False
-        self.sent_bytes += record_bytes
+        self.sent_bytes += frame_bytes(header.payload_bytes)
 
     async def receive(self, place: Place) -> tuple[FrameHeader, memoryview | bytearray]:
-        """Receive one record.
+        """Receive one frame.
 
         Args:
           place: told the header, *before it is authenticated*, returns where the payload goes (a
@@ -257,7 +368,7 @@ class Lane:
 
         Raises:
           RemoteProtocolError: not authentic, out of sequence, or junk.
-          trio.EndOfChannel: the other side closed, between two records.
+          trio.EndOfChannel: the other side closed, between two frames.
           trio.BrokenResourceError: the connection is gone, or a receive was cancelled before.
         """
         if self._receive_torn:
@@ -265,30 +376,14 @@ class Lane:
         head = bytearray(HEADER_BYTES)
         if not await self._read_into(memoryview(head)):
             raise trio.EndOfChannel
-        header = FrameHeader.unpack(head)
-        if (header.kind is FrameKind.OPEN) != (self._receive_count == 0):
-            raise RemoteProtocolError("OPEN is the first record of a lane, and only the first")
-        if header.kind is FrameKind.OPEN and header != OPEN:
-            raise RemoteProtocolError("an OPEN record is empty")
+        header = self.opener.header(head)
         target = await place(header)
-        if target is not None and target.nbytes != header.payload_bytes:
-            raise LocalProtocolError(f"a place of {target.nbytes} bytes for {header}")
-        sealed_bytes = header.payload_bytes + TAG_BYTES
-        if len(self._receive_buffer) < sealed_bytes:
-            self._receive_buffer = bytearray(sealed_bytes)
-        sealed = memoryview(self._receive_buffer)[:sealed_bytes]
-        if not await self._read_into(sealed):
-            raise RemoteProtocolError("a lane ended in the middle of a record")
-        into = sealed[: header.payload_bytes] if target is None else target.cast("B")
-        try:
-            self._receive_cipher.decrypt_into(
-                _NONCE.pack(self._receive_count), sealed, bytes(head), into
-            )
-        except InvalidTag:
-            raise RemoteProtocolError("a record is not authentic or out of sequence") from None
-        self._receive_count += 1
+        for sealed, into in self.opener.records(header, target):
+            if not await self._read_into(sealed):
+                raise RemoteProtocolError("a lane ended in the middle of a record")
+            self.opener.open(sealed, into)
         self._receive_torn = False
-        self.received_bytes += HEADER_BYTES + sealed_bytes
+        self.received_bytes += frame_bytes(header.payload_bytes)
         return header, bytearray() if target is None else target
 
     async def aclose(self) -> None:

@@ -24,6 +24,7 @@ from holdfast.protocol.lane import (
     Lane,
     Preamble,
     derive_lane_keys,
+    frame_bytes,
     receive_preamble,
     send_preamble,
 )
@@ -123,7 +124,10 @@ async def test_payloads_arrive_where_they_are_placed() -> None:
         await done.wait()
         nursery.cancel_scope.cancel()
     assert received == payloads
-    assert lane.sent_bytes == sum(map(len, payloads)) + RECORD_BYTES * (len(payloads) + 1)
+    assert lane.sent_bytes == sum(frame_bytes(len(payload)) for payload in (b"", *payloads))
+    overhead_bytes = lane.sent_bytes - sum(map(len, payloads))
+    # The mebibyte is four records, everything else is one.
+    assert overhead_bytes == RECORD_BYTES * (len(payloads) + 1) + 3 * TAG_BYTES
 
 
 async def test_a_payload_without_a_place_is_checked_and_dropped() -> None:

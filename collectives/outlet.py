@@ -1,0 +1,190 @@
+"""What waits to be sent over a link: sources of frames, served in turn by whichever lane is idle.
+
+A *source* makes a frame when a lane asks for one, so nothing is queued, encoded or woken up before
+it can be sent; sources take turns frame by frame, so rounds that run at once share the link.
+
+Lanes are tasks of the event loop, or threads. Sources are asked, and the table of them is changed,
+under one lock, for some microseconds; a frame's payload is made outside of it. Whoever has to be
+told something on the event loop is told through ``Loop``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+import trio
+from attrs import define, field
+
+from ..protocol.lane import Buffer, FrameHeader
+
+
+class Loop:
+    """The event loop that made this object, as threads see it."""
+
+    def __init__(self) -> None:
+        self._token = trio.lowlevel.current_trio_token()
+        self._thread = threading.get_ident()
+
+    def soon(self, function: Callable[[], object]) -> None:
+        """Call it on the event loop: at once if we are there, else as soon as it comes round."""
+        if threading.get_ident() == self._thread:
+            function()
+            return
+        with contextlib.suppress(trio.RunFinishedError):  # whom it should tell is gone
+            self._token.run_sync_soon(function)
+
+
+Frame = tuple[FrameHeader, Buffer]
+# Makes a frame, perhaps in a thread; None if there will be none after all. Called again, it must make
+# the same frame; its bytes must not change until it is sent or the link is lost.
+Load = Callable[[], Frame | None]
+
+
+class FrameSource(Protocol):
+    """Frames for one link, as far as they can be sent now.
+
+    Called from lanes, in threads, one at a time: both methods must be quick and must not call the
+    link. When there is more to send than before, somebody calls ``Link.wake``.
+    """
+
+    def next_frame(self) -> Load | None:
+        """The next frame; None if there is none at this moment."""
+        ...
+
+    def exhausted(self) -> bool:
+        """Whether ``next_frame`` will never give anything again."""
+        ...
+
+
+class OneFrame:
+    """A source of a single frame whose payload is there."""
+
+    def __init__(self, header: FrameHeader, payload: Buffer) -> None:
+        self._frame: Load | None = lambda: (header, payload)
+
+    def next_frame(self) -> Load | None:
+        frame, self._frame = self._frame, None
+        return frame
+
+    def exhausted(self) -> bool:
+        return self._frame is None
+
+
+@define(eq=False)
+class _Feed:
+    """A source that is being sent, and how far that is."""
+
+    source: FrameSource
+    in_flight: int = 0
+    sent: bool = False
+    ended: trio.Event = field(factory=trio.Event)
+
+
+Taken = tuple[_Feed, Load]
+
+
+class Outlet:
+    """See the top of this file. Made on the event loop."""
+
+    def __init__(self) -> None:
+        self._loop = Loop()
+        self._changed = threading.Condition(threading.Lock())
+        self._feeds: deque[_Feed] = deque()  # those that may have more; whose turn it is first
+        self._open: set[_Feed] = set()  # all that somebody waits for
+        self._parked_count = 0
+        self._lot = trio.lowlevel.ParkingLot()
+        self._closed = False
+
+    async def drain(self, source: FrameSource) -> bool:
+        """Send all of a source; False if the outlet was closed before.
+
+        Cancellation: safe; no further frame is taken, those on their way are finished.
+        """
+        if self._closed:
+            await trio.lowlevel.checkpoint()
+            return False
+        if source.exhausted():
+            await trio.lowlevel.checkpoint()
+            return True
+        feed = _Feed(source)
+        with self._changed:
+            self._feeds.append(feed)
+            self._open.add(feed)
+        self.wake()
+        try:
+            await feed.ended.wait()
+        finally:
+            with self._changed:
+                self._open.discard(feed)
+                if feed in self._feeds:
+                    self._feeds.remove(feed)
+        return feed.sent
+
+    def wake(self) -> None:
+        """Sources may have more to send; from any thread."""
+        with self._changed:
+            self._changed.notify_all()
+            parked = self._parked_count > 0
+        if parked:
+            self._loop.soon(self._lot.unpark_all)
+
+    async def take(self) -> Taken:
+        """For a lane's task: wait for the next frame."""
+        while True:
+            with self._changed:
+                taken = self._take()
+                if taken is not None:
+                    return taken
+                # Under the lock, so that a thread that wakes us now knows that it must.
+                self._parked_count += 1
+            try:
+                await self._lot.park()
+            finally:
+                with self._changed:
+                    self._parked_count -= 1
+
+    def take_in_thread(self, wait_s: float) -> Taken | None:
+        """For a lane's thread: the next frame, or None if there is none within ``wait_s``."""
+        with self._changed:
+            while not self._closed:
+                taken = self._take()
+                if taken is not None:
+                    return taken
+                if not self._changed.wait(wait_s):
+                    return self._take()
+        return None
+
+    def _take(self) -> Taken | None:
+        for _ in range(len(self._feeds)):
+            feed = self._feeds.popleft()
+            frame = feed.source.next_frame()
+            if not feed.source.exhausted():
+                self._feeds.append(feed)
+            if frame is not None:
+                feed.in_flight += 1
+                return feed, frame
+        return None
+
+    def finish(self, taken: Taken) -> None:
+        """The frame was sent; from any thread."""
+        feed = taken[0]
+        with self._changed:
+            feed.in_flight -= 1
+            over = feed.in_flight == 0 and feed.source.exhausted()
+            feed.sent = over
+        if over:
+            self._loop.soon(feed.ended.set)
+
+    def close(self) -> None:
+        """Nothing is sent any more; everybody who waits is told. On the event loop."""
+        with self._changed:
+            self._closed = True
+            self._feeds.clear()
+            feeds = list(self._open)
+            self._changed.notify_all()
+        for feed in feeds:
+            feed.ended.set()

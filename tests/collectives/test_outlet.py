@@ -1,0 +1,169 @@
+"""Outlets serve sources in turn; buffers and digests work in any order."""
+
+from __future__ import annotations
+
+import gc
+import random
+import threading
+import weakref
+
+import numpy as np
+import pytest
+import trio
+from blake3 import blake3
+
+from holdfast.collectives.buffers import BufferPool
+from holdfast.collectives.ordered_hash import OrderedHash
+from holdfast.collectives.outlet import Load, OneFrame, Outlet, Taken
+from holdfast.protocol.lane import FrameHeader, FrameKind
+
+
+class Source:
+    """So many frames of a round, of which some are ready."""
+
+    def __init__(self, round_: int, count: int, ready: int) -> None:
+        self.round, self.count, self.ready, self.position = round_, count, ready, 0
+
+    def next_frame(self) -> Load | None:
+        if self.position == min(self.ready, self.count):
+            return None
+        self.position += 1
+        header = FrameHeader(FrameKind.BLOCK, self.round, 0, self.position - 1, 0, 0)
+        return lambda: (header, b"")
+
+    def exhausted(self) -> bool:
+        return self.position == self.count
+
+
+def header_of(taken: Taken) -> FrameHeader:
+    frame = taken[1]()
+    assert frame is not None
+    return frame[0]
+
+
+async def take(outlet: Outlet, count: int) -> list[tuple[int, int]]:
+    order = []
+    for _ in range(count):
+        taken = await outlet.take()
+        order.append((header_of(taken).round, header_of(taken).index))
+        outlet.finish(taken)
+    return order
+
+
+async def test_sources_take_turns_and_one_that_has_nothing_ready_holds_up_nobody() -> None:
+    outlet = Outlet()
+    a, b = Source(1, 4, 4), Source(2, 4, 1)
+    drained: list[bool] = []
+
+    async def drain(source: Source) -> None:
+        drained.append(await outlet.drain(source))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(drain, a)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(drain, b)
+        await trio.testing.wait_all_tasks_blocked()
+        assert await take(outlet, 5) == [(1, 0), (2, 0), (1, 1), (1, 2), (1, 3)]
+        await trio.testing.wait_all_tasks_blocked()
+        assert drained == [True]
+        with trio.move_on_after(1) as scope:
+            await outlet.take()
+        assert scope.cancelled_caught
+        b.ready = 4
+        outlet.wake()
+        assert await take(outlet, 3) == [(2, 1), (2, 2), (2, 3)]
+    assert drained == [True, True]
+
+
+async def test_a_closed_outlet_tells_everybody() -> None:
+    outlet = Outlet()
+    drained: list[bool] = []
+
+    async def drain() -> None:
+        drained.append(await outlet.drain(Source(1, 4, 0)))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(drain)
+        await trio.testing.wait_all_tasks_blocked()
+        outlet.close()
+    assert drained == [False]
+    assert not await outlet.drain(OneFrame(FrameHeader(FrameKind.BLOCK, 0, 0, 0, 0, 0), b""))
+    assert outlet.take_in_thread(0) is None
+
+
+@pytest.mark.real_time
+async def test_threads_and_the_event_loop_wake_each_other() -> None:
+    outlet = Outlet()
+    count = 2_000
+    source = Source(1, count, 0)
+    seen: list[int] = []
+
+    def work() -> None:
+        while (taken := outlet.take_in_thread(0.5)) is not None:
+            seen.append(header_of(taken).index)
+            outlet.finish(taken)
+
+    async def work_in_task() -> None:
+        while True:
+            taken = await outlet.take()
+            seen.append(header_of(taken).index)
+            outlet.finish(taken)
+            await trio.sleep(0)
+
+    def feed() -> None:
+        rng = random.Random(0)
+        while source.ready < count:
+            source.ready += rng.randint(1, 5)
+            outlet.wake()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(work_in_task)
+        for _ in range(2):
+            nursery.start_soon(trio.to_thread.run_sync, work)
+        nursery.start_soon(trio.to_thread.run_sync, feed)
+        assert await outlet.drain(source)
+        nursery.cancel_scope.cancel()
+    assert sorted(seen) == list(range(count))
+
+
+def test_a_digest_of_pieces_that_get_done_in_any_order_by_many_threads() -> None:
+    data = np.random.default_rng(0).integers(0, 256, 500_000, dtype=np.uint8).data
+    pieces = [slice(start, start + 1_000) for start in range(0, len(data), 1_000)]
+    for seed in range(5):
+        order = list(range(len(pieces)))
+        random.Random(seed).shuffle(order)
+        digest = OrderedHash(data, pieces)
+        whole: list[bool] = []
+
+        def work(mine: list[int], digest: OrderedHash = digest, whole: list[bool] = whole) -> None:
+            whole.extend(digest.piece_done(index) for index in mine)
+
+        threads = [threading.Thread(target=work, args=(order[part::4],)) for part in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert whole.count(True) == 1
+        assert digest.digest() == blake3(data).digest()
+
+
+def test_a_buffer_comes_back_when_nobody_refers_to_any_part_of_it() -> None:
+    pool = BufferPool(2)
+    first = pool.take(1_000)
+    address = np.frombuffer(first, np.uint8).ctypes.data
+    part = np.frombuffer(first, np.float32)[10:20]
+    del first
+    second = pool.take(1_000)
+    assert np.frombuffer(second, np.uint8).ctypes.data != address
+    del part
+    assert np.frombuffer(pool.take(1_000), np.uint8).ctypes.data == address
+    assert len(pool.take(999)) == 999
+
+
+def test_a_pool_keeps_no_more_than_it_should() -> None:
+    pool = BufferPool(10, 2_500)
+    buffers = [pool.take(1_000) for _ in range(5)]
+    arrays = [weakref.ref(buffer.obj.base) for buffer in buffers]  # type: ignore[attr-defined]
+    del buffers
+    gc.collect()
+    assert [array() is not None for array in arrays].count(True) == 2

@@ -1,0 +1,188 @@
+"""Lanes in threads, over real sockets: the same records, and nothing that blocks for ever."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+
+import pytest
+import trio
+
+from holdfast.protocol.errors import LocalProtocolError, RemoteProtocolError
+from holdfast.protocol.lane import PIECE_BYTES, FrameHeader, FrameKind, Lane, derive_lane_keys
+from holdfast.protocol.socket_lane import SocketLane
+
+KEYS = derive_lane_keys(b"d" * 32, b"a" * 32, b"l" * 16, 3)
+SIZES = (0, 1, 1_000, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 2**21 + 5)
+
+pytestmark = pytest.mark.real_time
+
+
+def header(payload: bytes, index: int = 0) -> FrameHeader:
+    return FrameHeader(FrameKind.RESULT, 1, 1, index, 2, len(payload))
+
+
+@asynccontextmanager
+async def lane_pair(stall_s: float = 20.0) -> AsyncIterator[tuple[Lane, SocketLane]]:
+    """An opened lane: this end as trio knows it, the other one for threads."""
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    near_stream = await trio.open_tcp_stream("127.0.0.1", listener.socket.getsockname()[1])
+    far_stream = await listener.accept()
+    near, far = Lane(near_stream, *KEYS), Lane(far_stream, KEYS[1], KEYS[0])
+    await near.open()
+    await far.open()
+    await near.wait_open()
+    await far.wait_open()
+    threaded = SocketLane(far_stream, far, far, stall_s=stall_s)
+    try:
+        yield near, threaded
+    finally:
+        threaded.release()
+        for stream in (near_stream, far_stream, listener):
+            await stream.aclose()
+
+
+def receive(lane: SocketLane) -> bytes | None:
+    frame = lane.receive_header(1.0)
+    if frame is None:
+        return None
+    room = memoryview(bytearray(frame.payload_bytes))
+    lane.receive_payload(frame, room)
+    return bytes(room)
+
+
+async def test_frames_of_all_sizes_pass_between_a_task_and_a_thread() -> None:
+    payloads = [os.urandom(size) for size in SIZES]
+    async with lane_pair() as (near, far), trio.open_nursery() as nursery:
+
+        async def send() -> None:
+            for index, payload in enumerate(payloads):
+                await near.send(header(payload, index), payload)
+
+        def send_back() -> None:
+            for index, payload in enumerate(payloads):
+                far.send(header(payload, index), payload)
+
+        nursery.start_soon(send)
+        for payload in payloads:
+            assert await trio.to_thread.run_sync(receive, far) == payload
+        nursery.start_soon(trio.to_thread.run_sync, send_back)
+        for payload in payloads:
+
+            async def place(frame: FrameHeader) -> memoryview:
+                return memoryview(bytearray(frame.payload_bytes))
+
+            assert bytes((await near.receive(place))[1]) == payload
+
+
+async def test_an_idle_lane_gives_its_thread_back_and_loses_nothing() -> None:
+    async with lane_pair() as (near, far):
+        assert await trio.to_thread.run_sync(far.receive_header, 0.01) is None
+        await near.send(header(b"later"), b"later")
+        assert await trio.to_thread.run_sync(receive, far) == b"later"
+
+
+async def test_a_payload_without_a_place_is_checked_and_dropped() -> None:
+    async with lane_pair() as (near, far):
+        await near.send(header(b"dropped"), b"dropped")
+        await near.send(header(b"kept"), b"kept")
+        frame = far.receive_header(1.0)
+        assert frame is not None
+        far.receive_payload(frame, None)
+        assert receive(far) == b"kept"
+        await near.send(header(b"four"), b"four")
+        frame = far.receive_header(1.0)
+        assert frame is not None
+        with pytest.raises(LocalProtocolError):
+            far.receive_payload(frame, memoryview(bytearray(3)))
+
+
+async def test_a_changed_record_is_refused_wherever_it_is_in_its_frame() -> None:
+    payload = bytes(2 * PIECE_BYTES + 7)
+    for at in (40, 32 + PIECE_BYTES + 16 + 5, 32 + 2 * (PIECE_BYTES + 16) + 1):
+        async with lane_pair() as (near, far), trio.open_nursery() as nursery:
+            wire = bytearray(b"".join(bytes(r) for r in near.sealer.seal(header(payload), payload)))
+            wire[at] ^= 1
+            nursery.start_soon(near._stream.send_all, wire)
+            with pytest.raises(RemoteProtocolError, match="not authentic"):
+                await trio.to_thread.run_sync(receive, far)
+
+
+async def test_records_of_a_frame_cannot_change_places() -> None:
+    payload = bytes(2 * PIECE_BYTES)
+    async with lane_pair() as (near, far), trio.open_nursery() as nursery:
+        first, second = (bytes(r) for r in near.sealer.seal(header(payload), payload))
+        wire = first[:32] + second + first[32:]
+        nursery.start_soon(near._stream.send_all, wire)
+        with pytest.raises(RemoteProtocolError, match="not authentic"):
+            await trio.to_thread.run_sync(receive, far)
+
+
+async def test_closing_wakes_a_thread_that_receives_and_one_that_sends() -> None:
+    big = bytes(2**23)
+
+    def for_ever(function: Callable[[], object]) -> None:
+        while True:
+            function()
+
+    def until_closed(function: Callable[[], object]) -> None:
+        with pytest.raises(trio.ClosedResourceError):
+            for_ever(function)
+
+    async with lane_pair() as (_near, far), trio.open_nursery() as nursery:
+        for blocking in (partial(far.receive_header, 60.0), partial(far.send, header(big), big)):
+            nursery.start_soon(trio.to_thread.run_sync, until_closed, blocking)
+        await trio.sleep(0.1)
+        started_s = time.monotonic()
+        far.close()
+    assert time.monotonic() - started_s < 2
+
+
+async def test_closing_wakes_a_thread_in_the_middle_of_a_frame() -> None:
+    async with lane_pair() as (near, far), trio.open_nursery() as nursery:
+        (record,) = near.sealer.seal(header(b"torn"), b"torn")
+        await near._stream.send_all(bytes(record)[:-1])
+
+        def torn() -> None:
+            with pytest.raises(trio.ClosedResourceError):
+                receive(far)
+
+        nursery.start_soon(trio.to_thread.run_sync, torn)
+        await trio.sleep(0.1)
+        far.close()
+
+
+async def test_a_connection_that_takes_nothing_is_broken() -> None:
+    big = bytes(2**23)
+
+    def send_for_ever(far: SocketLane) -> None:
+        while True:
+            far.send(header(big), big)
+
+    async with lane_pair(stall_s=0.2) as (_near, far):
+        with pytest.raises(trio.BrokenResourceError, match=r"nothing could be sent for 0\.2 s"):
+            await trio.to_thread.run_sync(send_for_ever, far)
+
+
+@pytest.mark.parametrize("torn", [False, True])
+async def test_how_the_other_side_ends_is_told_apart(torn: bool) -> None:
+    async with lane_pair() as (near, far):
+        if torn:
+            (record,) = near.sealer.seal(header(b"torn"), b"torn")
+            await near._stream.send_all(bytes(record)[:-1])
+        await near.aclose()
+        expected = RemoteProtocolError if torn else trio.EndOfChannel
+        with pytest.raises(expected):
+            await trio.to_thread.run_sync(receive, far)
+
+
+async def test_a_reset_is_a_broken_connection() -> None:
+    async with lane_pair() as (near, far):
+        near._stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # type: ignore[attr-defined]
+        await near.aclose()
+        with pytest.raises(trio.BrokenResourceError):
+            await trio.to_thread.run_sync(receive, far)
