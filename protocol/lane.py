@@ -70,6 +70,7 @@ class FrameKind(enum.IntEnum):
     CONTRIBUTION = 1  # contributor -> owner: a chunk's encoded pseudo-gradient
     RESULT = 2  # owner -> receivers: a chunk's encoded mean, forwarded verbatim
     BLOCK = 3  # donor -> joiner: a block of state
+    PARTIAL = 4  # a RESULT without some contributors: its last bytes say which are in it
 
 
 _KINDS = tuple(FrameKind)

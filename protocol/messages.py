@@ -30,6 +30,7 @@ BLOCKS_MAX = 65_536  # block digests in one index: 64 GiB of state a fragment at
 METRICS_MAX = 32  # named figures a trainer reports beside its loss
 CERTIFICATE_BYTES_MAX = 8_192
 COUNT_MAX = 2**63 - 1
+CHUNK_BITS_BYTES_MAX = 2**17  # a bit for each chunk of a fragment: a million chunks
 
 T = TypeVar("T")
 
@@ -163,6 +164,36 @@ class OwnerRun:
 
     peer: str = field(validator=_peer)
     chunk_count: int = field(validator=_count)
+
+
+@frozen
+class ContributorRun:
+    """``chunk_count`` consecutive chunks whose mean has the same contributors in it.
+
+    ``contributors``: one bit for each contributor of the order, the first one lowest.
+    """
+
+    contributors: bytes = field(validator=max_len(MEMBERS_MAX // 8))
+    chunk_count: int = field(validator=_count)
+
+
+_manifest: Any = max_len(OWNER_RUNS_MAX)  # runs follow each other from chunk 0
+
+
+@frozen
+class Assignment:
+    """Consecutive chunks of a lost owner, and who takes them over.
+
+    ``anew`` False: ``owner`` holds their results and spreads them as they are, to those whose bit
+    in ``lacking`` is set (in the order of the receivers). True: nobody holds them; what a listener
+    may hold is void, contributors send these chunks again, ``owner`` adds up what comes.
+    """
+
+    first_chunk: int = field(validator=_count)
+    chunk_count: int = field(validator=_count)
+    owner: str = field(validator=_peer)
+    anew: bool
+    lacking: bytes = field(validator=max_len(MEMBERS_MAX // 8))
 
 
 @frozen
@@ -330,16 +361,35 @@ class NotReady(Message):
 
 @frozen
 class Reduced(Message):
-    """Peer: it holds the result of an attempt. ``digest``: BLAKE3 of the result's wire bytes."""
+    """Peer: it holds the result of an attempt. ``digest``: BLAKE3 of the result's wire bytes.
+
+    ``manifest``: which contributors are in which chunks; empty: all are in all. The digest covers it.
+    """
 
     round: int = field(validator=_count)
     attempt: int = field(validator=_count)
     digest: bytes = field(validator=_digest)
+    manifest: tuple[ContributorRun, ...] = field(default=(), validator=_manifest)
+
+
+@frozen
+class Held(Message):
+    """Peer, after ``Flush``: it accepts nothing more of the lost, and has these chunks' results.
+
+    ``results``: one bit for each chunk, the first one lowest.
+    """
+
+    round: int = field(validator=_count)
+    attempt: int = field(validator=_count)
+    results: bytes = field(validator=max_len(CHUNK_BITS_BYTES_MAX))
 
 
 @frozen
 class ReduceFailed(Message):
-    """Peer: an attempt cannot finish here. ``accused``: who vanished or sent nonsense."""
+    """Peer: an attempt cannot finish here. ``accused``: who vanished or sent nonsense.
+
+    Who only lost somebody (an accused, not ``bad``) keeps what it has and waits for a ``Repair``.
+    """
 
     round: int = field(validator=_count)
     attempt: int = field(validator=_count)
@@ -454,6 +504,27 @@ class Commit(Message):
     at_step: int = field(validator=_count)  # the run's global step is now at least this
     contributors: tuple[Contributor, ...] = field(validator=max_len(MEMBERS_MAX))
     digest: bytes = field(validator=_digest)
+    # Which of them are in which chunks; empty: all are in all.
+    manifest: tuple[ContributorRun, ...] = field(default=(), validator=_manifest)
+
+
+@frozen
+class Flush(Message):
+    """Master: these are lost to the round. Accept nothing more of them, then say what you hold."""
+
+    round: int = field(validator=_count)
+    attempt: int = field(validator=_count)  # of the ``Repair`` that is being prepared
+    lost: tuple[str, ...] = field(validator=_peers)  # of the present order, earlier ones too
+
+
+@frozen
+class Repair(Message):
+    """Master: the running reduction goes on without the lost, under this attempt's number."""
+
+    round: int = field(validator=_count)
+    attempt: int = field(validator=_count)
+    lost: tuple[str, ...] = field(validator=_peers)
+    assignments: tuple[Assignment, ...] = field(validator=max_len(OWNER_RUNS_MAX))
 
 
 @frozen
