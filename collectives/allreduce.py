@@ -75,12 +75,10 @@ class ReduceResult:
 
     Attributes:
       values: shape ``(value_count,)``, float32, read-only: the weighted mean; bit-identical
-        everywhere. May share the memory of ``encoded``.
+        everywhere.
       counters: shape ``(counter_count,)``, int64: the elementwise maximum.
-      digest: BLAKE3 of ``encoded`` and, if somebody is missing anywhere, the set of every chunk.
+      digest: equal wherever the result's encoding and its manifest are; see ``Result.digest``.
       sent_bytes: payload bytes that this node sent until the result was whole.
-      encoded: the encoded result (what a frame carries before it is compressed), chunk by chunk,
-        counters last, read-only; for a replay see ``arithmetic.decode_result``.
       manifest: which contributors are in which chunks; empty: all in all.
     """
 
@@ -88,7 +86,6 @@ class ReduceResult:
     counters: Counters
     digest: bytes
     sent_bytes: int
-    encoded: memoryview
     manifest: tuple[ContributorRun, ...] = ()
 
 
@@ -573,13 +570,11 @@ class Reduction:
             self._wake()
 
     def _make_result(self) -> ReduceResult:
-        values, encoded = self._result.whole()
         return ReduceResult(
-            values=values,
+            values=self._result.values(),
             counters=self._result.counters,
             digest=self._result.digest(),
             sent_bytes=self._sent_bytes,
-            encoded=encoded,
             manifest=self._result.manifest(),
         )
 

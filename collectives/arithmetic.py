@@ -26,7 +26,7 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from ..protocol.errors import BadContributionError, LocalProtocolError, RemoteProtocolError
+from ..protocol.errors import BadContributionError, RemoteProtocolError
 from ..protocol.lane import PAYLOAD_BYTES_MAX, FrameKind
 from ..protocol.messages import Contributor, FragmentSize, Plan
 from .coding import Codec
@@ -325,33 +325,3 @@ def decode_checked(codec: Codec, zstd: bool, data: memoryview, out: Values, peer
         raise BadContributionError(peer, str(error)) from error
     if not np.isfinite(out).all():
         raise BadContributionError(peer, "a value that is not finite")
-
-
-def decode_result(encoded: memoryview, plan: Plan, size: FragmentSize) -> tuple[Values, Counters]:
-    """Decode a whole result from its wire bytes, as kept for a replay.
-
-    Returns:
-      Values of shape ``(value_count,)`` and counters of shape ``(counter_count,)``, bit-identical
-      to those of the reduction that the bytes come from.
-
-    Raises:
-      LocalProtocolError: the bytes are not of such a result.
-    """
-    layout = Layout.of(plan, size)
-    values = np.empty(size.value_count, np.float32)
-    counters = np.empty(size.counter_count, np.int64)
-    rest = encoded
-    try:
-        for cut in layout.cuts:
-            length = cut.down_bytes
-            if cut.is_counters:
-                counters[:] = np.frombuffer(rest[:length], "<i8")
-            else:
-                length = layout.codec_down.measure(rest, cut.count)
-                layout.codec_down.decode(rest[:length], values[cut.values])
-            rest = rest[length:]
-    except ValueError as error:
-        raise LocalProtocolError(f"not a result: {error}") from error
-    if rest:
-        raise LocalProtocolError(f"a result with {len(rest)} bytes too many")
-    return values, counters

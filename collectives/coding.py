@@ -68,26 +68,12 @@ class Codec(Protocol):
         """
         ...
 
-    def measure(self, data: Bytes, count: int) -> int:
-        """Length of the encoding of ``count`` values that ``data`` begins with.
-
-        Raises:
-          ValueError: it does not begin with a whole one.
-        """
-        ...
-
 
 class FixedLength:
     """The part of a codec that follows from a length which depends on the count alone."""
 
     verbatim = False
     variable = False
-
-    def measure(self: Codec, data: Bytes, count: int) -> int:
-        wanted_bytes = self.encoded_bytes(count)
-        if len(data) < wanted_bytes:
-            raise ValueError(f"{self.name}: {len(data)} bytes, {wanted_bytes} wanted")
-        return wanted_bytes
 
 
 def check_length(codec: Codec, data: Bytes, count: int) -> None:

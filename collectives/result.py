@@ -6,14 +6,16 @@ counts (as encoded). Different chunks may be worked on by different threads at o
 
 A chunk's room is a part of one block of memory. It moves to memory of its own when a peer that is
 shut out may still be writing to it (``move``), or when it arrived together with the set of its
-contributors: whoever asks for all chunks at once then gets a copy.
+contributors.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 import numpy as np
+from blake3 import blake3
 
 from ..protocol.errors import BadContributionError
 from ..protocol.lane import FrameKind
@@ -23,7 +25,6 @@ from .buffers import BufferPool
 from .coding import Bytes
 from .compression import Squeezer, expand
 from .manifest import manifest_of, pack_set, set_bytes, unpack_set
-from .ordered_hash import OrderedHash
 
 
 class Result:
@@ -51,7 +52,9 @@ class Result:
         self.counters: Counters = np.empty(layout.size.counter_count, np.int64)
         self._squeezer = Squeezer(layout.zstd_down)
         self._squeezed: dict[int, Bytes] = {}
-        self._hash = OrderedHash(len(layout.cuts), self._pieces)
+        self._digests = [b""] * len(layout.cuts)
+        self._undone_count = len(layout.cuts)
+        self._lock = threading.Lock()  # for the count
 
     # ------------------------------------------------------------ a chunk that is made here
 
@@ -126,12 +129,15 @@ class Result:
     # ------------------------------------------------------------ what is there
 
     def done(self, index: int) -> bool:
-        """A chunk will not change any more; from any thread, once for each.
+        """A chunk will not change any more; hashes it while it is in the cache.
 
         Returns:
-          Whether all chunks are done, and hashed; true at one of the calls only.
+          Whether all chunks are done; true at one of the calls only.
         """
-        return self._hash.piece_done(index)
+        self._digests[index] = blake3(self.chunk(index)).digest()
+        with self._lock:
+            self._undone_count -= 1
+            return self._undone_count == 0
 
     def chunk(self, index: int) -> memoryview:
         """A chunk's encoding, once it is there."""
@@ -143,28 +149,26 @@ class Result:
             return FrameKind.PARTIAL, bytes(self.chunk(index)) + self._sets[index]
         return FrameKind.RESULT, self._squeezed.get(index, self.chunk(index))
 
-    def whole(self) -> tuple[Values, memoryview]:
-        """All values, shape ``(value_count,)``, and all encodings, one right after the other.
-
-        Both are read-only and may share memory.
-        """
-        encoded = self._data.toreadonly()
-        if self._moved or self._layout.codec_down.variable:
-            encoded = memoryview(b"".join(self._pieces(0, len(self._rooms))))
+    def values(self) -> Values:
+        """All values, shape ``(value_count,)``, read-only."""
         values = self._values.view()
         if self._verbatim:
-            values = np.frombuffer(encoded, np.float32, count=self._layout.size.value_count)
+            whole = b"".join(self._rooms) if self._moved else self._data
+            values = np.frombuffer(whole, np.float32, count=self._layout.size.value_count)
         values.flags.writeable = False
-        return values, encoded
+        return values
 
     def manifest(self) -> tuple[ContributorRun, ...]:
         """Who is in which chunks; empty: all are in all."""
         return manifest_of(self._packed_sets(), self._full_set())
 
     def digest(self) -> bytes:
-        """BLAKE3 of all encodings; if somebody is missing anywhere, of all chunks' sets after it."""
-        suffix = b"".join(self._packed_sets()) if self._sets else b""
-        return self._hash.digest(suffix)
+        """BLAKE3 of all chunks' digests; if somebody is missing anywhere, of all sets after them.
+
+        A chunk's digest is BLAKE3 of its encoding (what a frame carries before it is compressed).
+        """
+        sets = self._packed_sets() if self._sets else []
+        return blake3(b"".join([*self._digests, *sets])).digest()
 
     def _packed_sets(self) -> list[bytes]:
         full = self._full_set()
@@ -172,13 +176,6 @@ class Result:
 
     def _full_set(self) -> bytes:
         return pack_set([True] * self._contributor_count)
-
-    def _pieces(self, start: int, end: int) -> list[memoryview]:
-        """These chunks' encodings; in one piece if they lie next to each other."""
-        if self._moved or self._layout.codec_down.variable:
-            return [self.chunk(index) for index in range(start, end)]
-        cuts = self._layout.cuts
-        return [self._data[cuts[start].down.start : cuts[end - 1].down.stop]]
 
     def _is_squeezed(self, index: int, payload_bytes: int) -> bool:
         return self._layout.zstd_down and payload_bytes < self._layout.cuts[index].down_bytes

@@ -80,8 +80,7 @@ class TopKCodec:
         if out.size == 0:
             check_length(self, data, 0)
             return
-        if self.measure(data, out.size) != len(data):
-            raise ValueError(f"topk: {len(data)} bytes, fewer wanted by the first of them")
+        self._check_encoding(data, out.size)
         _length, count, low, high, parameter = _HEADER.unpack_from(data)
         if count > -(-out.size // TOPK_SHARE) or parameter > RICE_PARAMETER_MAX:
             raise ValueError(f"topk: {count} survivors of {out.size}, parameter {parameter}")
@@ -96,18 +95,15 @@ class TopKCodec:
         out[:] = 0
         out[where] = levels[2 * bits[: 2 * count : 2] + bits[1 : 2 * count : 2]]
 
-    def measure(self, data: Bytes, count: int) -> int:
-        if count == 0:
-            return 0
+    def _check_encoding(self, data: Bytes, count: int) -> None:
         if len(data) < _HEADER.size:
             raise ValueError(f"topk: {len(data)} bytes, {_HEADER.size} wanted at least")
         length = int(_HEADER.unpack_from(data)[0])
-        if not _HEADER.size <= length <= min(len(data), self.encoded_bytes(count)):
+        if length != len(data) or length > self.encoded_bytes(count):
             raise ValueError(
                 f"topk: {len(data)} bytes for {count} values, {length} wanted by the first of them "
                 f"and {self.encoded_bytes(count)} at most"
             )
-        return length
 
 
 def _survivors(values: Values) -> Positions:

@@ -243,7 +243,14 @@ class Bench:
         cpu_before_s = time.process_time()
         started_s = trio.current_time()
         result = await Reduction(
-            order, self.hub.me, self.options.size, self.hub, self.network, self.values, None
+            order,
+            self.hub.me,
+            self.options.size,
+            self.hub,
+            self.network,
+            self.values,
+            None,
+            values_stay=True,
         ).run()
         took_s = trio.current_time() - started_s
         cpu_s = time.process_time() - cpu_before_s

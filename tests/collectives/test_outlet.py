@@ -1,19 +1,16 @@
-"""Outlets serve sources in turn; buffers and digests work in any order."""
+"""Outlets serve sources in turn; buffers are used again."""
 
 from __future__ import annotations
 
 import gc
 import random
-import threading
 import weakref
 
 import numpy as np
 import pytest
 import trio
-from blake3 import blake3
 
 from holdfast.collectives.buffers import BufferPool
-from holdfast.collectives.ordered_hash import OrderedHash
 from holdfast.collectives.outlet import Load, OneFrame, Outlet, Taken
 from holdfast.protocol.lane import FrameHeader, FrameKind
 
@@ -124,31 +121,6 @@ async def test_threads_and_the_event_loop_wake_each_other() -> None:
         assert await outlet.drain(source)
         nursery.cancel_scope.cancel()
     assert sorted(seen) == list(range(count))
-
-
-def test_a_digest_of_pieces_that_get_done_in_any_order_by_many_threads() -> None:
-    data = np.random.default_rng(0).integers(0, 256, 500_000, dtype=np.uint8).data
-    count = len(data) // 1_000
-
-    def pieces(start: int, end: int) -> list[memoryview]:
-        return [data[1_000 * start : 1_000 * end]]
-
-    for seed in range(5):
-        order = list(range(count))
-        random.Random(seed).shuffle(order)
-        digest = OrderedHash(count, pieces)
-        whole: list[bool] = []
-
-        def work(mine: list[int], digest: OrderedHash = digest, whole: list[bool] = whole) -> None:
-            whole.extend(digest.piece_done(index) for index in mine)
-
-        threads = [threading.Thread(target=work, args=(order[part::4],)) for part in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert whole.count(True) == 1
-        assert digest.digest() == blake3(data).digest()
 
 
 def test_a_buffer_comes_back_when_nobody_refers_to_any_part_of_it() -> None:

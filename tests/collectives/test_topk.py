@@ -162,7 +162,7 @@ def spoiled(at: int, data: bytes) -> bytes:
     ("data", "said"),
     [
         (bytes(good()[:-1]), "wanted"),
-        (bytes(good()) + b"\0", "fewer wanted"),
+        (bytes(good()) + b"\0", "wanted by the first"),
         (bytes(HEADER_BYTES - 1), "wanted at least"),
         (spoiled(0, struct.pack("<I", 2**32 - 1)), "wanted by the first"),
         (spoiled(4, struct.pack("<I", 11)), "survivors of 640"),
