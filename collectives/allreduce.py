@@ -48,7 +48,7 @@ from ..protocol.errors import (
     RemoteProtocolError,
 )
 from ..protocol.lane import Buffer, FrameHeader, FrameKind
-from ..protocol.messages import Assignment, ContributorRun, FragmentSize, Reduce, Repair
+from ..protocol.messages import ContributorRun, FragmentSize, Reduce, Repair
 from ..protocol.network import Network
 from .arithmetic import Counters, Factors, Layout, Values, reduce_counters, reduce_values
 from .compression import Squeezer
@@ -359,26 +359,30 @@ class Reduction:
         self.attempt = order.attempt
         if self._keys is not None:
             self._register(order.attempt)
+        anew: dict[str, list[int]] = {}  # by heir
+        lacking: dict[str, list[int]] = {}  # what we hold and spread, by receiver
         for assignment in order.assignments:
             if assignment.owner not in self._order.receivers:
                 raise RemoteProtocolError("a repair by a peer that does not take part")
             chunks = self._ledger.take_over(assignment, order.attempt)
-            if self._nursery is not None:  # else ``_start`` sends what is to be sent
-                self._send_repaired(assignment, chunks)
+            if assignment.anew:
+                anew.setdefault(assignment.owner, []).extend(chunks)
+            elif assignment.owner == self._me:
+                for peer in self._members_of(assignment.lacking):
+                    lacking.setdefault(peer, []).extend(chunks)
+        if self._nursery is not None:  # else ``_start`` sends what is to be sent
+            self._spread(anew.pop(self._me, []))
+            self._send_contributions(anew)
+            for peer in self._rotated(lacking):
+                batch = _Batch(lacking[peer], lacking[peer])
+                self._start_send(peer, _Results(self, batch), contribution=False)
         self._watch_owing()
         self._report_if_whole()
 
-    def _send_repaired(self, assignment: Assignment, chunks: Sequence[int]) -> None:
-        if assignment.anew and assignment.owner == self._me:
-            self._spread(chunks)
-        elif assignment.anew:
-            self._send_contributions({assignment.owner: chunks})
-        elif assignment.owner == self._me:
-            lacking = np.unpackbits(np.frombuffer(assignment.lacking, np.uint8), bitorder="little")
-            for peer, lacks in zip(self._order.receivers, lacking, strict=False):
-                if lacks and peer != self._me:
-                    source = _Results(self, _Batch(chunks, list(chunks)))
-                    self._start_send(peer, source, contribution=False)
+    def _members_of(self, packed: bytes) -> list[str]:
+        """The receivers whose bit is set."""
+        bits = np.unpackbits(np.frombuffer(packed, np.uint8), bitorder="little")
+        return [peer for peer, bit in zip(self._order.receivers, bits, strict=False) if bit]
 
     # ------------------------------------------------------------ sending
 

@@ -215,8 +215,8 @@ class LinkHub:
     ) -> trio.CancelScope:
         """Run a task that sends a round to a member nobody waits for.
 
-        It may outlive the reduction that starts it, but not the hub, and no more than
-        ``TRAILING_MAX`` of them run per member: the oldest is given up for a new one.
+        It may outlive the reduction that starts it, but not the hub, and tasks of no more than
+        ``TRAILING_MAX`` rounds run per member: the oldest round is given up for a new one.
 
         Returns:
           What cancels it.
@@ -226,8 +226,10 @@ class LinkHub:
         scope = trio.CancelScope()
         tasks = self._trailing.setdefault(peer, [])
         tasks.append((round_, scope))
-        for _round, oldest in tasks[:-TRAILING_MAX]:
-            oldest.cancel()
+        rounds = list(dict.fromkeys(trailing_round for trailing_round, _scope in tasks))
+        for trailing_round, trailing_scope in tasks:
+            if trailing_round in rounds[:-TRAILING_MAX]:
+                trailing_scope.cancel()
         self._nursery.start_soon(self._trail, peer, (round_, scope), task)
         return scope
 

@@ -1,0 +1,288 @@
+"""Nodes with links between them, virtual or real, and what a reduction among them must give."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import trio
+from attrs import define, field
+from blake3 import blake3
+from numpy.typing import NDArray
+
+from holdfast.collectives.allreduce import ReduceResult, Reduction
+from holdfast.collectives.codecs import Codec
+from holdfast.collectives.compression import parse_codec
+from holdfast.collectives.encoded_input import EncodedInput
+from holdfast.collectives.feedback import Residual
+from holdfast.collectives.hub import LinkHub
+from holdfast.protocol.addresses import Address
+from holdfast.protocol.authority import Authority
+from holdfast.protocol.credentials import Credentials
+from holdfast.protocol.errors import BadContributionError, HoldfastError, PeerLostError
+from holdfast.protocol.identity import Identity
+from holdfast.protocol.memory import MemoryWorld
+from holdfast.protocol.messages import (
+    Contributor,
+    FragmentSize,
+    MemberInfo,
+    OwnerRun,
+    Plan,
+    Reduce,
+    Role,
+)
+from holdfast.protocol.network import Network, Party
+from holdfast.protocol.sockets import SocketNetwork
+
+Values = NDArray[np.float32]
+Counters = NDArray[np.int64]
+
+PORT = 7_700
+
+
+def peer_id(number: int) -> str:
+    return f"{number:032x}"
+
+
+@define(eq=False)
+class Node:
+    """One peer: its network, its hub, what it would contribute, and how its reduction went."""
+
+    number: int
+    network: Network
+    hub: LinkHub
+    scope: trio.CancelScope = field(factory=trio.CancelScope)
+    values: Values | None = None
+    counters: Counters | None = None
+    encoded_input: EncodedInput | None = None
+    residual: Residual | None = None
+    result: ReduceResult | None = None
+    error: HoldfastError | None = None
+    reducing: trio.CancelScope = field(factory=trio.CancelScope)
+
+    @property
+    def peer(self) -> str:
+        return self.hub.me
+
+
+class Swarm:
+    """Nodes on virtual links, all in one view."""
+
+    def __init__(
+        self, nursery: trio.Nursery, world: MemoryWorld | None = None, stall_s: float = 20.0
+    ) -> None:
+        self.nursery = nursery
+        self.world = world or MemoryWorld(random.Random(0))
+        self.nodes: list[Node] = []
+        self.stall_s = stall_s
+
+    async def add(self, count: int) -> None:
+        for number in range(len(self.nodes), len(self.nodes) + count):
+            network = self.world.host(f"n{number}", peer_id(number))
+            hub = LinkHub(network, peer_id(number), stall_s=self.stall_s)
+            node = Node(number, network, hub)
+            self.nodes.append(node)
+            await self.nursery.start(self._live, node)
+        self.tell_view(self.nodes)
+
+    async def _live(self, node: Node, task_status: trio.TaskStatus[None]) -> None:
+        with node.scope:
+            async with trio.open_nursery() as nursery:
+                serve = partial(
+                    node.network.serve,
+                    [Address("::", PORT)],
+                    node.hub.handle_channel,
+                    node.hub.handle_lane,
+                )
+                await nursery.start(serve)
+                await nursery.start(node.hub.run)
+                task_status.started()
+
+    def tell_view(self, nodes: Sequence[Node]) -> None:
+        members = [
+            MemberInfo(
+                peer=node.peer,
+                name=f"n{node.number}",
+                number=node.number,
+                addresses=(f"n{node.number}:{PORT}",),
+                role=Role.CONTRIBUTOR,
+                in_sync=True,
+            )
+            for node in nodes
+        ]
+        for node in nodes:
+            node.hub.set_members(members)
+
+    async def settle(self) -> None:
+        """Wait until every pair has its link."""
+        for a, b in itertools.permutations(self.nodes, 2):
+            await a.hub.link(b.peer)
+
+    def kill(self, node: Node) -> None:
+        node.scope.cancel()
+        node.reducing.cancel()
+        self.world.crash(f"n{node.number}")
+
+    async def reduce(self, order: Reduce, size: FragmentSize, nodes: Sequence[Node]) -> None:
+        """Run the order at these nodes; what came of it is in the nodes."""
+        async with trio.open_nursery() as nursery:
+            for node in nodes:
+                nursery.start_soon(self.reduce_at, node, order, size)
+
+    async def reduce_at(self, node: Node, order: Reduce, size: FragmentSize) -> None:
+        node.result = node.error = None
+        node.reducing = trio.CancelScope()
+        with node.reducing:
+            reduction = Reduction(
+                order,
+                node.peer,
+                size,
+                node.hub,
+                node.network,
+                node.values,
+                node.counters,
+                encoded_input=node.encoded_input,
+                residual=node.residual,
+            )
+            node.encoded_input = reduction.encoded_input
+            try:
+                node.result = await reduction.run()
+            except (PeerLostError, BadContributionError) as error:
+                node.error = error
+
+
+@asynccontextmanager
+async def a_swarm(
+    count: int, world: MemoryWorld | None = None, stall_s: float = 20.0
+) -> AsyncIterator[Swarm]:
+    async with trio.open_nursery() as nursery:
+        swarm = Swarm(nursery, world, stall_s)
+        await swarm.add(count)
+        yield swarm
+        nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def a_real_swarm(count: int, directory: Path) -> AsyncIterator[Swarm]:
+    """Nodes of this process with loopback sockets between them: lanes are worked by threads."""
+    authority = Authority.load_or_create(directory, "run")
+    members = []
+    async with a_swarm(0) as swarm:
+        for number in range(count):
+            identity, name = Identity.generate(), f"n{number}"
+            certificate = authority.issue(identity.request_pem(name), name, Party.PEER)
+            network = SocketNetwork(
+                Credentials(directory / name, identity, certificate, authority.certificate_pem)
+            )
+            hub = LinkHub(network, identity.peer_id)
+            addresses: Sequence[Address] = await swarm.nursery.start(
+                network.serve, [Address("127.0.0.1", 0)], hub.handle_channel, hub.handle_lane
+            )
+            await swarm.nursery.start(hub.run)
+            swarm.nodes.append(Node(number, network, hub))
+            where = tuple(map(str, addresses))
+            members.append(
+                MemberInfo(identity.peer_id, name, number, where, Role.CONTRIBUTOR, True)
+            )
+        for node in swarm.nodes:
+            node.hub.set_members(members)
+        yield swarm
+
+
+def make_order(
+    size: FragmentSize,
+    contributors: Sequence[tuple[Node, int, float]],
+    receivers: Sequence[Node],
+    *,
+    chunk_elements: int = 100,
+    owners: Sequence[Node] | None = None,
+    codecs: tuple[str, str] = ("fp32", "fp32"),
+    round_: int = 1,
+    attempt: int = 1,
+    rng: random.Random | None = None,
+) -> Reduce:
+    """An order whose chunks are dealt to ``owners``, in turn or at random."""
+    chunk_count = -(-size.value_count // chunk_elements) + (size.counter_count > 0)
+    pool = list(owners) if owners is not None else [node for node, _, _ in contributors]
+    dealt = [
+        (rng.choice(pool) if rng is not None else pool[index % len(pool)])
+        for index in range(chunk_count)
+    ]
+    runs = tuple(
+        OwnerRun(peer, len(list(chunks)))
+        for peer, chunks in itertools.groupby(node.peer for node in dealt)
+    )
+    return Reduce(
+        round=round_,
+        attempt=attempt,
+        fragment=3,
+        version=0,
+        view=1,
+        contributors=tuple(Contributor(node.peer, w, scale) for node, w, scale in contributors),
+        receivers=tuple(node.peer for node in receivers),
+        plan=Plan(chunk_elements, runs, codecs[0], codecs[1]),
+    )
+
+
+def plain(order: Reduce, size: FragmentSize, nodes: Sequence[Node]) -> tuple[bytes, Values]:
+    """The same result by plain numpy, from the documented formula: its digest and values."""
+    up, down = parse_codec(order.plan.codec_up)[0], parse_codec(order.plan.codec_down)[0]
+    by_peer = {node.peer: node for node in nodes}
+    heaviest = max(c.weight for c in order.contributors)
+    digests, pieces = b"", [np.empty(0, np.float32)]
+    for start in range(0, size.value_count, order.plan.chunk_elements):
+        end = min(start + order.plan.chunk_elements, size.value_count)
+        total, divisor = np.full(end - start, -0.0, np.float32), np.float32(0)  # -0.0 + x is x
+        for c in order.contributors:
+            values = by_peer[c.peer].values
+            assert values is not None
+            x = through(up, values[start:end])[1]
+            coefficient = np.float32(c.weight / heaviest)
+            total = total + np.float32(float(coefficient) * c.scale) * x
+            divisor = np.float32(divisor + coefficient)
+        data, decoded = through(down, (total / divisor).astype(np.float32))
+        digests += blake3(data).digest()
+        pieces.append(decoded)
+    if size.counter_count:
+        rows = [by_peer[c.peer].counters for c in order.contributors]
+        largest = np.max(np.array(rows), axis=0).astype("<i8").tobytes()
+        digests += blake3(largest).digest()
+    return blake3(digests).digest(), np.concatenate(pieces)
+
+
+def through(codec: Codec, values: Values) -> tuple[bytes, Values]:
+    data = bytearray(codec.encoded_bytes(values.size))
+    wire = bytes(data[: codec.encode(values, memoryview(data))])
+    out = np.empty_like(values)
+    codec.decode(wire, out)
+    return wire, out
+
+
+def give_input(nodes: Sequence[Node], size: FragmentSize, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for node in nodes:
+        node.values = (rng.standard_normal(size.value_count) * 0.01).astype(np.float32)
+        node.counters = rng.integers(-(2**62), 2**62, size.counter_count)
+        node.encoded_input = None
+
+
+def check_same_bits(
+    order: Reduce, size: FragmentSize, nodes: Sequence[Node], at: Sequence[Node] | None = None
+) -> None:
+    digest, values = plain(order, size, nodes)
+    contributors = {contributor.peer for contributor in order.contributors}
+    for node in nodes if at is None else at:
+        if node.peer not in order.receivers:
+            continue
+        assert node.error is None
+        assert node.result is not None
+        assert node.result.digest == digest
+        assert node.result.values.tobytes() == values.tobytes()
+        if size.counter_count:
+            rows = [n.counters for n in nodes if n.peer in contributors]
+            assert (node.result.counters == np.max(np.array(rows), axis=0)).all()

@@ -1,0 +1,363 @@
+"""Repairs of a running reduction, with the master's part played by its planner.
+
+Contributions are 1, 2, 4, 8 in every element: each set of contributors has a mean of its own.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trio
+from attrs import define, field
+
+from holdfast.collectives import result
+from holdfast.collectives.allreduce import ReduceResult, Reduction
+from holdfast.collectives.arithmetic import Factors
+from holdfast.collectives.ledger import Ledger
+from holdfast.membership.repair import plan_repair
+from holdfast.protocol.errors import BadContributionError, PeerLostError, RemoteProtocolError
+from holdfast.protocol.memory import MemoryWorld
+from holdfast.protocol.messages import Assignment, Contributor, FragmentSize, Reduce, Repair
+from holdfast.protocol.virtual_time import run_virtually
+from tests.collectives.swarm import Node, Swarm, a_real_swarm, a_swarm, make_order
+
+SIZE = FragmentSize(2_000, 0, 1)
+CHUNK = 200
+WEIGHTS = (3, 5, 7, 11)
+
+
+@define(eq=False)
+class Serving:
+    """One node's reduction, served until the end."""
+
+    node: Node
+    reduction: Reduction
+    scope: trio.CancelScope = field(factory=trio.CancelScope)
+    results: dict[int, ReduceResult] = field(factory=dict)  # by attempt
+    lost: list[str] = field(factory=list)
+
+    async def serve(self) -> None:
+        def whole(result: ReduceResult) -> None:
+            self.results[self.reduction.attempt] = result
+
+        with self.scope:
+            await self.reduction.serve(whole)
+
+
+class Round:
+    """A reduction at all nodes, and a master for it. Whoever is not a contributor only listens."""
+
+    def __init__(self, swarm: Swarm, order: Reduce, size: FragmentSize = SIZE) -> None:
+        self.swarm = swarm
+        self.order = order
+        self.attempt = order.attempt
+        self.size = size
+        self.lost: list[str] = []
+        self.missed: list[str] = []  # listeners that hold what was made again
+        self.owners = [run.peer for run in order.plan.owners for _ in range(run.chunk_count)]
+        self.serving: dict[str, Serving] = {}
+        self.repairs: list[Repair] = []
+        contributors = [c.peer for c in order.contributors]
+        for node in swarm.nodes:
+            gives = node.peer in contributors
+            reduction = Reduction(
+                order,
+                node.peer,
+                size,
+                node.hub,
+                node.network,
+                np.full(size.value_count, 2.0**node.number, np.float32) if gives else None,
+                np.array([node.number], np.int64) if gives else None,
+                on_lost=partial(self.note_loss, node.peer),
+            )
+            self.serving[node.peer] = Serving(node, reduction)
+            swarm.nursery.start_soon(self.serving[node.peer].serve)
+
+    def note_loss(self, me: str, error: PeerLostError) -> None:
+        self.serving[me].lost.append(error.peer)
+
+    def left(self) -> list[Serving]:
+        gone = {*self.lost, *self.missed}
+        return [serving for peer, serving in self.serving.items() if peer not in gone]
+
+    def survivors(self) -> list[str]:
+        return [c.peer for c in self.order.contributors if c.peer not in self.lost]
+
+    def kill(self, peer: str) -> None:
+        self.serving[peer].scope.cancel()
+        self.swarm.kill(self.serving[peer].node)
+
+    def repair(self, *lost: str) -> Repair:
+        self.lost += lost
+        self.attempt += 1
+        held = {s.node.peer: s.reduction.flush(self.lost) for s in self.left()}
+        assignments = plan_repair(
+            self.owners, self.lost, self.survivors(), self.order.receivers, held
+        )
+        for a in assignments:
+            stop = a.first_chunk + a.chunk_count
+            self.owners[a.first_chunk : stop] = [a.owner] * a.chunk_count
+        repair = Repair(self.order.round, self.attempt, tuple(self.lost), assignments)
+        for serving in self.left():
+            try:
+                serving.reduction.repair(repair)
+            except RemoteProtocolError:
+                assert serving.node.peer not in self.survivors()
+                serving.scope.cancel()
+                self.missed.append(serving.node.peer)
+        self.repairs.append(repair)
+        return repair
+
+    async def finish(self) -> list[ReduceResult]:
+        """Wait for everybody's result under the last attempt; check that they are one."""
+        with trio.fail_after(60):
+            while not all(self.attempt in s.results for s in self.left()):
+                await trio.sleep(0.01)
+        results = [serving.results[self.attempt] for serving in self.left()]
+        for each in results:
+            assert each.digest == results[0].digest
+            assert each.values.tobytes() == results[0].values.tobytes()
+            assert each.counters.tolist() == results[0].counters.tolist()
+            assert each.manifest == results[0].manifest
+        self.check(results[0])
+        return results
+
+    def check(self, result: ReduceResult) -> None:
+        """Every chunk is the mean of exactly those whom the manifest names."""
+        names = [c.peer for c in self.order.contributors]
+        sets: list[list[int]] = []
+        for run in result.manifest:
+            inside = [at for at in range(len(names)) if run.contributors[0] >> at & 1]
+            sets += [inside] * run.chunk_count
+        sets = sets or [list(range(len(names)))] * len(self.owners)
+        assert len(sets) == len(self.owners)
+        elements = self.order.plan.chunk_elements
+        for chunk, inside in enumerate(sets[:-1]):
+            weight = sum(WEIGHTS[at] for at in inside)
+            mean = sum(WEIGHTS[at] * 2.0**at for at in inside) / weight
+            part = result.values[chunk * elements : (chunk + 1) * elements]
+            np.testing.assert_allclose(part, mean, rtol=1e-2)
+            assert set(self.survivors()) <= {names[at] for at in inside}
+        assert result.counters[0] == max(sets[-1])
+
+
+def begin(
+    swarm: Swarm, codec: str = "fp32", size: FragmentSize = SIZE, chunk_elements: int = CHUNK
+) -> Round:
+    """Four contributors; whoever else there is listens."""
+    contributors = [(node, WEIGHTS[node.number], 1.0) for node in swarm.nodes[:4]]
+    order = make_order(
+        size, contributors, swarm.nodes, chunk_elements=chunk_elements, codecs=(codec, codec)
+    )
+    return Round(swarm, order, size)
+
+
+def histories(count: int, harm: str, codec: str = "fp32") -> list[tuple[int, int]]:
+    """Losses at random instants; returns chunks (anew, spread) by history."""
+    outcomes: list[tuple[int, int]] = []
+
+    async def main(seed: int) -> None:
+        rng = random.Random(seed)
+        world = MemoryWorld(random.Random(seed), bytes_per_s=10_000, jitter_s=0.01)
+        async with a_swarm(5, world) as swarm:
+            await swarm.settle()
+            round_ = begin(swarm, codec)
+            await trio.sleep(rng.uniform(0, 0.7 if codec == "fp32" else 0.3))
+            first, second = rng.sample(round_.survivors(), 2)
+            lost = {"two": [[first, second]], "the heir too": [[first], [second]]}
+            anew = spread = 0
+            for peers in lost.get(harm, [[first]]):
+                if harm != "cut off":  # then it goes on as if nothing had happened
+                    for peer in peers:
+                        round_.kill(peer)
+                repair = round_.repair(*peers)
+                anew += sum(a.chunk_count for a in repair.assignments if a.anew)
+                spread += sum(a.chunk_count for a in repair.assignments if not a.anew)
+                await trio.sleep(rng.uniform(0, 0.4))
+            await round_.finish()
+            outcomes.append((anew, spread))
+
+    for seed in range(count):
+        run_virtually(partial(main, seed), seed=seed)
+    return outcomes
+
+
+@pytest.mark.parametrize("harm", ["one", "two", "the heir too", "cut off"])
+def test_a_loss_at_any_instant_is_repaired_to_one_exact_result(harm: str) -> None:
+    outcomes = histories(20, harm)
+    assert sum(anew > 0 for anew, _ in outcomes) >= 6, outcomes
+    assert sum(spread > 0 for _, spread in outcomes) >= 3, outcomes
+
+
+@pytest.mark.parametrize("codec", ["int8", "bf16+zstd"])
+def test_what_is_spread_after_a_loss_is_what_its_owner_made(codec: str) -> None:
+    outcomes = histories(12, "cut off", codec)
+    assert sum(spread > 0 for _, spread in outcomes) >= 2, outcomes
+
+
+async def cut_off_for_a_while(at_s: float) -> None:
+    """What a lost peer had on its way arrives when all is over; nothing may change by it."""
+    async with a_swarm(5, MemoryWorld(random.Random(0), bytes_per_s=10_000)) as swarm:
+        await swarm.settle()
+        round_ = begin(swarm)
+        await trio.sleep(at_s)
+        for other in ("n0", "n2", "n3", "n4"):
+            swarm.world.partition("n1", other)
+        round_.repair(swarm.nodes[1].peer)
+        results = await round_.finish()
+        before = [each.values.tobytes() for each in results]
+        for other in ("n0", "n2", "n3", "n4"):
+            swarm.world.heal("n1", other)
+        await trio.sleep(5)
+        assert await round_.finish() == results
+        assert [each.values.tobytes() for each in results] == before
+
+
+def test_nothing_of_the_lost_is_accepted_after_the_flush() -> None:
+    for step in range(12):
+        run_virtually(partial(cut_off_for_a_while, 0.04 * step), seed=0)
+
+
+async def test_a_repair_before_anything_was_sent() -> None:
+    async with a_swarm(5, MemoryWorld(random.Random(0), bytes_per_s=10_000)) as swarm:
+        await swarm.settle()
+        round_ = begin(swarm)
+        repair = round_.repair(swarm.nodes[1].peer)
+        assert all(assignment.anew for assignment in repair.assignments)
+        results = await round_.finish()
+        (run,) = results[0].manifest
+        assert run.contributors[0] == 0b1101
+
+
+async def test_only_one_contributor_is_left() -> None:
+    async with a_swarm(5, MemoryWorld(random.Random(0), bytes_per_s=10_000)) as swarm:
+        await swarm.settle()
+        round_ = begin(swarm)
+        await trio.sleep(0.2)
+        for node in swarm.nodes[:3]:
+            round_.kill(node.peer)
+        round_.repair(*(node.peer for node in swarm.nodes[:3]))
+        results = await round_.finish()
+        assert results[0].values[-1] == 8.0
+
+
+async def test_orders_that_do_not_fit_are_refused() -> None:
+    async with a_swarm(5) as swarm:
+        round_ = begin(swarm)
+        await trio.sleep(0.1)
+        reduction = round_.left()[0].reduction
+        heir, lost = swarm.nodes[0].peer, swarm.nodes[1].peer
+        wrong = (
+            Assignment(99, 1, heir, True, b""),  # no such chunk
+            Assignment(1, 1, "f" * 32, True, b""),  # no such peer
+            Assignment(0, 1, heir, True, b""),  # a chunk whose owner lives
+        )
+        for attempt, assignment in enumerate(wrong, 2):
+            with pytest.raises(RemoteProtocolError):
+                reduction.repair(Repair(1, attempt, (lost,), (assignment,)))
+
+
+async def test_a_result_that_is_here_is_not_made_again() -> None:
+    async with a_swarm(5) as swarm:
+        round_ = begin(swarm)
+        await round_.finish()
+        heir, lost = swarm.nodes[0].peer, swarm.nodes[1].peer
+        chunk = round_.owners.index(lost)
+        repair = Repair(1, 2, (lost,), (Assignment(chunk, 1, heir, True, b""),))
+        with pytest.raises(RemoteProtocolError, match="made again"):
+            round_.left()[0].reduction.repair(repair)
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize("codec", ["fp32", "int8"])
+async def test_repairs_while_threads_work_the_lanes(tmp_path: Path, codec: str) -> None:
+    """Real sockets: frames are delivered in threads while the event loop shuts peers out."""
+    size = FragmentSize(2**20, 0, 1)
+    for seed in range(4):
+        directory = tmp_path / str(seed)
+        directory.mkdir()
+        async with a_real_swarm(5, directory) as swarm:
+            await swarm.settle()
+            round_ = begin(swarm, codec, size, chunk_elements=2**14)
+            rng = random.Random(seed)
+            for peer in rng.sample(round_.survivors(), 2):
+                await trio.sleep(rng.uniform(0, 0.03))
+                round_.repair(peer)
+            await round_.finish()
+
+
+# ---------------------------------------------------------------- do these tests see anything?
+
+
+def accept_after_flush(patch: pytest.MonkeyPatch) -> None:
+    """A repair gives new owners, but who is lost is not shut out."""
+    original = Ledger.shut_out
+
+    def shut_out(self: Ledger, peers: Sequence[str]) -> list[int]:
+        complete = original(self, peers)
+        self._shut -= set(peers)
+        return complete
+
+    patch.setattr(Ledger, "shut_out", shut_out)
+
+
+def wrong_divisor(patch: pytest.MonkeyPatch) -> None:
+    original = Factors.of
+
+    def of(contributors: Sequence[Contributor], present: Sequence[bool] | None = None) -> Factors:
+        whole = original(contributors)
+        if present is None:
+            return whole
+        kept = tuple(f for f, here in zip(whole.factors, present, strict=True) if here)
+        return Factors(kept, whole.divisor)
+
+    patch.setattr(Factors, "of", of)
+
+
+def two_owners(patch: pytest.MonkeyPatch) -> None:
+    """Whoever is left believes that it is the one to add up."""
+    original = Reduction.repair
+
+    def repair(self: Reduction, order: Repair) -> None:
+        mine = tuple(
+            Assignment(a.first_chunk, a.chunk_count, self._me, a.anew, a.lacking)
+            for a in order.assignments
+        )
+        original(self, Repair(order.round, order.attempt, order.lost, mine))
+
+    patch.setattr(Reduction, "repair", repair)
+
+
+def waits_for_the_lost(patch: pytest.MonkeyPatch) -> None:
+    def shut_out(self: Ledger, peers: Sequence[str]) -> list[int]:
+        self._shut |= set(peers)
+        return []
+
+    patch.setattr(Ledger, "shut_out", shut_out)
+
+
+def manifest_lies(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(result, "pack_set", lambda present: b"\x07")
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        accept_after_flush,
+        wrong_divisor,
+        two_owners,
+        waits_for_the_lost,
+        manifest_lies,
+    ],
+)
+def test_a_planted_bug_is_found(
+    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    with pytest.raises((BaseExceptionGroup, AssertionError, BadContributionError)):
+        histories(30, "cut off")
