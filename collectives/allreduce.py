@@ -38,7 +38,7 @@ from functools import partial
 
 import numpy as np
 import trio
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from ..protocol.errors import (
     BadContributionError,
@@ -50,7 +50,7 @@ from ..protocol.errors import (
 from ..protocol.lane import Buffer, FrameHeader, FrameKind
 from ..protocol.messages import ContributorRun, FragmentSize, Reduce, Repair
 from ..protocol.network import Network
-from .arithmetic import Counters, Factors, Layout, Values, reduce_counters, reduce_values
+from .arithmetic import Counters, Factors, Layout, Term, Values, reduce_counters, reduce_values
 from .compression import Squeezer
 from .encoded_input import EncodedInput
 from .feedback import Residual
@@ -59,6 +59,7 @@ from .ledger import Duty, Ledger, UnwantedFrameError
 from .link import Link
 from .outlet import Frame, FrameSource, Load, Loop
 from .result import Result
+from .tree import INNER_CODEC, Part, Tree
 
 # What an owner buffers of others' contributions while they are out of step. A contributor sends only
 # so far ahead of the results that come back, so that fast ones do not fill the owner's memory while
@@ -66,6 +67,7 @@ from .result import Result
 CONTRIBUTIONS_BYTES_MAX = 64 * 2**20
 AHEAD_MIN = 4  # chunks that a contributor may be ahead at least: enough to keep its lanes busy
 WORKERS = 2  # chunks that are added up at once where no frame's arrival does it
+ONE = np.float32(1)
 REDUCTION_KINDS = (FrameKind.CONTRIBUTION, FrameKind.RESULT, FrameKind.PARTIAL)
 
 
@@ -91,9 +93,9 @@ class ReduceResult:
 
 @define(eq=False)
 class _Batch:
-    """Chunks that we spread since one attempt; ``ready`` grows as their results get done."""
+    """So many chunks for one peer; ``ready`` grows as they can be sent, in any thread."""
 
-    indices: Sequence[int]
+    count: int = 0
     ready: list[int] = field(factory=list)
 
 
@@ -155,16 +157,23 @@ class Reduction:
         self._layout = Layout.of(order.plan, size)
         self._contributors = [contributor.peer for contributor in order.contributors]
         self._factors = Factors.of(order.contributors)
-        self._needed = {*self._contributors, *(cut.owner for cut in self._layout.cuts)}
-        self._check_order()
+        owners = [cut.owner for cut in self._layout.cuts]
+        self._check_order(owners)
+        self._tree = Tree(order.plan, owners, self._contributors, order.receivers, me)
+        self._needed = {*self._contributors, *owners, *self._tree.leaders}
+        # Within a site contributions travel as they are.
+        near = evolve(order.plan, codec_up=INNER_CODEC)
+        self._inner = Layout.of(near, size) if self._tree.sites else self._layout
         self.encoded_input = self._own_input(values, counters, encoded_input, residual, values_stay)
         self._squeezer = Squeezer(self._layout.zstd_up)
         self._ahead_max = self._most_chunks_ahead()
         self._result = Result(self._layout, len(self._contributors), hub.buffers)
         self._ledger = Ledger(
             self._layout,
-            self._contributors,
+            self._inner,
+            self._tree,
             me,
+            me in self._contributors,
             order.attempt,
             order.fragment,
             self._result,
@@ -176,8 +185,11 @@ class Reduction:
         self._sent_bytes = 0
         self._ahead: Counter[str] = Counter()  # contributions less results that came, by owner
 
-        # Changed on the event loop, each in one operation, and read by lanes' threads.
-        self._batches: dict[int, _Batch] = {}  # by chunk that we own
+        # Entries are put in on the event loop and taken out once, by whoever has done the chunk.
+        self._takers: dict[int, list[_Batch]] = {}  # batches that wait for a chunk's result
+        self._gathered: dict[int, _Batch] = {}  # the batch that waits for what our site gives
+        self._sums: dict[int, memoryview] = {}  # what our site gives to a chunk, encoded
+        # Changed on the event loop in one operation, and read by lanes' threads.
         self._links: dict[str, Link] = {}  # that we send over, and that are told of new frames
 
         # The event loop's own.
@@ -267,9 +279,9 @@ class Reduction:
     def _start(self) -> None:
         assert self._nursery is not None
         self._watch_owing()
-        owned = self._ledger.unheld_by_owner()
-        self._send_contributions(owned)
-        self._spread(owned.get(self._me, []))
+        unheld = self._ledger.unheld()
+        self._contribute(unheld)
+        self._spread(unheld)
         for _worker in range(WORKERS):
             self._nursery.start_soon(self._work)
         self._report_if_whole()
@@ -359,22 +371,22 @@ class Reduction:
         self.attempt = order.attempt
         if self._keys is not None:
             self._register(order.attempt)
-        anew: dict[str, list[int]] = {}  # by heir
+        anew: list[tuple[int, Part]] = []
         lacking: dict[str, list[int]] = {}  # what we hold and spread, by receiver
         for assignment in order.assignments:
             if assignment.owner not in self._order.receivers:
                 raise RemoteProtocolError("a repair by a peer that does not take part")
             chunks = self._ledger.take_over(assignment, order.attempt)
             if assignment.anew:
-                anew.setdefault(assignment.owner, []).extend(chunks)
+                anew += [(index, self._ledger.part(index)) for index in chunks]
             elif assignment.owner == self._me:
                 for peer in self._members_of(assignment.lacking):
                     lacking.setdefault(peer, []).extend(chunks)
         if self._nursery is not None:  # else ``_start`` sends what is to be sent
-            self._spread(anew.pop(self._me, []))
-            self._send_contributions(anew)
+            self._contribute(anew)
+            self._spread(anew)
             for peer in self._rotated(lacking):
-                batch = _Batch(lacking[peer], lacking[peer])
+                batch = _Batch(len(lacking[peer]), lacking[peer])
                 self._start_send(peer, _Results(self, batch), contribution=False)
         self._watch_owing()
         self._report_if_whole()
@@ -386,22 +398,36 @@ class Reduction:
 
     # ------------------------------------------------------------ sending
 
-    def _send_contributions(self, chunks_by_owner: Mapping[str, Sequence[int]]) -> None:
-        if self.encoded_input is None:
-            return
-        for owner in self._rotated(chunks_by_owner):
-            source = _Contributions(self, owner, chunks_by_owner[owner])
-            self._start_send(owner, source, contribution=True)
+    def _contribute(self, chunks: Iterable[tuple[int, Part]]) -> None:
+        """Send what we, or we for our site, give to these chunks."""
+        batches: dict[str, _Batch] = {}
+        for index, part in chunks:
+            if part.parent is None or not (part.gathers or self.encoded_input is not None):
+                continue
+            batch = batches.setdefault(part.parent, _Batch())
+            batch.count += 1
+            if part.gathers:
+                self._gathered[index] = batch
+            else:
+                batch.ready.append(index)
+        for peer in self._rotated(batches):
+            source = _Contributions(self, peer, batches[peer])
+            self._start_send(peer, source, contribution=True)
 
-    def _spread(self, chunks: Sequence[int]) -> None:
-        """We are the owner of these chunks, which nobody has added up yet."""
-        if not chunks:
-            return
-        batch = _Batch(chunks)
-        self._batches = {**self._batches, **dict.fromkeys(chunks, batch)}
-        for receiver in self._rotated(self._order.receivers):
-            self._start_send(receiver, _Results(self, batch), contribution=False)
-        for index in self._ledger.begin_complete(chunks):
+    def _spread(self, chunks: Iterable[tuple[int, Part]]) -> None:
+        """Send on the results of these chunks as they get done; begin with those that can be."""
+        batches: dict[str, _Batch] = {}
+        gathered = []
+        for index, part in chunks:
+            takers = [batches.setdefault(peer, _Batch()) for peer in part.takers]
+            for batch in takers:
+                batch.count += 1
+            self._takers[index] = takers
+            if part.gathers:
+                gathered.append(index)
+        for peer in self._rotated(batches):
+            self._start_send(peer, _Results(self, batches[peer]), contribution=False)
+        for index in self._ledger.begin_complete(gathered):
             self._to_work.send_nowait(index)
 
     def _start_send(self, peer: str, source: FrameSource, *, contribution: bool) -> None:
@@ -443,13 +469,17 @@ class Reduction:
                 self._lose(error)
 
     def _load_contribution(self, index: int, attempt: int) -> Frame | None:
-        """Called by lanes: a chunk that we contribute, as a frame."""
+        """Called by lanes: what we, or we for our site, give to a chunk, as a frame."""
+        own = index not in self._gathered
         try:
-            payload: Buffer = self._encode_own(index)
+            payload: Buffer | None = self._encode_own(index) if own else self._sums.get(index)
         except BadContributionError as error:
             self._soon(partial(self._fail, error))
             return None
-        if self._squeezer.pays and not self._layout.cuts[index].is_counters:
+        if payload is None:
+            return None  # asked again after the result came: it has arrived
+        near = own and not self._tree.is_alone(self._me)
+        if self._squeezer.pays and not near and not self._layout.cuts[index].is_counters:
             payload = self._squeezer.squeeze(memoryview(payload))
         return self._frame(FrameKind.CONTRIBUTION, index, attempt, payload)
 
@@ -513,48 +543,88 @@ class Reduction:
         return self.encoded_input.chunk(index)
 
     def _add_up(self, index: int) -> None:
-        """A chunk that we own and that lacks nothing; perhaps in a thread."""
-        cut = self._layout.cuts[index]
+        """A chunk that we gather and that lacks nothing; perhaps in a thread."""
         arrived = self._ledger.contributions(index)
         if self.encoded_input is not None:
             arrived[self._me] = self._encode_own(index)
-        present = [peer in arrived for peer in self._contributors]
-        contributions = [arrived[peer] for peer in self._contributors if peer in arrived]
+        if self._ledger.part(index).parent is None:
+            self._make_result_of(index, arrived)
+        else:
+            self._make_sum_of(index, arrived)
+        del arrived
+        self._ledger.added_up(index)
+        if self._ledger.part(index).parent is None:
+            self._finish(index)
+        else:
+            self._gathered[index].ready.append(index)
+            self._wake_links()
+
+    def _make_result_of(self, index: int, arrived: Mapping[str, memoryview]) -> None:
         room = self._result.room(index)
-        length = len(room)
-        if cut.is_counters:
-            reduce_counters(contributions, self._result.counters)
+        length, present = len(room), [True] * len(self._contributors)
+        if not self._tree.sites:
+            present = [peer in arrived for peer in self._contributors]
+        if self._layout.cuts[index].is_counters:
+            reduce_counters(list(arrived.values()), self._result.counters)
             np.frombuffer(room, "<i8")[:] = self._result.counters
         else:
-            everybody = all(present)
-            length = reduce_values(
-                self._layout,
-                [c for c in self._order.contributors if c.peer in arrived],
-                self._factors if everybody else Factors.of(self._order.contributors, present),
-                contributions,
-                self._result.values_of(index),
-                room,
-            )
-        del arrived, contributions
+            factors = self._factors
+            if not all(present):
+                factors = Factors.of(self._order.contributors, present)
+            values = self._result.values_of(index)
+            codec = self._layout.codec_down
+            length = reduce_values(self._terms(arrived), factors.divisor, codec, values, room)
         self._result.made(index, length, present)
-        self._ledger.added_up(index)
-        self._batches[index].ready.append(index)
-        for link in self._links.values():
-            link.wake()
+
+    def _make_sum_of(self, index: int, arrived: Mapping[str, memoryview]) -> None:
+        """What our site gives to a chunk that is owned elsewhere."""
+        cut = self._layout.cuts[index]
+        room = self._hub.chunk_buffers.take(cut.up_bytes)
+        if cut.is_counters:
+            reduce_counters(list(arrived.values()), np.frombuffer(room, "<i8"))
+        else:
+            values = np.empty(cut.count, np.float32)
+            codec = self._layout.codec_up
+            room = room[: reduce_values(self._terms(arrived), ONE, codec, values, room)]
+        self._sums[index] = room
+
+    def _terms(self, arrived: Mapping[str, memoryview]) -> list[Term]:
+        """What a chunk's sum is made of: contributors in their order, then sites by their leaders."""
+        terms = []
+        factors = dict(zip(self._contributors, self._factors.factors, strict=True))
+        for peer in (*factors, *(p for p in self._order.receivers if p not in factors)):
+            if peer not in arrived:
+                continue
+            near = self._tree.is_near(peer)
+            layout = self._inner if near else self._layout
+            is_sum = not near and not self._tree.is_alone(peer)
+            factor = ONE if is_sum else factors[peer]
+            terms.append(Term(peer, arrived[peer], factor, layout.codec_up, layout.zstd_up))
+        return terms
+
+    def _decode(self, source: str, header: FrameHeader, payload: memoryview) -> None:
+        """A result that somebody else made; perhaps in a thread."""
+        index = header.index
+        self._result.decode(header.kind, index, payload, source)
+        self._sums.pop(index, None)
+        with self._lock:
+            self._ahead[source] -= 1
+        if (link := self._links.get(source)) is not None:
+            link.wake()  # we may send it more contributions now
         self._finish(index)
 
-    def _decode(self, owner: str, header: FrameHeader, payload: memoryview) -> None:
-        """A result that somebody else made; perhaps in a thread."""
-        self._result.decode(header.kind, header.index, payload, owner)
-        with self._lock:
-            self._ahead[owner] -= 1
-        if (link := self._links.get(owner)) is not None:
-            link.wake()  # we may send it more contributions now
-        self._finish(header.index)
-
     def _finish(self, index: int) -> None:
+        takers = self._takers.pop(index, [])
+        for batch in takers:
+            batch.ready.append(index)
+        if takers:
+            self._wake_links()
         if self._result.done(index):
             self._soon(self._became_complete)
+
+    def _wake_links(self) -> None:
+        for link in self._links.values():
+            link.wake()
 
     def _became_complete(self) -> None:
         self._complete = True
@@ -584,13 +654,13 @@ class Reduction:
 
     # ------------------------------------------------------------ who and what
 
-    def _check_order(self) -> None:
+    def _check_order(self, owners: Sequence[str]) -> None:
         receivers = set(self._order.receivers)
         if len(set(self._contributors)) != len(self._contributors):
             raise RemoteProtocolError("the order names a contributor twice")
         if len(receivers) != len(self._order.receivers):
             raise RemoteProtocolError("the order names a receiver twice")
-        missing = self._needed - receivers
+        missing = {*self._contributors, *owners} - receivers
         if missing:
             raise RemoteProtocolError(f"peer {min(missing)[:8]} takes part but does not receive")
         if self._me not in receivers:
@@ -606,14 +676,15 @@ class Reduction:
     ) -> EncodedInput | None:
         if self._me not in self._contributors:
             return None
-        plan = self._order.plan
+        plan, lossy = self._order.plan, self._layout.codec_up.lossy
+        if not self._tree.is_alone(self._me):
+            plan, lossy = evolve(plan, codec_up=INNER_CODEC), False
         if earlier is not None and earlier.fits(plan, self._size):
             return earlier
         if counters is None and self._size.counter_count == 0:
             counters = np.empty(0, np.int64)
         if values is None or counters is None:
             raise LocalProtocolError("this node contributes, but has nothing to contribute")
-        lossy = self._layout.codec_up.lossy
         return EncodedInput(
             plan,
             self._size,
@@ -642,31 +713,33 @@ class Reduction:
 
 
 class _Contributions:
-    """Our contribution to an owner's chunks, in order; see ``outlet.FrameSource``."""
+    """Contributions for one peer, as they can be sent; see ``outlet.FrameSource``."""
 
-    def __init__(self, reduction: Reduction, owner: str, indices: Sequence[int]) -> None:
+    def __init__(self, reduction: Reduction, peer: str, batch: _Batch) -> None:
         self._reduction = reduction
-        self._owner = owner
-        self._indices = indices
+        self._peer = peer
+        self._batch = batch
         self._position = 0
 
     def next_frame(self) -> Load | None:
         reduction = self._reduction
+        if self._position == len(self._batch.ready):
+            return None
         with reduction._lock:
-            if self.exhausted() or reduction._ahead[self._owner] >= reduction._ahead_max:
+            if reduction._ahead[self._peer] >= reduction._ahead_max:
                 return None
-            reduction._ahead[self._owner] += 1
-        index = self._indices[self._position]
+            reduction._ahead[self._peer] += 1
+        index = self._batch.ready[self._position]
         self._position += 1
         attempt = reduction._ledger.attempt_of(index)
         return partial(reduction._load_contribution, index, attempt)
 
     def exhausted(self) -> bool:
-        return self._position == len(self._indices)
+        return self._position == self._batch.count
 
 
 class _Results:
-    """A batch's results for one receiver, as they get done; see ``outlet.FrameSource``."""
+    """Results for one receiver, as they get done; see ``outlet.FrameSource``."""
 
     def __init__(self, reduction: Reduction, batch: _Batch) -> None:
         self._reduction = reduction
@@ -682,4 +755,4 @@ class _Results:
         return partial(self._reduction._load_result, index, attempt)
 
     def exhausted(self) -> bool:
-        return self._position == len(self._batch.indices)
+        return self._position == self._batch.count

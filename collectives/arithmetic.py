@@ -198,60 +198,70 @@ class Factors:
         return cls(factors, divisor)
 
 
+@frozen
+class Term:
+    """One of the things that a chunk's sum is made of.
+
+    Attributes:
+      peer: who is to blame for it.
+      data: as it came.
+      factor: what its values are multiplied by.
+      codec, zstd: how it is encoded, and whether it may be compressed.
+    """
+
+    peer: str
+    data: memoryview
+    factor: np.float32
+    codec: Codec
+    zstd: bool = False
+
+
 def reduce_values(
-    layout: Layout,
-    contributors: Sequence[Contributor],
-    factors: Factors,
-    contributions: Sequence[memoryview],
-    out: Values,
-    encoded_out: memoryview,
+    terms: Sequence[Term], divisor: np.float32, codec: Codec, out: Values, encoded_out: memoryview
 ) -> int:
-    """The owner's work on one chunk of ``n`` values.
+    """Add up one chunk of ``n`` values, in order, divide and encode the sum.
 
     Args:
-      contributors: those whose contribution is in the chunk; ``factors`` are theirs.
-      contributions: as they came, in the contributors' order.
-      out: shape ``(n,)``; becomes the *decoded encoded* mean, as at every receiver.
-      encoded_out: becomes the encoded mean; may be the memory of ``out`` if the codec is verbatim.
+      out: shape ``(n,)``; becomes the *decoded encoded* result, as at every receiver.
+      encoded_out: becomes the encoded result; may be the memory of ``out`` if ``codec`` is verbatim.
 
     Returns:
       How many bytes of ``encoded_out`` that is.
 
     Raises:
-      BadContributionError: a contribution that is not finite or not an encoding; or one that is
-        finite but so large that the mean cannot be expressed (the largest one is named).
+      BadContributionError: a term that is not finite or not an encoding; or one that is finite but
+        so large that the result cannot be expressed (the largest one is named).
     """
-    up, down = layout.codec_up, layout.codec_down
-    if up.verbatim and all(len(data) == up.encoded_bytes(out.size) for data in contributions):
-        finite = _add_verbatim(factors, contributions, out)
+    if all(t.codec.verbatim and len(t.data) == t.codec.encoded_bytes(out.size) for t in terms):
+        finite = _add_verbatim(terms, divisor, out)
     else:
-        finite = _add_decoded(layout, contributors, factors, contributions, out)
+        finite = _add_decoded(terms, divisor, out)
     try:
         if not finite:
             raise ValueError("the mean is not finite")
-        if down.verbatim and np.may_share_memory(out, np.frombuffer(encoded_out, np.uint8)):
+        if codec.verbatim and np.may_share_memory(out, np.frombuffer(encoded_out, np.uint8)):
             return len(encoded_out)
-        length = down.encode(out, encoded_out)
+        length = codec.encode(out, encoded_out)
     except ValueError as error:
         scratch = np.empty_like(out)
         largest = []
-        for contributor, data in zip(contributors, contributions, strict=True):
-            decode_checked(up, layout.zstd_up, data, scratch, contributor.peer)
+        for term in terms:
+            decode_checked(term.codec, term.zstd, term.data, scratch, term.peer)
             largest.append(float(np.abs(scratch).max()))
-        culprit = contributors[int(np.argmax(largest))].peer
+        culprit = terms[int(np.argmax(largest))].peer
         raise BadContributionError(culprit, f"too large to be added: {error}") from error
-    if down.lossy:
-        down.decode(encoded_out[:length], out)
+    if codec.lossy:
+        codec.decode(encoded_out[:length], out)
     return length
 
 
-def _add_verbatim(factors: Factors, contributions: Sequence[memoryview], out: Values) -> bool:
-    """The weighted mean of contributions that are float32 in memory; False if it is not finite.
+def _add_verbatim(terms: Sequence[Term], divisor: np.float32, out: Values) -> bool:
+    """The sum of terms that are float32 in memory, divided; False if it is not finite.
 
-    Contributions are not checked by themselves: whatever is not finite stays so in a sum, and when
-    it is multiplied or divided by what is finite.
+    Terms are not checked by themselves: whatever is not finite stays so in a sum, and when it is
+    multiplied or divided by what is finite.
     """
-    inputs = [np.frombuffer(data, np.float32) for data in contributions]
+    inputs = [(np.frombuffer(term.data, np.float32), term.factor) for term in terms]
     scratch = np.empty(min(BLOCK_VALUES, out.size), np.float32)
     finite = True
     with np.errstate(over="ignore", invalid="ignore"):  # what came out is checked
@@ -259,7 +269,7 @@ def _add_verbatim(factors: Factors, contributions: Sequence[memoryview], out: Va
             block = slice(start, start + BLOCK_VALUES)
             into = out[block]
             total: Values | None = None
-            for values, factor in zip(inputs, factors.factors, strict=True):
+            for values, factor in inputs:
                 term = values[block]
                 if factor != 1:
                     term = np.multiply(
@@ -267,34 +277,27 @@ def _add_verbatim(factors: Factors, contributions: Sequence[memoryview], out: Va
                     )
                 total = term if total is None else np.add(total, term, out=into)
             assert total is not None
-            if factors.divisor != 1:
-                total = np.divide(total, factors.divisor, out=into)
+            if divisor != 1:
+                total = np.divide(total, divisor, out=into)
             if total is not into:
                 into[:] = total
             finite = finite and bool(np.isfinite(into).all())
     return finite
 
 
-def _add_decoded(
-    layout: Layout,
-    contributors: Sequence[Contributor],
-    factors: Factors,
-    contributions: Sequence[memoryview],
-    out: Values,
-) -> bool:
-    """The weighted mean of contributions that must be decoded; False if it is not finite."""
+def _add_decoded(terms: Sequence[Term], divisor: np.float32, out: Values) -> bool:
+    """The sum of terms that must be decoded, divided; False if it is not finite."""
     scratch = np.empty_like(out)
     with np.errstate(over="ignore", invalid="ignore"):  # what came out is checked
-        for position, factor in enumerate(factors.factors):
+        for position, term in enumerate(terms):
             values = out if position == 0 else scratch
-            peer = contributors[position].peer
-            decode_checked(layout.codec_up, layout.zstd_up, contributions[position], values, peer)
-            if factor != 1:
-                np.multiply(values, factor, out=values)
+            decode_checked(term.codec, term.zstd, term.data, values, term.peer)
+            if term.factor != 1:
+                np.multiply(values, term.factor, out=values)
             if position > 0:
                 np.add(out, scratch, out=out)
-        if factors.divisor != 1:
-            np.divide(out, factors.divisor, out=out)
+        if divisor != 1:
+            np.divide(out, divisor, out=out)
     return bool(np.isfinite(out).all())
 
 

@@ -4,12 +4,14 @@ Frames change these books from the lanes' threads, orders of the master from the
 guards them; it is held for some microseconds, never while something is computed, and no other lock
 but a buffer pool's is taken under it.
 
-    an owned chunk      missing contributions arrive -> begun (all that can come is here) -> held
-    another's chunk     its result arrives -> held
+    a chunk that we own       missing contributions arrive -> begun (all that can come is here) -> held
+    one that our site's       the same, then what was added up goes to the owner, whose result
+      leader, us, gathers       arrives -> held
+    any other                 its result arrives -> held
 
-A chunk is begun once, and a result that is held stays what it is. When peers are shut out, owned
-chunks stop waiting for them; when an owner is, somebody else takes its chunks over, under the number
-of a later attempt, so that what the former owner sent cannot be taken for the new one's.
+A chunk is begun once, and a result that is held stays what it is. When peers are shut out, chunks
+stop waiting for them; when an owner is, somebody else takes its chunks over, under the number of a
+later attempt, so that what the former owner sent cannot be taken for the new one's.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from __future__ import annotations
 import enum
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 from attrs import define, field
@@ -28,13 +30,14 @@ from ..protocol.messages import Assignment
 from .arithmetic import Layout
 from .buffers import BufferPool
 from .result import Result
+from .tree import Part, Tree
 
 
 class Duty(enum.Enum):
     """What has to be done about a frame that was delivered."""
 
     NOTHING = enum.auto()
-    ADD_UP = enum.auto()  # it was the last contribution that an owned chunk lacked
+    ADD_UP = enum.auto()  # it was the last contribution that its chunk lacked
     DECODE = enum.auto()  # it is a result
 
 
@@ -52,9 +55,9 @@ class UnwantedFrameError(Exception):
 
 @define(eq=False)
 class _Chunk:
-    owner: str
-    since: int  # the attempt that made its owner that
-    missing: set[str]  # whose contributions it waits for, if we own it; never our own
+    part: Part  # ours
+    since: int  # the attempt that made it that
+    missing: set[str]  # whose contributions it waits for; never our own
     arrived: dict[str, memoryview] = field(factory=dict)
     begun: bool = False
     held: bool = False
@@ -64,7 +67,9 @@ class Ledger:
     """See the top of this file.
 
     Args:
-      contributors: in the order's order.
+      layout: of what crosses sites and of results.
+      inner: of contributions within our site.
+      contributes: whether we do.
       attempt: of the order.
       result: where results go.
       buffers: where memory for contributions comes from.
@@ -73,28 +78,29 @@ class Ledger:
     def __init__(
         self,
         layout: Layout,
-        contributors: Sequence[str],
+        inner: Layout,
+        tree: Tree,
         me: str,
+        contributes: bool,
         attempt: int,
         fragment: int,
         result: Result,
         buffers: BufferPool,
     ) -> None:
         self._layout = layout
+        self._inner = inner
+        self._tree = tree
         self._me = me
-        self._contributors = tuple(contributors)
+        self._contributes = contributes
         self._first_attempt = attempt
         self._fragment = fragment
         self._result = result
         self._buffers = buffers
-        self._up_bytes_max = max((cut.up_bytes for cut in layout.cuts), default=0)
+        self._up_bytes_max = max((cut.up_bytes for cut in (*layout.cuts, *inner.cuts)), default=0)
         self._lock = threading.Lock()  # guards all that follows
         self._shut: set[str] = set()
-        others = frozenset(self._contributors) - {me}
-        self._chunks = [
-            _Chunk(cut.owner, attempt, set(others) if cut.owner == me else set())
-            for cut in layout.cuts
-        ]
+        parts = [tree.part(index) for index in range(len(layout.cuts))]
+        self._chunks = [_Chunk(part, attempt, set(part.givers)) for part in parts]
         self._placed: dict[tuple[int, str], memoryview] = {}  # by chunk and sender
         # For contributions; used chunk after chunk, since all rooms but the last are equally long.
         self._spare: list[memoryview] = []
@@ -162,7 +168,7 @@ class Ledger:
         chunk = self._chunks[header.index]
         return (
             chunk.held
-            and chunk.owner == peer
+            and chunk.part.parent == peer
             and header.attempt == chunk.since > self._first_attempt
         )
 
@@ -175,13 +181,14 @@ class Ledger:
             return f"sent chunk {index}, which does not exist"
         chunk = self._chunks[index]
         if header.kind is FrameKind.CONTRIBUTION:
-            if chunk.owner != self._me or peer not in self._contributors:
+            if peer not in chunk.part.givers:
                 return f"sent a contribution to chunk {index} that nobody asked it for"
             twice = peer not in chunk.missing
-            length = self._layout.objection(header.kind, index, header.payload_bytes)
+            layout = self._inner if self._tree.is_near(peer) else self._layout
+            length = layout.objection(header.kind, index, header.payload_bytes)
         else:
-            if chunk.owner != peer:
-                return f"sent a result for chunk {index}, which it does not own"
+            if chunk.part.parent != peer:
+                return f"sent a result for chunk {index}, which is not its to send"
             twice = chunk.held
             length = self._result.objection(header.kind, index, header.payload_bytes)
         if header.attempt != chunk.since:
@@ -192,17 +199,17 @@ class Ledger:
             return f"sent chunk {index} twice"
         return None
 
-    # ------------------------------------------------------------ chunks that we own
+    # ------------------------------------------------------------ chunks that we add up
 
     def begin_complete(self, indices: Iterable[int]) -> list[int]:
-        """Those of the chunks that we own and that lack nothing; they count as begun now."""
+        """Those of the chunks that we add up and that lack nothing; they count as begun now."""
         with self._lock:
             return [index for index in indices if self._begin(self._chunks[index])]
 
     def _begin(self, chunk: _Chunk) -> bool:
-        if chunk.owner != self._me or chunk.missing or chunk.begun or chunk.held:
+        if not chunk.part.gathers or chunk.missing or chunk.begun or chunk.held:
             return False
-        if not chunk.arrived and self._me not in self._contributors:
+        if not chunk.arrived and not self._contributes:
             return False  # nobody who contributed is left
         chunk.begun = True
         return True
@@ -213,10 +220,10 @@ class Ledger:
             return dict(self._chunks[index].arrived)
 
     def added_up(self, index: int) -> None:
-        """The result of a chunk that was begun is there; its contributions are not needed."""
+        """A chunk that was begun is added up; its contributions are not needed any more."""
         with self._lock:
             chunk = self._chunks[index]
-            chunk.held = True
+            chunk.held = chunk.part.parent is None
             for peer in chunk.arrived:
                 self._take_back(index, peer)
             chunk.arrived.clear()
@@ -275,13 +282,13 @@ class Ledger:
         with self._lock:
             for index in chunks:
                 chunk = self._chunks[index]
-                if chunk.owner not in self._shut:
+                if chunk.part.parent not in self._shut:
                     raise RemoteProtocolError("a repair of chunks whose owner is not lost")
                 if assignment.anew and chunk.held:
                     raise RemoteProtocolError(f"chunk {index} is made again, but we hold it")
-                chunk.owner, chunk.since = assignment.owner, attempt
-                if assignment.anew and chunk.owner == self._me:
-                    chunk.missing = set(self._contributors) - self._shut - {self._me}
+                chunk.part, chunk.since = self._tree.star(assignment.owner), attempt
+                if assignment.anew:
+                    chunk.missing = set(chunk.part.givers) - self._shut
             self._owed = self._count_owed()
         return chunks
 
@@ -295,14 +302,14 @@ class Ledger:
         """The attempt under which a chunk's frames are sent."""
         return self._chunks[index].since
 
-    def unheld_by_owner(self) -> Mapping[str, list[int]]:
-        """The chunks that are not held here, in order, by owner."""
+    def unheld(self) -> list[tuple[int, Part]]:
+        """The chunks that are not held here, in order, and our part in them."""
         with self._lock:
-            owned: dict[str, list[int]] = {}
-            for index, chunk in enumerate(self._chunks):
-                if not chunk.held:
-                    owned.setdefault(chunk.owner, []).append(index)
-            return owned
+            return [(i, chunk.part) for i, chunk in enumerate(self._chunks) if not chunk.held]
+
+    def part(self, index: int) -> Part:
+        """Our part in a chunk, as it is now."""
+        return self._chunks[index].part
 
     def owing(self) -> list[str]:
         """Peers that owe us frames."""
@@ -318,8 +325,8 @@ class Ledger:
     def _count_owed(self) -> dict[str, int]:
         owed: Counter[str] = Counter()
         for chunk in self._chunks:
-            if chunk.owner == self._me:
-                owed.update(chunk.missing)
-            elif not chunk.held and chunk.owner not in self._shut:
-                owed[chunk.owner] += 1
+            owed.update(chunk.missing)
+            parent = chunk.part.parent
+            if parent is not None and not chunk.held and parent not in self._shut:
+                owed[parent] += 1
         return dict(owed)

@@ -26,6 +26,7 @@ FRAGMENTS_MAX = 1_024  # fragments of a model
 TENSORS_MAX = 65_536  # tensors of a model; Mixture-of-experts models reach some ten thousand
 DIMENSIONS_MAX = 16
 OWNER_RUNS_MAX = 4_096  # runs of consecutive chunks with one owner, in a plan
+SITES_MAX = 256  # of a plan
 BLOCKS_MAX = 65_536  # block digests in one index: 64 GiB of state a fragment at 1 MiB a block
 METRICS_MAX = 32  # named figures a trainer reports beside its loss
 CERTIFICATE_BYTES_MAX = 8_192
@@ -197,6 +198,18 @@ class Assignment:
 
 
 @frozen
+class SiteLeads:
+    """Members behind one line, who gather and spread within their site.
+
+    ``leaders``: which of them does so for which chunks, in runs as ``Plan.owners``. The owner of a
+    chunk, if it is a member, leads it.
+    """
+
+    members: tuple[str, ...] = field(validator=and_(min_len(2), _peers))
+    leaders: tuple[OwnerRun, ...] = field(validator=max_len(OWNER_RUNS_MAX))
+
+
+@frozen
 class Plan:
     """How a fragment is cut and who owns what. The last chunk may be short.
 
@@ -208,6 +221,7 @@ class Plan:
     owners: tuple[OwnerRun, ...] = field(validator=max_len(OWNER_RUNS_MAX))
     codec_up: str = field(validator=max_len(32))  # contributor -> owner
     codec_down: str = field(validator=max_len(32))  # owner -> receivers
+    sites: tuple[SiteLeads, ...] = field(default=(), validator=max_len(SITES_MAX))
 
 
 # ---------------------------------------------------------------- enrolment (before a certificate)

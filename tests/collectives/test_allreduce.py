@@ -560,7 +560,7 @@ async def test_a_contribution_that_cannot_be_added_is_refused_and_named(
         ({"index": 99}, "which does not exist"),
         ({"index": 0}, "that nobody asked it for"),
         ({"transfer": 4}, "of fragment 4"),
-        ({"kind": FrameKind.RESULT}, "which it does not own"),
+        ({"kind": FrameKind.RESULT}, "which is not its to send"),
         ({}, "twice"),
     ],
 )

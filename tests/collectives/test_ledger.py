@@ -9,6 +9,7 @@ from holdfast.collectives.arithmetic import Layout
 from holdfast.collectives.buffers import BufferPool
 from holdfast.collectives.ledger import Duty, Ledger, UnwantedFrameError
 from holdfast.collectives.result import Result
+from holdfast.collectives.tree import Tree
 from holdfast.protocol.errors import RemoteProtocolError
 from holdfast.protocol.lane import FrameHeader, FrameKind
 from holdfast.protocol.messages import Assignment, FragmentSize, OwnerRun, Plan
@@ -23,7 +24,8 @@ def a_ledger(me: str) -> Ledger:
     plan = Plan(100, tuple(OwnerRun(peer, 2) for peer in (A, B, C)), "fp32", "fp32")
     layout = Layout.of(plan, FragmentSize(600, 0, 0))
     result = Result(layout, 3, BufferPool(2))
-    return Ledger(layout, [A, B, C], me, 1, 7, result, BufferPool(8))
+    tree = Tree(plan, [cut.owner for cut in layout.cuts], [A, B, C], [A, B, C, LISTENER], me)
+    return Ledger(layout, layout, tree, me, me != LISTENER, 1, 7, result, BufferPool(8))
 
 
 def header(
@@ -75,7 +77,7 @@ def test_who_has_sent_everything_owes_nothing() -> None:
     [
         (B, FrameHeader(RESULT, 5, 1, 2, 8, CHUNK_BYTES), "fragment 8"),
         (B, header(RESULT, 6), "does not exist"),
-        (B, header(RESULT, 4), "does not own"),
+        (B, header(RESULT, 4), "not its to send"),
         (B, header(RESULT, 2, attempt=2), "under attempt 2, 1 was due"),
         (B, header(RESULT, 2, payload_bytes=399), "399 bytes"),
         (B, header(PARTIAL, 2), "399 bytes"),
