@@ -281,6 +281,9 @@ class _Fetch:
             donor.window = max(donor.window - 1, WINDOW_FIRST)
         donor.send.send_nowait(_Arrived(header.index, payload))
 
+    def abandon(self, peer: str, header: FrameHeader, view: memoryview) -> None:
+        """Nothing to take back: the block is still outstanding."""
+
     def hear(self, peer: str, message: Index | BlocksRefused) -> None:
         donor = self._donors.get(peer)
         if donor is None or donor.gone:

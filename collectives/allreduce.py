@@ -54,11 +54,12 @@ from .coding import Bytes
 from .compression import Squeezer
 from .feedback import Residual
 from .hub import LINK_WAIT_S, LinkHub
-from .link import LANE_COUNT, Link
+from .lane_count import COUNT_FIRST
+from .link import Link
 from .result import EncodedResult
 
 # Frames offered to a link at once: one for each lane, and one that the next idle lane takes.
-FLOWS_PER_LINK = LANE_COUNT + 1
+FLOWS_PER_LINK = COUNT_FIRST + 1
 WORKERS = 2  # one chunk's arithmetic overlaps with another's, without crowding out the trainer
 
 
@@ -340,6 +341,15 @@ class Reduction:
             if len(arrived) == len(set(self._contributors) - {self._me}):
                 self._to_work.send_nowait(header.index)
         self._pay(peer)
+
+    def abandon(self, peer: str, header: FrameHeader, view: memoryview) -> None:
+        """See ``routing.Sink``."""
+        key = (header.kind, header.index, peer)
+        if self._placed.get(key) is view:
+            del self._placed[key]
+            buffer = self._lent_buffers.pop((header.index, peer), None)
+            if header.kind is FrameKind.CONTRIBUTION and buffer is not None:
+                self._spare_buffers.append(buffer)
 
     def _objection(self, peer: str, header: FrameHeader) -> str | None:
         """What is wrong with a frame, as the rest of a sentence about its sender."""

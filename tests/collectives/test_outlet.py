@@ -36,7 +36,7 @@ class Source:
 
 
 def header_of(taken: Taken) -> FrameHeader:
-    frame = taken[1]()
+    frame = taken.load()
     assert frame is not None
     return frame[0]
 

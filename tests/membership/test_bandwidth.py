@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from attrs import evolve
 from hypothesis import given
@@ -79,7 +81,7 @@ def test_strangers_count_as_the_median_and_all_strangers_as_the_default() -> Non
 def test_a_cap_counts_for_sending_only_and_for_strangers_too() -> None:
     known = Bandwidths()
     known.measured(A, report(5e6, 8e6))
-    lines = known.lines([A, B], {A: 1e6, B: 2e6})
+    lines = known.lines([A, B], {A: Bandwidth(1e6, math.inf), B: Bandwidth(2e6, math.inf)})
     assert lines.rates[A] == Bandwidth(1e6, 8e6)
     assert lines.rates[B] == Bandwidth(2e6, 8e6)
 
