@@ -86,6 +86,8 @@ class BlockSink(Protocol):
 
     def deliver(self, peer: str, header: FrameHeader, payload: memoryview) -> None: ...
 
+    def abandon(self, peer: str, header: FrameHeader, view: memoryview) -> None: ...
+
 
 class BlockHub(Protocol):
     """What a transfer needs of ``collectives.hub.LinkHub``."""

@@ -240,6 +240,7 @@ class Link:
             sent_meter=self.sent_meter,
             received_meter=Meter(node.received),
             news=self._note_news,
+            lose_link=self.close,
             upload=node.upload,
             download=node.download,
         )

@@ -58,6 +58,7 @@ class LinkParts:
     Attributes:
       flows: the node's.
       upload, download: the node's caps; None: no cap.
+      lose_link: told why, when the other side does what it never should.
       news: called, from any thread, when something has come: it should be acknowledged soon.
     """
 
@@ -69,6 +70,7 @@ class LinkParts:
     sent_meter: Meter
     received_meter: Meter
     news: Callable[[], None]
+    lose_link: Callable[[str], None]
     upload: RateLimiter | None = None
     download: RateLimiter | None = None
 
@@ -148,11 +150,7 @@ class LinkLane:
     # ------------------------------------------------------------ for its link
 
     async def run(self) -> None:
-        """Carry frames until the lane is over; then close its stream.
-
-        Raises:
-          RemoteProtocolError: the other side sent what is not authentic, or junk.
-        """
+        """Carry frames until the lane is over; then close its stream."""
         try:
             with self._scope:
                 async with trio.open_nursery() as nursery:
@@ -163,6 +161,7 @@ class LinkLane:
                 self._work.release()
             with trio.CancelScope(shield=True):  # forceful closing does not wait for anybody
                 await trio.aclose_forcefully(self.stream)
+            self.still_s = 0.0
             self.finished.set()
 
     async def _carry(self, hang_up: trio.Nursery) -> None:
@@ -244,13 +243,15 @@ class LinkLane:
         return self._paced.received_bytes + (0 if self._work is None else self._work.received_bytes)
 
     async def _guard(self, task: Callable[[], Awaitable[None]]) -> None:
-        """The one place where what the network does ends the lane."""
+        """The one place where what the network does ends the lane, and what a peer does the link."""
         try:
             await task()
         except trio.EndOfChannel:
             self.retire()
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             self.close(f"the connection broke ({error})")
+        except RemoteProtocolError as error:  # not authentic, or junk
+            self._parts.lose_link(str(error))
 
     # ------------------------------------------------------------ lanes in tasks
 
@@ -305,7 +306,7 @@ class LinkLane:
 
     async def _take(self) -> Taken | None:
         """The next frame; None if the lane is to send no more."""
-        with self._idle_scope:
+        with trio.CancelScope() as self._idle_scope:
             if not self._retiring:
                 self.writing = False
                 taken = await self._parts.outlet.take()
@@ -446,4 +447,4 @@ async def _in_lane_thread(function: Callable[[], T]) -> T:
     """
     with trio.CancelScope(shield=True):
         result = await trio.to_thread.run_sync(function, limiter=_LANE_THREADS)
-    return result
+    return result  # noqa: RET504  mypy cannot know that a shield swallows nothing

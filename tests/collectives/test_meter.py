@@ -110,6 +110,7 @@ async def test_a_hub_measures_what_its_lines_carry() -> None:
         sender, one, two = [await start(nursery, world, number) for number in range(3)]
         sinks = [Sink(), Sink()]
         with one.register(KEY, sinks[0]), two.register(KEY, sinks[1]):
+            await trio.sleep(1)  # until all lanes are open
             for hub in (sender, one, two):
                 await hub.link(peer_id(0 if hub is not sender else 1))
                 hub.take_measurements()
