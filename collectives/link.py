@@ -70,7 +70,7 @@ FIRST_LANE = (
 # What came is acknowledged so much later, with what came meanwhile. As long, and a trip, whoever sent
 # it keeps it in memory.
 ACKNOWLEDGE_S = 0.1
-PROGRESS_S = 1.0  # how often a long frame's progress is told: see ``LaneReceived.bytes``
+PROGRESS_S = 0.25  # how often progress of frames under way is told: see ``LaneReceived.bytes``
 BEATS_PER_SILENCE = 4  # heartbeats in the time after which silence means loss
 
 T = TypeVar("T")

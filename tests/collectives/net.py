@@ -59,12 +59,14 @@ class Sink:
 
     frames: list[tuple[str, int, bytes]] = field(factory=list)
     abandoned: list[tuple[str, int]] = field(factory=list)
+    keep: bool = True
 
     def place(self, _peer: str, header: FrameHeader) -> memoryview:
         return memoryview(bytearray(header.payload_bytes))
 
     def deliver(self, peer: str, header: FrameHeader, payload: memoryview) -> None:
-        self.frames.append((peer, header.index, bytes(payload)))
+        if self.keep:
+            self.frames.append((peer, header.index, bytes(payload)))
 
     def abandon(self, peer: str, header: FrameHeader, view: memoryview) -> None:
         self.abandoned.append((peer, header.index))

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import trio
 
+from holdfast.collectives.limiter import RateLimiter
 from holdfast.collectives.link import LaneRules, Link, _UsedNumbers
 from holdfast.protocol.errors import PeerLostError
 from holdfast.protocol.memory import MemoryStream, MemoryWorld
 from holdfast.protocol.messages import LANES_OPEN_MAX, LaneReceived, LanesReceived
-from tests.collectives.net import KEY, Node, Sink, a_net, frame, note, peer_id
+from tests.collectives.net import KEY, Node, Sink, a_net, frame, note, peer_id, view
 
 CHUNK = 150_000  # three segments of the virtual network
 
@@ -48,6 +49,16 @@ async def send_all(link: Link, count: int, rng: random.Random) -> dict[int, byte
         for index, payload in payloads.items():
             senders.start_soon(link.send_frame, frame(index, payload), payload)
     return payloads
+
+
+async def send_for_ever(link: Link, index: int, payload: bytes) -> None:
+    while True:
+        await link.send_frame(frame(index, payload), payload)
+
+
+async def sink_for_ever(node: Node) -> None:
+    with node.hub.register(KEY, Sink(keep=False)):
+        await trio.sleep_forever()
 
 
 def arrived_once(sink: Sink, payloads: dict[int, bytes], sender: Node) -> bool:
@@ -235,6 +246,74 @@ async def test_messages_pass_while_lanes_come_and_go() -> None:
             await at_b.send(note(sequence))
             await trio.sleep(0.2)
         assert a.heard == [(peer_id(1), note(sequence)) for sequence in range(10)]
+
+
+@pytest.mark.parametrize("dialer_sends", [True, False])
+async def test_lanes_are_added_while_they_carry_more(dialer_sends: bool) -> None:
+    world = MemoryWorld(random.Random(0), delay_s=0.05, bytes_per_s=10e6)
+    world.link("n0", "n1", window_bytes=65_536)  # 1.3 MB/s a lane
+    async with a_net(world) as net:
+        a, b, at_a, at_b = await net.pair()
+        receiver, link = (a, at_b) if dialer_sends else (b, at_a)
+        sink = Sink()
+        payload = bytes(2**20)
+        with receiver.hub.register(KEY, sink):
+            async with trio.open_nursery() as senders:
+                for index in range(100):
+                    senders.start_soon(link.send_frame, frame(index, payload), payload)
+                await trio.sleep(2)
+                assert len(link.lanes) == 2
+                await trio.sleep(10)
+                assert len(link.lanes) == 8
+            await trio.sleep(2)
+        assert sorted(index for _, index, _ in sink.frames) == list(range(100))
+
+
+async def test_over_a_short_path_no_lanes_are_added() -> None:
+    world = MemoryWorld(random.Random(0), delay_s=0.000_5, bytes_per_s=2e6)
+    async with a_net(world) as net:
+        a, _, _, at_b = await net.pair()
+        payload = bytes(2**20)
+        with a.hub.register(KEY, Sink()):
+            async with trio.open_nursery() as senders:
+                for index in range(20):
+                    senders.start_soon(at_b.send_frame, frame(index, payload), payload)
+                await trio.sleep(8)
+                assert len(at_b.lanes) == 2
+                assert [lane.number for lane in at_b.lanes] == [0, 1]
+
+
+@pytest.mark.parametrize(("cap", "lanes"), [(50e6 / 8, 1), (50e6 / 8, 2), (200e6 / 8, 8)])
+@pytest.mark.parametrize("upload", [True, False])
+async def test_a_cap_holds_within_five_percent_over_all_lanes_and_links(
+    cap: float, lanes: int, upload: bool
+) -> None:
+    world = MemoryWorld(random.Random(0), bytes_per_s=1e9, buffer_bytes=65_536)
+    async with a_net(world, LaneRules(lanes, lanes)) as net:
+        limiter = RateLimiter(cap)
+        centre = await net.node(
+            0,
+            view(0, 1, 2),
+            upload=limiter if upload else None,
+            download=None if upload else limiter,
+        )
+        others = [await net.node(number, view(0, 1, 2)) for number in (1, 2)]
+        await trio.sleep(2)
+        nodes = [centre, *others]
+        payload = bytes(2**20)
+        for node in nodes:
+            net.nursery.start_soon(sink_for_ever, node)
+        for other in others:
+            source, target = (centre, other) if upload else (other, centre)
+            link = await source.hub.link(target.hub.me)
+            for index in range(lanes + 1):
+                net.nursery.start_soon(send_for_ever, link, index, payload)
+        await trio.sleep(1)
+        ways = [("n0", "n1"), ("n0", "n2")] if upload else [("n1", "n0"), ("n2", "n0")]
+        before_bytes = sum(net.world.sent_bytes[way] for way in ways)
+        await trio.sleep(4)
+        carried = sum(net.world.sent_bytes[way] for way in ways) - before_bytes
+        assert carried / 4 == pytest.approx(cap, rel=0.05)
 
 
 def test_a_number_is_good_for_one_lane() -> None:
