@@ -24,6 +24,7 @@ from .. import __version__
 from ..protocol.addresses import Address
 from ..protocol.errors import UserError
 from .bench_allreduce import allreduce
+from .bench_lanes import lanes
 from .exit_codes import ExitCode
 from .places import Control, find_control, locked, master_state, peer_state
 from .tasks import told_error
@@ -483,6 +484,7 @@ def bench() -> None:
 
 
 bench.add_command(allreduce)
+bench.add_command(lanes)
 
 
 @bench.command()

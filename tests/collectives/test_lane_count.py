@@ -96,7 +96,7 @@ def test_when_few_lanes_are_enough_the_others_are_closed() -> None:
 
 def test_over_a_short_path_nothing_is_tried() -> None:
     path = Path(LaneCount(), fills(1e9, 1e6), rtt_s=0.001)
-    assert set(path.run(60) for _ in range(3)) == {2}
+    assert {path.run(60) for _ in range(3)} == {2}
 
 
 def test_only_busy_time_counts_and_it_adds_up_over_rounds() -> None:
