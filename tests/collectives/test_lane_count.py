@@ -60,7 +60,7 @@ def test_lanes_are_added_until_the_line_is_full(lane: float, best: int) -> None:
 
 def test_the_climb_takes_some_windows_only() -> None:
     path = Path(LaneCount(), fills(100e6, 1e6))
-    assert path.run(8) == COUNT_MAX
+    assert path.run(14) == COUNT_MAX
 
 
 def test_a_path_on_which_more_lanes_carry_less_keeps_the_first() -> None:
@@ -88,7 +88,7 @@ def test_when_the_path_gets_worse_lanes_are_added_later() -> None:
 
 def test_when_few_lanes_are_enough_the_others_are_closed() -> None:
     path = Path(LaneCount(), fills(16e6, 1e6))
-    assert path.run(12) == 16
+    assert path.run(14) == 16
     path.curve = fills(16e6, 16e6)
     path.run(120)
     assert path.share_at(2, 300) > 0.7

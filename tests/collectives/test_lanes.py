@@ -250,8 +250,8 @@ async def test_messages_pass_while_lanes_come_and_go() -> None:
 
 @pytest.mark.parametrize("dialer_sends", [True, False])
 async def test_lanes_are_added_while_they_carry_more(dialer_sends: bool) -> None:
-    world = MemoryWorld(random.Random(0), delay_s=0.05, bytes_per_s=10e6)
-    world.link("n0", "n1", window_bytes=65_536)  # 1.3 MB/s a lane
+    world = MemoryWorld(random.Random(0), delay_s=0.025, bytes_per_s=20e6)
+    world.link("n0", "n1", window_bytes=65_536)  # 2.6 MB/s a lane
     async with a_net(world) as net:
         a, b, at_a, at_b = await net.pair()
         receiver, link = (a, at_b) if dialer_sends else (b, at_a)
@@ -259,14 +259,14 @@ async def test_lanes_are_added_while_they_carry_more(dialer_sends: bool) -> None
         payload = bytes(2**20)
         with receiver.hub.register(KEY, sink):
             async with trio.open_nursery() as senders:
-                for index in range(100):
+                for index in range(200):
                     senders.start_soon(link.send_frame, frame(index, payload), payload)
-                await trio.sleep(2)
+                await trio.sleep(1)
                 assert len(link.lanes) == 2
-                await trio.sleep(10)
+                await trio.sleep(11)
                 assert len(link.lanes) == 8
             await trio.sleep(2)
-        assert sorted(index for _, index, _ in sink.frames) == list(range(100))
+        assert sorted(index for _, index, _ in sink.frames) == list(range(200))
 
 
 async def test_over_a_short_path_no_lanes_are_added() -> None:
