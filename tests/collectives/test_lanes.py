@@ -12,8 +12,9 @@ import trio
 
 from holdfast.collectives.limiter import RateLimiter
 from holdfast.collectives.link import LaneRules, Link, _UsedNumbers
-from holdfast.protocol.errors import PeerLostError
-from holdfast.protocol.memory import MemoryStream, MemoryWorld
+from holdfast.protocol.addresses import Address
+from holdfast.protocol.errors import PeerLostError, RemoteProtocolError
+from holdfast.protocol.memory import MemoryStream, MemoryWorld, _Pipe
 from holdfast.protocol.messages import LANES_OPEN_MAX, LaneReceived, LanesReceived
 from tests.collectives.net import KEY, Node, Sink, a_net, frame, note, peer_id, view
 
@@ -33,7 +34,11 @@ def stream_of(link: Link, position: int) -> MemoryStream:
 
 def stall(link: Link, position: int) -> None:
     """Nothing that is sent on this lane from now on arrives, and nobody is told."""
-    pipe = stream_of(link, position)._outward
+    hold(stream_of(link, position)._outward)
+
+
+def hold(pipe: _Pipe) -> None:
+    """What is on its way in it does not arrive any more."""
 
     async def receive(_max_bytes: int) -> bytes:
         await trio.sleep_forever()
@@ -314,6 +319,44 @@ async def test_a_cap_holds_within_five_percent_over_all_lanes_and_links(
         await trio.sleep(4)
         carried = sum(net.world.sent_bytes[way] for way in ways) - before_bytes
         assert carried / 4 == pytest.approx(cap, rel=0.05)
+
+
+async def test_a_lane_that_only_its_acceptor_holds_for_open_is_given_up_by_both() -> None:
+    async with a_net(rules=LaneRules(2, 2)) as net:
+        a, b = await net.node(0, view(0, 1)), await net.node(1, [])
+        dial_lane = b.network.dial_lane
+        dialled = 0
+
+        async def dial(address: Address) -> trio.abc.Stream:
+            nonlocal dialled
+            stream = await dial_lane(address)
+            assert isinstance(stream, MemoryStream)
+            dialled += 1
+            if dialled == 2:
+                hold(stream._inward)
+            return stream
+
+        b.network.dial_lane = dial  # type: ignore[method-assign]
+        b.hub.set_members(view(0, 1))
+        at_a = await a.hub.link(peer_id(1))
+        await trio.sleep(1)
+        assert [lane.number for lane in at_a.lanes] == [0, 1]
+        sink = Sink()
+        with b.hub.register(KEY, sink):
+            payloads = await send_all(at_a, 20, random.Random(6))
+            await trio.sleep(30)
+        assert arrived_once(sink, payloads, a)
+        assert [lane.number for lane in at_a.lanes] == [0, 2]
+
+
+async def test_a_lane_that_was_given_up_must_not_come_late() -> None:
+    async with a_net() as net:
+        _, _, at_a, at_b = await net.pair()
+        await at_b.send(LanesReceived((LaneReceived(7, 0, 0, closed=True),)))
+        await trio.sleep(1)
+        late = at_a.make_lane(7, at_a.lanes[0].stream, b"s" * 32, b"r" * 32)
+        with pytest.raises(RemoteProtocolError, match="lane 7 is not wanted"):
+            at_a.claim_lane(late)
 
 
 def test_a_number_is_good_for_one_lane() -> None:
