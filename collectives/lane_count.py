@@ -24,9 +24,10 @@ COUNT_MAX = 16  # more flows crowd out whoever else uses the line
 GAIN_MIN = 1.10  # more lanes have to carry so much more to be kept
 KEPT_MIN = 0.95  # fewer lanes have to carry so much of what more did
 WINDOW_S = 1.0  # of busy time; at least
-WINDOW_ROUND_TRIPS = 20  # at least: a window sees connections lose and recover
+# At least: a window sees connections lose and recover several times, or chance decides.
+WINDOW_ROUND_TRIPS = 30
 SETTLE_S = 0.5  # of busy time after a change that is not measured; at least
-SETTLE_ROUND_TRIPS = 15  # a new connection starts slowly
+SETTLE_ROUND_TRIPS = 20  # a new connection starts slowly, overshoots, and falls back
 GAP_S_MAX = 1.0  # between two samples; beyond it nobody knows what happened
 OPEN_S_MAX = 10.0  # lanes that have not come by then are not waited for
 WAIT_FIRST_S = 10.0  # after a step that was not worth it; doubled each time
@@ -79,7 +80,7 @@ class LaneCount:
         self._upwards = True
         self._wait_s = WAIT_FIRST_S
         self._not_before_s = -math.inf
-        self._unsettled_s = SETTLE_S  # busy time still to pass before a window begins
+        self._unsettled_s = math.inf  # busy time still to pass before a window begins
         self._window_s = 0.0
         self._window_bytes = 0
 
@@ -97,7 +98,8 @@ class LaneCount:
             return self.wanted
         span_s = sample.now_s - last.now_s
         if self._unsettled_s > 0:
-            self._unsettled_s -= span_s
+            settle_s = max(SETTLE_S, SETTLE_ROUND_TRIPS * round_trip_s)
+            self._unsettled_s = min(self._unsettled_s, settle_s) - span_s
             return self.wanted
         self._window_s += span_s
         self._window_bytes += sample.carried_bytes - last.carried_bytes
@@ -105,8 +107,6 @@ class LaneCount:
             bytes_per_s = self._window_bytes / self._window_s
             self._window_s, self._window_bytes = 0.0, 0
             self._decide(bytes_per_s, sample.now_s)
-            if self._trial is not None and self._trial.began_s == sample.now_s:
-                self._unsettled_s = max(SETTLE_S, SETTLE_ROUND_TRIPS * round_trip_s)
         return self.wanted
 
     def _counts(self, last: Sample, sample: Sample) -> bool:
@@ -147,6 +147,7 @@ class LaneCount:
             return
         self._trial = _Trial(self.wanted, bytes_per_s, now_s)
         self.wanted = self._step()
+        self._unsettled_s = math.inf
 
     def _step(self) -> int:
         if self._upwards:
@@ -159,4 +160,4 @@ class LaneCount:
         self._upwards = not self._upwards
         self._not_before_s = now_s + self._wait_s
         self._wait_s = min(2 * self._wait_s, WAIT_S_MAX)
-        self._unsettled_s = SETTLE_S
+        self._unsettled_s = math.inf

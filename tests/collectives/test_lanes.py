@@ -264,14 +264,14 @@ async def test_lanes_are_added_while_they_carry_more(dialer_sends: bool) -> None
         payload = bytes(2**20)
         with receiver.hub.register(KEY, sink):
             async with trio.open_nursery() as senders:
-                for index in range(200):
+                for index in range(260):
                     senders.start_soon(link.send_frame, frame(index, payload), payload)
                 await trio.sleep(1)
                 assert len(link.lanes) == 2
-                await trio.sleep(11)
+                await trio.sleep(12.5)
                 assert len(link.lanes) == 8
             await trio.sleep(2)
-        assert sorted(index for _, index, _ in sink.frames) == list(range(200))
+        assert sorted(index for _, index, _ in sink.frames) == list(range(260))
 
 
 async def test_over_a_short_path_no_lanes_are_added() -> None:
