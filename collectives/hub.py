@@ -42,17 +42,9 @@ from .handshake import (
     welcome_link,
 )
 from .limiter import RateLimiter
-from .link import (
-    FIRST_LANE,
-    LANE_STALL_SHARE,
-    STALL_S,
-    DialLane,
-    LaneRules,
-    Link,
-    NodeParts,
-    OnMessage,
-)
+from .link import FIRST_LANE, LANE_STALL_SHARE, STALL_S, DialLane, Link, OnMessage
 from .link_lane import LinkLane
+from .link_parts import LaneRules, NodeParts
 from .meter import Measurements
 from .routing import EARLY_WAIT_S, FrameRouter, Key, Sink
 

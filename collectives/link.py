@@ -25,13 +25,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import trio
-from attrs import Factory, define, field, frozen
 
 from ..protocol.errors import LocalProtocolError, PeerLostError, RemoteProtocolError
 from ..protocol.lane import Buffer, FrameHeader
@@ -44,15 +42,14 @@ from ..protocol.messages import (
     Message,
 )
 from ..protocol.stream import MessageStream
-from .flows import FlowGate
-from .lane_count import COUNT_FIRST, COUNT_MAX, LaneCount, Sample
-from .limiter import RateLimiter
-from .link_lane import LinkLane, LinkParts
+from .lane_count import LaneCount, Sample
+from .link_lane import LinkLane
+from .link_parts import LaneRules, LinkParts, NodeParts, UsedNumbers
 from .loop import Loop
 from .meter import Meter
+from .outbox import Outbox
 from .outlet import FrameSource, OneFrame, Outlet
 from .paced import PacedStream
-from .routing import FrameRouter
 
 STALL_S = 20.0  # a link on which nothing moves for so long is lost, though something should
 # Of that: after so much a lane on which nothing moves is given up, though others may well work ...
@@ -77,115 +74,6 @@ T = TypeVar("T")
 
 OnMessage = Callable[[str, Message], Awaitable[None]]
 DialLane = Callable[["Link", int], Awaitable[LinkLane]]
-
-
-@define(eq=False)
-class _Job(Generic[T]):
-    """Something to be sent, and whether it was."""
-
-    what: T
-    sent: bool = False
-    ended: trio.Event = field(factory=trio.Event)
-
-
-class _Outbox(Generic[T]):
-    """What waits to be sent, first come, first served, by whichever writer is idle.
-
-    Its length is bounded by those who wait in it: everyone waits for what they put in.
-    """
-
-    def __init__(self) -> None:
-        self._queue: deque[_Job[T]] = deque()
-        self._taken: set[_Job[T]] = set()
-        self._idle = trio.lowlevel.ParkingLot()
-        self._closed = False
-
-    async def put(self, what: T) -> bool:
-        """Wait until ``what`` was sent (True) or never will be (False)."""
-        if self._closed:
-            await trio.lowlevel.checkpoint()
-            return False
-        job = _Job(what)
-        self._queue.append(job)
-        self._idle.unpark()
-        try:
-            await job.ended.wait()
-        except trio.Cancelled:
-            if job not in self._taken and not job.sent and not self._closed:
-                self._queue.remove(job)
-            raise
-        return job.sent
-
-    async def take(self) -> _Job[T]:
-        while not self._queue:
-            await self._idle.park()
-        job = self._queue.popleft()
-        self._taken.add(job)
-        return job
-
-    def finish(self, job: _Job[T]) -> None:
-        self._taken.discard(job)
-        job.sent = True
-        job.ended.set()
-
-    def close(self) -> None:
-        self._closed = True
-        for job in (*self._queue, *self._taken):
-            job.ended.set()
-        self._queue.clear()
-        self._taken.clear()
-
-
-@frozen
-class LaneRules:
-    """How many lanes a link has, and of what kind.
-
-    Attributes:
-      first: lanes to begin with.
-      count_max: as many as it may open while they carry more.
-      congestion: TCP's congestion control for them, where the kernel has it.
-    """
-
-    first: int = COUNT_FIRST
-    count_max: int = COUNT_MAX
-    congestion: str = "bbr"
-
-
-@define(eq=False)
-class NodeParts:
-    """What all links of a node have in common.
-
-    Attributes:
-      upload, download: caps on what all lanes carry; None: no cap.
-      sent, received: what they carry, measured.
-    """
-
-    router: FrameRouter
-    upload: RateLimiter | None = None
-    download: RateLimiter | None = None
-    flows: FlowGate = Factory(FlowGate)
-    sent: Meter = Factory(Meter)
-    received: Meter = Factory(Meter)
-
-
-class _UsedNumbers:
-    """Lanes' numbers, each good for one lane: its keys must never encrypt twice.
-
-    Remembers those of the last ``LANES_OPEN_MAX``; older ones count as used.
-    """
-
-    def __init__(self) -> None:
-        self._newest = -1
-        self._used: set[int] = set()
-
-    def use(self, number: int) -> bool:
-        """Whether it was free until now."""
-        if number in self._used or number <= self._newest - LANES_OPEN_MAX:
-            return False
-        self._newest = max(self._newest, number)
-        self._used.add(number)
-        self._used = {used for used in self._used if used > self._newest - LANES_OPEN_MAX}
-        return True
 
 
 class Link:
@@ -228,7 +116,7 @@ class Link:
         self._silent_s = 0.0  # how long nothing has come
         self._scope = trio.CancelScope()
         self._nursery: trio.Nursery | None = None  # while it runs
-        self._message_outbox: _Outbox[Message] = _Outbox()
+        self._message_outbox: Outbox[Message] = Outbox()
         self._outlet = Outlet()
         self._loop = Loop()
         self._parts = LinkParts(
@@ -244,7 +132,7 @@ class Link:
             upload=node.upload,
             download=node.download,
         )
-        self._numbers = _UsedNumbers()
+        self._numbers = UsedNumbers()
         self._lanes: dict[int, LinkLane] = {}  # from their claim until nothing of them is open
         self._working: dict[int, LinkLane] = {}  # those that carry frames
         self._changed = trio.Event()  # of what ``_keep_lanes`` looks at

@@ -34,13 +34,11 @@ from ..protocol.lane import FrameHeader, Lane
 from ..protocol.messages import LaneReceived
 from ..protocol.network import LaneFacts
 from ..protocol.socket_lane import Pace, SocketLane
-from .flows import FlowGate
 from .limiter import RateLimiter
-from .loop import Loop
-from .meter import Meter
-from .outlet import Outlet, Taken
+from .link_parts import LinkParts
+from .outlet import Taken
 from .paced import SLICE_BYTES, PacedStream
-from .routing import FrameRouter, Sink
+from .routing import Sink
 
 # A lane's thread that has nothing to do waits so long before it goes: longer than the gaps within a
 # round, so that threads come and go by round, not by frame.
@@ -49,30 +47,6 @@ LINGER_S = 0.1
 _LANE_THREADS = trio.CapacityLimiter(math.inf)
 
 T = TypeVar("T")
-
-
-@define(eq=False)
-class LinkParts:
-    """What the lanes of one link have in common.
-
-    Attributes:
-      flows: the node's.
-      upload, download: the node's caps; None: no cap.
-      lose_link: told why, when the other side does what it never should.
-      news: called, from any thread, when something has come: it should be acknowledged soon.
-    """
-
-    peer: str
-    outlet: Outlet
-    router: FrameRouter
-    flows: FlowGate
-    loop: Loop
-    sent_meter: Meter
-    received_meter: Meter
-    news: Callable[[], None]
-    lose_link: Callable[[str], None]
-    upload: RateLimiter | None = None
-    download: RateLimiter | None = None
 
 
 @define(eq=False)

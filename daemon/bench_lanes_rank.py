@@ -14,7 +14,8 @@ from attrs import define, frozen
 
 from ..collectives.lane_count import COUNT_FIRST, COUNT_MAX
 from ..collectives.limiter import RateLimiter
-from ..collectives.link import LaneRules, Link
+from ..collectives.link import Link
+from ..collectives.link_parts import LaneRules
 from ..collectives.outlet import Frame, Load
 from ..protocol.addresses import Address
 from ..protocol.errors import PeerLostError

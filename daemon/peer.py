@@ -39,7 +39,7 @@ from ..collectives.compression import parse_codec
 from ..collectives.feedback import Residual
 from ..collectives.hub import LinkHub
 from ..collectives.limiter import RateLimiter
-from ..collectives.link import LaneRules
+from ..collectives.link_parts import LaneRules
 from ..collectives.meter import Measurements
 from ..diloco.outer import outer_step
 from ..membership import replica as deeds

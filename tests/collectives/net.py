@@ -11,7 +11,8 @@ from attrs import define, field
 
 from holdfast.collectives.hub import LinkHub
 from holdfast.collectives.limiter import RateLimiter
-from holdfast.collectives.link import LaneRules, Link
+from holdfast.collectives.link import Link
+from holdfast.collectives.link_parts import LaneRules
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.lane import FrameHeader, FrameKind
 from holdfast.protocol.memory import MemoryNetwork, MemoryWorld

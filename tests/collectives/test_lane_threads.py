@@ -20,7 +20,8 @@ from attrs import define, field
 from holdfast.collectives import link_lane
 from holdfast.collectives.hub import LinkHub
 from holdfast.collectives.limiter import RateLimiter
-from holdfast.collectives.link import LaneRules, Link
+from holdfast.collectives.link import Link
+from holdfast.collectives.link_parts import LaneRules
 from holdfast.collectives.outlet import Frame, Load
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.authority import Authority

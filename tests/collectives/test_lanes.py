@@ -11,7 +11,8 @@ import pytest
 import trio
 
 from holdfast.collectives.limiter import RateLimiter
-from holdfast.collectives.link import LaneRules, Link, _UsedNumbers
+from holdfast.collectives.link import Link
+from holdfast.collectives.link_parts import LaneRules, UsedNumbers
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.errors import PeerLostError, RemoteProtocolError
 from holdfast.protocol.memory import MemoryStream, MemoryWorld, _Pipe
@@ -360,7 +361,7 @@ async def test_a_lane_that_was_given_up_must_not_come_late() -> None:
 
 
 def test_a_number_is_good_for_one_lane() -> None:
-    numbers = _UsedNumbers()
+    numbers = UsedNumbers()
     assert numbers.use(1)
     assert numbers.use(0)
     assert not numbers.use(1)
