@@ -86,6 +86,8 @@ class BlockSink(Protocol):
 
     def deliver(self, peer: str, header: FrameHeader, payload: memoryview) -> None: ...
 
+    def abandon(self, peer: str, header: FrameHeader, view: memoryview) -> None: ...
+
 
 class BlockHub(Protocol):
     """What a transfer needs of ``collectives.hub.LinkHub``."""
@@ -280,6 +282,9 @@ class _Fetch:
         else:
             donor.window = max(donor.window - 1, WINDOW_FIRST)
         donor.send.send_nowait(_Arrived(header.index, payload))
+
+    def abandon(self, peer: str, header: FrameHeader, view: memoryview) -> None:
+        """Nothing to take back: the block is still outstanding."""
 
     def hear(self, peer: str, message: Index | BlocksRefused) -> None:
         donor = self._donors.get(peer)

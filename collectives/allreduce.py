@@ -57,7 +57,8 @@ from .feedback import Residual
 from .hub import LINK_WAIT_S, LinkHub
 from .ledger import Duty, Ledger, UnwantedFrameError
 from .link import Link
-from .outlet import Frame, FrameSource, Load, Loop
+from .loop import Loop
+from .outlet import Frame, FrameSource, Load
 from .result import Result
 from .tree import INNER_CODEC, Part, Tree
 

@@ -11,23 +11,16 @@ replaced. Who leaves the view is cut off at once.
 
     handle_channel          one per accepted control stream, in the tasks of ``Network.serve``
     handle_lane             one per accepted lane, likewise; holds the stream for its link
-
-A link's handshake (``>`` dialer, ``<`` acceptor), on the control stream unless it says lane:
-
-    > LinkHello(link_id, secret)   < LinkHello(link_id, secret)   < LinkReady
-    > each lane: preamble, OPEN    < each lane: OPEN
 """
 
 from __future__ import annotations
 
 import math
-import secrets
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 
 import trio
-from attrs import frozen
 
 from ..protocol.addresses import Address
 from ..protocol.errors import (
@@ -36,29 +29,23 @@ from ..protocol.errors import (
     RemoteProtocolError,
     UserError,
 )
-from ..protocol.lane import (
-    LINK_ID_BYTES,
-    SECRET_BYTES,
-    derive_lane_keys,
-    receive_preamble,
-    send_preamble,
-)
-from ..protocol.messages import (
-    VERSION_MAX,
-    VERSION_MIN,
-    LinkHello,
-    LinkReady,
-    MemberInfo,
-    Message,
-    RefusalCode,
-    Refused,
-)
+from ..protocol.messages import LinkHello, MemberInfo, Message, RefusalCode, Refused
 from ..protocol.network import Channel, Network, Party
-from ..protocol.stream import MessageStream
 from .buffers import BufferPool
-from .limiter import UploadLimiter
-from .link import LANE_COUNT, STALL_S, Link, OnMessage
-from .meter import Measurements, Meter
+from .handshake import (
+    LaneDesk,
+    LinkKeys,
+    dial_lane,
+    dial_link,
+    keys_for,
+    version_refusal,
+    welcome_link,
+)
+from .limiter import RateLimiter
+from .link import FIRST_LANE, LANE_STALL_SHARE, STALL_S, DialLane, Link, OnMessage
+from .link_lane import LinkLane
+from .link_parts import LaneRules, NodeParts
+from .meter import Measurements
 from .routing import EARLY_WAIT_S, FrameRouter, Key, Sink
 
 DIAL_S = 5.0  # per address of a member: longer than any round trip, short enough to try the next
@@ -76,15 +63,6 @@ BACK_OFF_FIRST_S = 0.1
 BACK_OFF_LAST_S = 5.0  # a member that cannot be dialled costs a dozen packets a minute
 
 
-@frozen
-class _Offer:
-    """An accepted link whose lanes may be dialled now."""
-
-    link: Link
-    secret_dialer: bytes
-    secret_acceptor: bytes
-
-
 class LinkHub:
     """See the top of this file.
 
@@ -94,14 +72,15 @@ class LinkHub:
       buffers: memory for whole fragments, used again round after round.
       chunk_buffers: the same for single chunks.
       silence_s: a link on which nothing comes for so long is lost; for links made from now on.
+      rules: for the lanes of links made from now on.
       on_message: called with each message that arrives on a link's control stream, one at a time
         per link; it should not wait for long. What it raises as RemoteProtocolError ends the link.
 
     Args:
-      limiter: a cap on what all lanes together upload; None: no cap.
-      stall_s: a link that takes no byte for this long is lost.
-      early_wait_s: how long a frame waits for somebody to want it; less than ``stall_s``, or
-        waiting would look like a stall to the sender.
+      upload, download: caps on what all lanes together carry; None: no cap.
+      stall_s: a link on which nothing moves for this long is lost.
+      early_wait_s: how long a frame waits for somebody to want it; less than what a lane may stand
+        still, or waiting would look like a stall to the sender.
     """
 
     def __init__(
@@ -110,11 +89,13 @@ class LinkHub:
         me: str,
         *,
         on_message: OnMessage | None = None,
-        limiter: UploadLimiter | None = None,
+        upload: RateLimiter | None = None,
+        download: RateLimiter | None = None,
+        rules: LaneRules | None = None,
         stall_s: float = STALL_S,
         early_wait_s: float = EARLY_WAIT_S,
     ) -> None:
-        if early_wait_s >= stall_s:
+        if early_wait_s >= LANE_STALL_SHARE * stall_s:
             raise LocalProtocolError(f"early wait {early_wait_s} s, stall only {stall_s} s")
         self.me = me
         self.router = FrameRouter(early_wait_s)
@@ -122,13 +103,14 @@ class LinkHub:
         self.chunk_buffers = BufferPool(SPARE_CHUNKS_MAX, SPARE_CHUNKS_BYTES_MAX)
         self.on_message: OnMessage = on_message if on_message is not None else _refuse
         self._network = network
-        self._limiter = limiter
+        self._node = NodeParts(self.router, upload, download)
         self.silence_s = math.inf
+        self.rules = rules if rules is not None else LaneRules()
         self._stall_s = stall_s
         self._members: dict[str, MemberInfo] = {}
         self._links: dict[str, Link] = {}
         self._running: set[Link] = set()  # those, and replaced ones that still close
-        self._offers: dict[bytes, _Offer] = {}
+        self._lane_desk = LaneDesk(network)
         self._dialers: dict[str, trio.CancelScope] = {}
         self._handshakes: dict[str, trio.CancelScope] = {}  # accepted, not yet a link
         self._dial_errors: dict[str, str] = {}
@@ -137,7 +119,6 @@ class LinkHub:
         self._trailing: dict[str, list[tuple[int, trio.CancelScope]]] = {}
         self._closed_sent_bytes = 0
         self._closed_received_bytes = 0
-        self._sent_meter, self._received_meter = Meter(), Meter()
 
     # ------------------------------------------------------------ for everyone
 
@@ -276,8 +257,8 @@ class LinkHub:
         """
         sent_to = {peer: link.sent_meter.take() for peer, link in self._links.items()}
         return Measurements(
-            sent=self._sent_meter.take(),
-            received=self._received_meter.take(),
+            sent=self._node.sent.take(),
+            received=self._node.received.take(),
             sent_to={peer: reading for peer, reading in sent_to.items() if reading.carried_bytes},
         )
 
@@ -297,43 +278,33 @@ class LinkHub:
             # A peer that dials again has given up what it tried before.
             if (previous := self._handshakes.pop(peer, None)) is not None:
                 previous.cancel()
-            with trio.move_on_after(HANDSHAKE_S) as scope:
-                self._handshakes[peer] = scope
-                try:
-                    await self._accept(link)
-                finally:
-                    if self._handshakes.get(peer) is scope:
-                        del self._handshakes[peer]
-            if scope.cancelled_caught:
-                raise RemoteProtocolError(f"peer {peer[:8]} did not finish its link")
-            await self._carry(link)
+            with ExitStack() as offered:  # lanes may be dialled as long as the link lives
+                with trio.move_on_after(HANDSHAKE_S) as scope:
+                    self._handshakes[peer] = scope
+                    try:
+                        await self._accept(link, offered)
+                    finally:
+                        if self._handshakes.get(peer) is scope:
+                            del self._handshakes[peer]
+                if scope.cancelled_caught:
+                    raise RemoteProtocolError(f"peer {peer[:8]} did not finish its link")
+                await self._carry(link)
         finally:
             await link.aclose()
 
-    async def _accept(self, link: Link) -> None:
+    async def _accept(self, link: Link, offered: ExitStack) -> None:
         try:
             hello = await link.messages.receive_expected(LinkHello)
-            refusal = _version_refusal(hello) or await self._stranger_refusal(link.peer)
+            refusal = version_refusal(hello) or await self._stranger_refusal(link.peer)
             if refusal is not None:
                 await link.messages.send(refusal)
                 raise RemoteProtocolError(f"refused peer {link.peer[:8]}: {refusal.reason}")
-            offer = _Offer(link, hello.secret, secrets.token_bytes(SECRET_BYTES))
-            with self._offering(hello.link_id, offer):
-                await link.messages.send(_hello(hello.link_id, offer.secret_acceptor))
-                await link.messages.send(LinkReady())
-                await link.wait_lanes()
+            keys = keys_for(hello)
+            offered.enter_context(self._lane_desk.offer(keys, link))
+            await welcome_link(link.messages, keys)
+            await link.wait_lane()
         except trio.EndOfChannel:
             raise RemoteProtocolError(f"peer {link.peer[:8]} hung up on its link") from None
-
-    @contextmanager
-    def _offering(self, link_id: bytes, offer: _Offer) -> Iterator[None]:
-        if link_id in self._offers:
-            raise RemoteProtocolError("that link id is in use")
-        self._offers[link_id] = offer
-        try:
-            yield
-        finally:
-            del self._offers[link_id]
 
     async def _stranger_refusal(self, peer: str) -> Refused | None:
         """Wait for the view that names the peer; say why not if it does not come."""
@@ -348,37 +319,17 @@ class LinkHub:
         return Refused(RefusalCode.PROTOCOL, "you are not in my view")
 
     async def handle_lane(self, stream: trio.abc.Stream) -> None:
-        """Give an accepted lane to its link and hold it until the link's end.
+        """Give an accepted lane to its link and hold it until the lane's end.
 
         Raises:
           RemoteProtocolError: it belongs to no link, or its dialer does not have the keys.
         """
-        link = None
+        lane = None
         with trio.move_on_after(HANDSHAKE_S):
-            link = await self._accept_lane(stream)
-        if link is None:
+            lane = await self._lane_desk.accept(stream)
+        if lane is None:
             raise RemoteProtocolError("a lane that was never opened")
-        await link.finished.wait()
-
-    async def _accept_lane(self, stream: trio.abc.Stream) -> Link:
-        preamble = await receive_preamble(stream)
-        offer = self._offers.get(preamble.link_id)
-        if offer is None:
-            raise RemoteProtocolError("a lane of no link that is being made")
-        from_dialer, from_acceptor = derive_lane_keys(
-            offer.secret_dialer, offer.secret_acceptor, preamble.link_id, preamble.lane
-        )
-        lane = offer.link.make_lane(stream, send_key=from_acceptor, receive_key=from_dialer)
-        try:
-            await lane.receiver.wait_open()
-        except trio.EndOfChannel:
-            raise RemoteProtocolError("a lane ended before it was opened") from None
-        # Only who holds the keys comes this far. Nothing may wait between the claim and our first
-        # record: a lane's keys encrypt one stream only.
-        offer.link.claim_lane(preamble.lane, lane)
-        await lane.sender.open()
-        offer.link.lane_opened()
-        return offer.link
+        await lane.finished.wait()
 
     # ------------------------------------------------------------ dialling
 
@@ -415,12 +366,19 @@ class LinkHub:
         link = self._new_link(peer, channel)
         try:
             with trio.move_on_after(HANDSHAKE_S) as scope:
-                await self._open(link, address)
+                keys = await dial_link(link.messages)
+                dial = partial(self._dial_lane, address, keys)
+                link.lane_opened(await dial(link, FIRST_LANE))
             if scope.cancelled_caught:
                 raise TimeoutError(f"{address} did not finish the link in {HANDSHAKE_S:g} s")
-            await self._carry(link)
+            await self._carry(link, dial)
         finally:
             await link.aclose()
+
+    async def _dial_lane(
+        self, address: Address, keys: LinkKeys, link: Link, number: int
+    ) -> LinkLane:
+        return await dial_lane(self._network, address, keys, link, number)
 
     async def _dial(self, member: MemberInfo) -> tuple[Channel, Address]:
         """Try the member's addresses in order; raises the last one's error."""
@@ -438,40 +396,17 @@ class LinkHub:
                 error = failure
         raise error
 
-    async def _open(self, link: Link, address: Address) -> None:
-        """The dialer's half of the handshake."""
-        link_id = secrets.token_bytes(LINK_ID_BYTES)
-        secret_dialer = secrets.token_bytes(SECRET_BYTES)
-        await link.messages.send(_hello(link_id, secret_dialer))
-        hello = await _answer(link.messages, LinkHello)
-        if _version_refusal(hello) is not None:
-            raise RemoteProtocolError(f"peer {link.peer[:8]} speaks no version that we speak")
-        await _answer(link.messages, LinkReady)
-        for number in range(LANE_COUNT):
-            stream = await self._network.dial_lane(address)
-            from_dialer, from_acceptor = derive_lane_keys(
-                secret_dialer, hello.secret, link_id, number
-            )
-            lane = link.make_lane(stream, send_key=from_dialer, receive_key=from_acceptor)
-            link.claim_lane(number, lane)  # the link closes it from here on
-            await send_preamble(stream, link_id, number)
-            await lane.sender.open()
-        for lane in link.lanes:
-            await lane.receiver.wait_open()
-
     # ------------------------------------------------------------ both
 
     def _new_link(self, peer: str, channel: Channel) -> Link:
         return Link(
             peer,
             channel.stream,
-            self.router,
+            self._node,
             self._dispatch,
-            self._stall_s,
-            self._limiter,
-            self.silence_s,
-            self._sent_meter,
-            self._received_meter,
+            stall_s=self._stall_s,
+            silence_s=self.silence_s,
+            rules=self.rules,
         )
 
     async def _dispatch(self, peer: str, message: Message) -> None:
@@ -479,8 +414,8 @@ class LinkHub:
             raise RemoteProtocolError(f"peer {peer[:8]} ended the link: {message.reason}")
         await self.on_message(peer, message)
 
-    async def _carry(self, link: Link) -> None:
-        """Publish a link whose lanes are open, and run it to its end."""
+    async def _carry(self, link: Link, dial: DialLane | None = None) -> None:
+        """Publish a link that has a lane, and run it to its end."""
         peer = link.peer
         if peer not in self._members:
             raise RemoteProtocolError(f"peer {peer[:8]} left the view while it made its link")
@@ -491,7 +426,7 @@ class LinkHub:
         self._dial_errors.pop(peer, None)
         self._wake()
         try:
-            await link.run()
+            await link.run(dial)
         finally:
             self._running.discard(link)
             self._closed_sent_bytes += link.sent_bytes
@@ -513,32 +448,6 @@ class LinkHub:
     def _wake(self) -> None:
         self._changed.set()
         self._changed = trio.Event()
-
-
-M = TypeVar("M", bound=Message)
-
-
-async def _answer(stream: MessageStream, expected: type[M]) -> M:
-    message = await stream.receive()
-    if isinstance(message, Refused):
-        raise RemoteProtocolError(f"it refused the link: {message.reason}")
-    if not isinstance(message, expected):
-        raise RemoteProtocolError(f"{type(message).__name__} instead of {expected.__name__}")
-    return message
-
-
-def _hello(link_id: bytes, secret: bytes) -> LinkHello:
-    return LinkHello(VERSION_MIN, VERSION_MAX, link_id, secret)
-
-
-def _version_refusal(hello: LinkHello) -> Refused | None:
-    if hello.version_min <= VERSION_MAX and hello.version_max >= VERSION_MIN:
-        return None
-    return Refused(
-        RefusalCode.VERSION,
-        f"you speak versions {hello.version_min} to {hello.version_max}, "
-        f"I speak {VERSION_MIN} to {VERSION_MAX}",
-    )
 
 
 async def _refuse(_peer: str, message: Message) -> None:

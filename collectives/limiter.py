@@ -1,8 +1,11 @@
-"""A cap on what a node uploads: one token bucket that all of its lanes draw from.
+"""A cap on what a node uploads, or downloads: one token bucket that all of its lanes draw from.
 
 Takers are served in the order in which they asked (a virtual queue: each one reserves the next
 stretch of time and sleeps until it comes), so no lane starves and a burst of one never delays
 another by more than what it asked for. All time is trio's; threads tell it themselves.
+
+Who sends takes before; who receives takes after, for what came: it is too late to refuse that, but a
+reader that waits lets TCP tell the other side to wait, too.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ SLICE_S = 0.05  # what a taker should ask for at once, in seconds of the rate
 SLICE_BYTES_MIN = 1_024
 
 
-class UploadLimiter:
+class RateLimiter:
     """At most ``bytes_per_s`` over any stretch of time, plus a burst of ``BURST_S``.
 
     Args:
@@ -48,7 +51,7 @@ class UploadLimiter:
         return max(SLICE_BYTES_MIN, int(self._bytes_per_s * SLICE_S))
 
     async def take(self, count: int) -> None:
-        """Wait until ``count`` bytes may be sent.
+        """Wait until ``count`` bytes may pass.
 
         Cancellation: safe; what was reserved is given back to those who ask later.
         """
@@ -65,7 +68,7 @@ class UploadLimiter:
             raise
 
     def reserve(self, count: int, now_s: float) -> float:
-        """Take ``count`` bytes; gives the seconds to wait before they may be sent. Thread-safe.
+        """Take ``count`` bytes; gives the seconds to wait before they may pass. Thread-safe.
 
         Args:
           now_s: by trio's clock.

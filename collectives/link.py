@@ -1,194 +1,79 @@
 """A link: everything between this node and one other member.
 
-One control stream (messages, inside TLS) and a few lanes (frames of bulk bytes). The lanes have no
-static split: a frame goes to the lane that is idle first. A link lives and dies as one: when any of
-its streams breaks, or accepts no byte for ``stall_s``, all of it is closed, ``lost`` is set, and
-whoever waits is told. So it is when nothing at all comes from the other side for ``silence_s``:
-both sides send a ``Heartbeat`` several times in that span.
+One control stream (messages, inside TLS) and some lanes (frames of bulk bytes). The lanes have no
+static split: a frame goes to the lane that is idle first. Lanes may break, and stall, and are
+replaced; how many there are follows what they carry (``lane_count``). The link is lost when its
+control stream breaks or is silent for ``silence_s`` (both sides send a ``Heartbeat`` several times in
+that span), when no lane has worked for a while, or when the other side sends what it never should.
+Then all of it is closed, ``lost`` is set, and whoever waits is told.
 
     run                    until the link is lost; closes all its streams
      ├── read_messages     control stream -> on_message
      ├── write_messages    outbox of messages -> control stream
      ├── beat              a heartbeat now and then
      ├── listen            counts the silence
-     ├── read_frames       one per lane: lane -> router -> sink
-     ├── write_frames      one per lane: outlet -> lane
-     └── hang_up           wakes the lanes' threads when all this is cancelled
+     ├── acknowledge       tells the other side what came
+     ├── watch_lanes       counts how long nothing moves
+     ├── keep_lanes        opens and retires lanes; at the dialer
+     └── carry_lane        one per lane: ``LinkLane.run``, then what did not arrive goes to others
 
 Nothing is ever sent from the caller's task: a caller that is cancelled in the middle of a frame
 would tear the lane. It may leave a frame that is still queued; one that is on its way is finished.
-
-Over real sockets the lanes' tasks hand their lane to a thread whenever there is something to do. It
-works without the event loop as long as frames follow each other: it takes them from the outlet, or
-gives them to sinks that may be called from threads. The loop is asked about frames that nobody
-waits for yet. So an idle link costs no thread, and a busy one no event.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-import time
-from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import trio
-from attrs import define, field
 
 from ..protocol.errors import LocalProtocolError, PeerLostError, RemoteProtocolError
-from ..protocol.lane import (
-    HEADER_BYTES,
-    PIECE_BYTES,
-    TAG_BYTES,
-    Buffer,
-    FrameHeader,
-    Lane,
+from ..protocol.lane import Buffer, FrameHeader
+from ..protocol.messages import (
+    LANES_OPEN_MAX,
+    Heartbeat,
+    LaneReceived,
+    LanesReceived,
+    LanesWanted,
+    Message,
 )
-from ..protocol.messages import Heartbeat, Message
-from ..protocol.socket_lane import SocketLane
 from ..protocol.stream import MessageStream
-from .limiter import UploadLimiter
+from .lane_count import LaneCount, Sample
+from .link_lane import LinkLane
+from .link_parts import LaneRules, LinkParts, NodeParts, UsedNumbers
+from .loop import Loop
 from .meter import Meter
-from .outlet import FrameSource, OneFrame, Outlet, Taken
-from .routing import FrameRouter, Sink
+from .outbox import Outbox
+from .outlet import FrameSource, OneFrame, Outlet
+from .paced import PacedStream
 
-LANE_COUNT = 2  # lanes of a link, numbered from 0
-STALL_S = 20.0  # a slice that no one takes for this long means that the other side is gone
-# Bytes given to a stream at once: what has to move within ``stall_s``, per lane (about 100 kbit/s).
-SLICE_BYTES = HEADER_BYTES + PIECE_BYTES + TAG_BYTES
-# A lane's thread that has nothing to do waits so long before it goes: longer than the gaps within a
-# round, so that threads come and go by round, not by frame.
-LINGER_S = 0.1
-# Lanes' threads have places of their own: they must not wait behind other work, nor it behind them.
-_LANE_THREADS = trio.CapacityLimiter(math.inf)
-
+STALL_S = 20.0  # a link on which nothing moves for so long is lost, though something should
+# Of that: after so much a lane on which nothing moves is given up, though others may well work ...
+LANE_STALL_SHARE = 0.75
+# ... and with no lane at all, the rest is left for finding another one.
+LANELESS_SHARE = 0.25
+WATCH_TICKS = 8  # looks in the time after which a lane counts as stalled
+LANE_OPEN_S = 10.0  # to dial a lane and prove the keys; then another one is tried
+BACK_OFF_FIRST_S = 0.1  # before a lane is dialled again; doubled each time
+BACK_OFF_LAST_S = 5.0
+BACK_OFF_DOUBLINGS = 6
+FIRST_LANE = (
+    0  # the number of the lane with which a link is up; it is dialled by who makes the link
+)
+# What came is acknowledged so much later, with what came meanwhile. As long, and a trip, whoever sent
+# it keeps it in memory.
+ACKNOWLEDGE_S = 0.1
+PROGRESS_S = 0.25  # how often progress of frames under way is told: see ``LaneReceived.bytes``
 BEATS_PER_SILENCE = 4  # heartbeats in the time after which silence means loss
 
 T = TypeVar("T")
 
 OnMessage = Callable[[str, Message], Awaitable[None]]
-
-
-class PacedStream(trio.abc.Stream):
-    """A stream that sends in slices: capped by the node's limiter, broken when one gets stuck.
-
-    Args:
-      limiter: None: no cap.
-      stall_s: how long the transport may take over one slice; waiting for the cap does not count.
-      meter: counts what is sent, and the time the transport takes; likewise.
-    """
-
-    def __init__(
-        self,
-        stream: trio.abc.Stream,
-        stall_s: float,
-        limiter: UploadLimiter | None = None,
-        meter: Meter | None = None,
-    ) -> None:
-        self._stream = stream
-        self._stall_s = stall_s
-        self._limiter = limiter
-        self._meter = meter if meter is not None else Meter()
-
-    async def send_all(self, data: Buffer) -> None:
-        view = memoryview(data)
-        done = 0
-        while done < len(view):
-            slice_bytes = SLICE_BYTES
-            if self._limiter is not None:
-                slice_bytes = min(slice_bytes, self._limiter.slice_bytes)
-            piece = view[done : done + slice_bytes]
-            if self._limiter is not None:
-                await self._limiter.take(len(piece))
-            carried_bytes = 0
-            self._meter.begin()
-            try:
-                with trio.move_on_after(self._stall_s) as scope:
-                    await self._stream.send_all(piece)
-                    carried_bytes = len(piece)
-            finally:
-                self._meter.end(carried_bytes)
-            if scope.cancelled_caught:
-                raise trio.BrokenResourceError(f"nothing could be sent for {self._stall_s:g} s")
-            done += len(piece)
-
-    async def wait_send_all_might_not_block(self) -> None:
-        await self._stream.wait_send_all_might_not_block()
-
-    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
-        return await self._stream.receive_some(max_bytes)
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
-
-
-@define(eq=False)
-class _Job(Generic[T]):
-    """Something to be sent, and whether it was."""
-
-    what: T
-    sent: bool = False
-    ended: trio.Event = field(factory=trio.Event)
-
-
-class _Outbox(Generic[T]):
-    """What waits to be sent, first come, first served, by whichever writer is idle.
-
-    Its length is bounded by those who wait in it: everyone waits for what they put in.
-    """
-
-    def __init__(self) -> None:
-        self._queue: deque[_Job[T]] = deque()
-        self._taken: set[_Job[T]] = set()
-        self._idle = trio.lowlevel.ParkingLot()
-        self._closed = False
-
-    async def put(self, what: T) -> bool:
-        """Wait until ``what`` was sent (True) or never will be (False)."""
-        if self._closed:
-            await trio.lowlevel.checkpoint()
-            return False
-        job = _Job(what)
-        self._queue.append(job)
-        self._idle.unpark()
-        try:
-            await job.ended.wait()
-        except trio.Cancelled:
-            if job not in self._taken and not job.sent and not self._closed:
-                self._queue.remove(job)
-            raise
-        return job.sent
-
-    async def take(self) -> _Job[T]:
-        while not self._queue:
-            await self._idle.park()
-        job = self._queue.popleft()
-        self._taken.add(job)
-        return job
-
-    def finish(self, job: _Job[T]) -> None:
-        self._taken.discard(job)
-        job.sent = True
-        job.ended.set()
-
-    def close(self) -> None:
-        self._closed = True
-        for job in (*self._queue, *self._taken):
-            job.ended.set()
-        self._queue.clear()
-        self._taken.clear()
-
-
-@define(eq=False)
-class LaneEnds:
-    """Both directions of a lane: sending is paced, receiving reads the bare stream."""
-
-    stream: trio.abc.Stream
-    sender: Lane
-    receiver: Lane
-    in_threads: SocketLane | None = None  # while the link runs, over a real socket
+DialLane = Callable[["Link", int], Awaitable[LinkLane]]
 
 
 class Link:
@@ -199,44 +84,72 @@ class Link:
       lost: set once the link is lost; ``reason`` then says why.
       finished: set once all its streams are closed.
       sent_meter: what its lanes send.
+      rules: for its lanes.
 
     Args:
-      node_sent, node_received: meters of all the node's links together.
+      stall_s: when nothing moves for so long, though something should, the link is lost.
+      silence_s: when nothing at all comes for so long, likewise.
     """
 
     def __init__(
         self,
         peer: str,
         stream: trio.abc.Stream,
-        router: FrameRouter,
+        node: NodeParts,
         on_message: OnMessage,
+        *,
         stall_s: float = STALL_S,
-        limiter: UploadLimiter | None = None,
         silence_s: float = math.inf,
-        node_sent: Meter | None = None,
-        node_received: Meter | None = None,
+        rules: LaneRules | None = None,
     ) -> None:
         self.peer = peer
         self.lost = trio.Event()
         self.finished = trio.Event()
         self.reason = ""
         self.messages = MessageStream(PacedStream(stream, stall_s))
-        self.sent_meter = Meter(node_sent)
-        self._received_meter = Meter(node_received)
-        self._streams = [stream]
-        self._lanes: dict[int, LaneEnds] = {}
-        self._lanes_up = trio.Event()
-        self._open_lane_count = 0
-        self._router = router
+        self.sent_meter = Meter(node.sent)
+        self.rules = rules if rules is not None else LaneRules()
+        self._stream = stream
         self._on_message = on_message
         self._stall_s = stall_s
-        self._limiter = limiter
         self._silence_s = silence_s
         self._silent_s = 0.0  # how long nothing has come
-        self._clock_offset_s = trio.current_time() - time.perf_counter()
         self._scope = trio.CancelScope()
-        self._message_outbox: _Outbox[Message] = _Outbox()
+        self._nursery: trio.Nursery | None = None  # while it runs
+        self._message_outbox: Outbox[Message] = Outbox()
         self._outlet = Outlet()
+        self._loop = Loop()
+        self._parts = LinkParts(
+            peer=peer,
+            outlet=self._outlet,
+            router=node.router,
+            flows=node.flows,
+            loop=self._loop,
+            sent_meter=self.sent_meter,
+            received_meter=Meter(node.received),
+            news=self._note_news,
+            lose_link=self.close,
+            upload=node.upload,
+            download=node.download,
+        )
+        self._numbers = UsedNumbers()
+        self._lanes: dict[int, LinkLane] = {}  # from their claim until nothing of them is open
+        self._working: dict[int, LinkLane] = {}  # those that carry frames
+        self._changed = trio.Event()  # of what ``_keep_lanes`` looks at
+        self._opening_count = 0
+        self._failures = 0  # of dialled lanes, in a row
+        self._lane_trouble = ""  # why the last lane ended
+        self._laneless_s = 0.0
+        self._count = LaneCount(self.rules.first, self.rules.count_max)
+        self._wanted_there = 1
+        self._wanted_told = self.rules.first
+        self._dials = False
+        self._next_number = FIRST_LANE + 1  # that we dial
+        self._news = trio.Event()
+        self._news_noted = False  # set from lanes' threads too; cleared before what came is read
+        self._past_sent_bytes = 0  # of lanes that are gone
+        self._past_received_bytes = 0
+        self._past_arrived_bytes = 0
 
     # ------------------------------------------------------------ for everyone
 
@@ -254,11 +167,12 @@ class Link:
     async def send_frame(self, header: FrameHeader, payload: Buffer) -> None:
         """Send over the lane that is idle first; returns when the network took it.
 
-        Frames that one task sends after another leave in order, but arrive in order only per lane.
+        Frames that one task sends after another leave in order, but need not arrive in order. Each
+        arrives once, or the link is lost: a lane that breaks gives what did not arrive to others.
 
         Args:
-          payload: must not change until the frame is sent or the link is lost, even if this call is
-            cancelled before.
+          payload: must not change until the frame has arrived or the link is lost, even if this
+            call is cancelled before. Until then the link refers to it.
 
         Raises:
           PeerLostError: the link is lost; the frame may or may not have arrived.
@@ -272,7 +186,8 @@ class Link:
     async def send_from(self, source: FrameSource) -> None:
         """Send all frames of a source, over whichever lane is idle, in turn with other sources.
 
-        Returns when the network took the last one.
+        Returns when the network took the last one; see ``outlet.Load`` for how long frames must
+        stay what they are.
 
         Raises:
           PeerLostError: the link is lost; the last frames may or may not have arrived.
@@ -288,13 +203,20 @@ class Link:
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes of all frames sent, overhead included."""
-        return sum(lane.sender.sent_bytes for lane in self._lanes.values())
+        """Bytes of all frames sent, overhead included; some perhaps twice."""
+        return self._past_sent_bytes + sum(lane.sender.sent_bytes for lane in self._lanes.values())
 
     @property
     def received_bytes(self) -> int:
         """Bytes of all frames received, overhead included."""
-        return sum(lane.receiver.received_bytes for lane in self._lanes.values())
+        return self._past_received_bytes + sum(
+            lane.receiver.received_bytes for lane in self._lanes.values()
+        )
+
+    @property
+    def lanes(self) -> tuple[LinkLane, ...]:
+        """Those that carry frames, in order of their numbers."""
+        return tuple(self._working[number] for number in sorted(self._working))
 
     def close(self, reason: str) -> None:
         """Give the link up; only the first reason is kept."""
@@ -306,76 +228,78 @@ class Link:
         self._outlet.close()
         self._scope.cancel()
 
-    # ------------------------------------------------------------ for the hub
+    # ------------------------------------------------------------ for who makes it
 
-    def make_lane(self, stream: trio.abc.Stream, send_key: bytes, receive_key: bytes) -> LaneEnds:
-        paced = PacedStream(stream, self._stall_s, self._limiter, self.sent_meter)
-        return LaneEnds(
-            stream=stream,
-            sender=Lane(paced, send_key, receive_key),
-            receiver=Lane(stream, send_key, receive_key),
-        )
+    def make_lane(
+        self, number: int, stream: trio.abc.Stream, send_key: bytes, receive_key: bytes
+    ) -> LinkLane:
+        return LinkLane(number, stream, send_key, receive_key, self._parts)
 
-    def claim_lane(self, number: int, lane: LaneEnds) -> None:
+    def claim_lane(self, lane: LinkLane) -> None:
         """Make ``lane`` this link's, before its first record is sent.
 
-        A lane number is used at most once in a link's life: its keys must never encrypt twice.
-
         Raises:
-          RemoteProtocolError: no such number, or it is taken.
+          RemoteProtocolError: its number was used before, or there are too many.
         """
-        if number >= LANE_COUNT or number in self._lanes or self.lost.is_set():
-            raise RemoteProtocolError(f"lane {number} is not wanted")
-        self._lanes[number] = lane
-        self._streams.append(lane.stream)
+        full = len(self._lanes) >= LANES_OPEN_MAX
+        if self.lost.is_set() or full or not self._numbers.use(lane.number):
+            raise RemoteProtocolError(f"lane {lane.number} is not wanted")
+        self._lanes[lane.number] = lane
 
-    @property
-    def lanes(self) -> tuple[LaneEnds, ...]:
-        return tuple(self._lanes.values())
+    def forget_lane(self, lane: LinkLane) -> None:
+        """It was claimed, but could not be opened."""
+        self._lanes.pop(lane.number, None)
 
-    def lane_opened(self) -> None:
-        """One more lane is open both ways."""
-        self._open_lane_count += 1
-        if self._open_lane_count == LANE_COUNT:
-            self._lanes_up.set()
+    def lane_opened(self, lane: LinkLane) -> None:
+        """A claimed lane is open both ways: it carries frames as soon as the link runs."""
+        self._working[lane.number] = lane
+        self._wake()
+        if self._nursery is not None:
+            self._nursery.start_soon(self._guard, partial(self._carry_lane, lane))
 
-    async def wait_lanes(self) -> None:
-        await self._lanes_up.wait()
+    async def wait_lane(self) -> None:
+        """Wait for the first lane."""
+        while not self._working:
+            await self._changed.wait()
 
-    async def run(self) -> None:
-        """Carry messages and frames until the link is lost; then close everything of it."""
+    async def run(self, dial: DialLane | None = None) -> None:
+        """Carry messages and frames until the link is lost; then close everything of it.
+
+        Args:
+          dial: makes one more lane, at the side that dials; it raises what cannot be helped now as
+            OSError or as trio's errors of broken streams.
+        """
+        self._dials = dial is not None
         try:
             with self._scope:
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._guard, self._read_messages)
-                    nursery.start_soon(self._guard, self._write_messages)
+                    self._nursery = nursery
+                    for task in (
+                        self._read_messages,
+                        self._write_messages,
+                        self._acknowledge,
+                        self._watch_lanes,
+                    ):
+                        nursery.start_soon(self._guard, task)
                     if self._silence_s < math.inf:
                         nursery.start_soon(self._guard, self._beat)
                         nursery.start_soon(self._listen)
-                    self._start_lanes(nursery)
+                    for lane in self.lanes:
+                        nursery.start_soon(self._guard, partial(self._carry_lane, lane))
+                    if dial is not None:
+                        nursery.start_soon(self._keep_lanes, dial, nursery)
         finally:
-            for lane in self._lanes.values():
-                if lane.in_threads is not None:
-                    lane.in_threads.release()
+            self._nursery = None
             await self.aclose()
-
-    def _start_lanes(self, nursery: trio.Nursery) -> None:
-        for lane in self._lanes.values():
-            if not isinstance(lane.stream, trio.SocketStream):
-                nursery.start_soon(self._guard, partial(self._read_frames, lane))
-                nursery.start_soon(self._guard, partial(self._write_frames, lane))
-                continue
-            lane.in_threads = work = self._in_threads(lane, lane.stream)
-            nursery.start_soon(self._guard, partial(self._keep_reading, lane.stream, work))
-            nursery.start_soon(self._guard, partial(self._keep_writing, work))
-            nursery.start_soon(self._hang_up, work)
 
     async def aclose(self) -> None:
         """Close all streams at once, without goodbyes."""
         self.close("this node closed the link")
         with trio.CancelScope(shield=True):  # forceful closing does not wait for anybody
-            for stream in self._streams:
-                await trio.aclose_forcefully(stream)
+            await trio.aclose_forcefully(self._stream)
+            for lane in self._lanes.values():
+                await trio.aclose_forcefully(lane.stream)
+                lane.finished.set()
         self.finished.set()
 
     async def _guard(self, task: Callable[[], Awaitable[None]]) -> None:
@@ -389,11 +313,18 @@ class Link:
         except (RemoteProtocolError, PeerLostError) as error:
             self.close(str(error))
 
+    # ------------------------------------------------------------ messages
+
     async def _read_messages(self) -> None:
         while True:
             message = await self.messages.receive()
             self._silent_s = 0.0
-            if not isinstance(message, Heartbeat):
+            if isinstance(message, LanesReceived):
+                self._take_acknowledged(message)
+            elif isinstance(message, LanesWanted):
+                self._wanted_there = message.count
+                self._wake()
+            elif not isinstance(message, Heartbeat):
                 await self._on_message(self.peer, message)
 
     async def _beat(self) -> None:
@@ -419,134 +350,132 @@ class Link:
             await self.messages.send(job.what)
             self._message_outbox.finish(job)
 
-    async def _read_frames(self, lane: LaneEnds) -> None:
-        sink: Sink | None = None
-        view: memoryview | None = None
-        under_way = False  # a frame whose header is here: what comes now comes as fast as it can
+    # ------------------------------------------------------------ what has arrived
 
-        async def place(header: FrameHeader) -> memoryview | None:
-            nonlocal sink, view, under_way
-            sink, view = await self._router.place(self.peer, header)
-            self._received_meter.begin()
-            under_way = True
-            return view
-
-        while True:
-            carried_bytes = 0
-            try:
-                header, _payload = await lane.receiver.receive(place)
-                carried_bytes = header.payload_bytes
-            finally:
-                if under_way:
-                    self._received_meter.end(carried_bytes)
-                    under_way = False
-            self._silent_s = 0.0
-            if sink is not None and view is not None:
-                self._router.deliver(sink, self.peer, header, view)
-            sink = view = None
-
-    async def _write_frames(self, lane: LaneEnds) -> None:
-        while True:
-            taken = await self._outlet.take()
-            frame = taken[1]()
-            if frame is not None:
-                await lane.sender.send(*frame)
-            self._outlet.finish(taken)
-            del taken, frame  # an idle lane must not keep a whole result in memory
-
-    # ------------------------------------------------------------ lanes in threads
-
-    def _in_threads(self, lane: LaneEnds, stream: trio.SocketStream) -> SocketLane:
-        limiter = self._limiter
-        if limiter is None:
-            return SocketLane(stream, lane.sender, lane.receiver, stall_s=self._stall_s)
-        return SocketLane(
-            stream,
-            lane.sender,
-            lane.receiver,
-            stall_s=self._stall_s,
-            pace=lambda count: limiter.reserve(count, self._now_s()),
-            share_bytes=lambda: min(SLICE_BYTES, limiter.slice_bytes),
-        )
-
-    def _now_s(self) -> float:
-        """Trio's time, for threads: their clock only differs by a constant."""
-        return time.perf_counter() + self._clock_offset_s
-
-    async def _hang_up(self, work: SocketLane) -> None:
-        """Nothing else can wake a thread that waits for the other side."""
-        try:
-            await trio.sleep_forever()
-        finally:
-            work.close()
-            self._outlet.close()
-
-    async def _keep_reading(self, stream: trio.SocketStream, work: SocketLane) -> None:
-        while True:
-            header = await _in_lane_thread(partial(self._read_in_thread, work))
-            if header is None:
-                await trio.lowlevel.wait_readable(stream.socket)
-                continue
-            sink, view = await self._router.place(self.peer, header)
-            if sink is not None and view is not None and self._router.in_threads(header):
-                await _in_lane_thread(partial(self._receive_in_thread, work, header, sink, view))
-            else:
-                await _in_lane_thread(partial(self._payload_in_thread, work, header, view))
-                if sink is not None and view is not None:
-                    self._router.deliver(sink, self.peer, header, view)
-            del sink, view
-
-    def _read_in_thread(self, work: SocketLane) -> FrameHeader | None:
-        """Read until nothing comes (None), or a frame that the event loop must be asked about."""
-        while (header := work.receive_header(LINGER_S)) is not None:
-            placed = self._router.place_in_thread(self.peer, header)
-            if placed is None:
-                return header
-            self._receive_in_thread(work, header, *placed)
-            del placed  # an idle lane must not keep a whole result in memory
-        return None
-
-    def _receive_in_thread(
-        self, work: SocketLane, header: FrameHeader, sink: Sink, view: memoryview
-    ) -> None:
-        self._payload_in_thread(work, header, view)
-        self._router.deliver(sink, self.peer, header, view)
-
-    def _payload_in_thread(
-        self, work: SocketLane, header: FrameHeader, view: memoryview | None
-    ) -> None:
-        carried_bytes = 0
-        self._received_meter.begin(self._now_s())
-        try:
-            work.receive_payload(header, view)
-            carried_bytes = header.payload_bytes
-        finally:
-            self._received_meter.end(carried_bytes, self._now_s())
+    def _note_news(self) -> None:
+        """Something came on a lane; from any thread."""
         self._silent_s = 0.0
+        if not self._news_noted:
+            self._news_noted = True
+            self._loop.soon(self._set_news)
 
-    async def _keep_writing(self, work: SocketLane) -> None:
+    def _set_news(self) -> None:
+        self._news.set()
+
+    async def _acknowledge(self) -> None:
+        """Tell the other side what came, and how many lanes we want if that is not ours to do."""
         while True:
-            first = [await self._outlet.take()]
-            await _in_lane_thread(partial(self._write_in_thread, work, first))
+            long_frame = any(lane.receiving for lane in self._working.values())
+            with trio.move_on_after(PROGRESS_S if long_frame else math.inf):
+                await self._news.wait()
+            await trio.sleep(ACKNOWLEDGE_S)
+            self._news = trio.Event()
+            self._news_noted = False
+            received = [lane.take_news() for lane in self.lanes]
+            if told := tuple(each for each in received if each is not None):
+                await self.send(LanesReceived(told))
+            if not self._dials and self._count.wanted != self._wanted_told:
+                self._wanted_told = self._count.wanted
+                await self.send(LanesWanted(self._wanted_told))
 
-    def _write_in_thread(self, work: SocketLane, first: list[Taken]) -> None:
-        """Send ``first`` (taken from the list) and what follows it, until nothing does."""
-        taken: Taken | None = first.pop()
-        while taken is not None:
-            frame = taken[1]()
-            if frame is not None:
-                header, payload = frame
-                self.sent_meter.begin(self._now_s())
-                try:
-                    work.send(header, payload)
-                finally:
-                    self.sent_meter.end(header.payload_bytes, self._now_s())
-                del header, payload
-            self._outlet.finish(taken)
-            del taken, frame  # an idle lane must not keep a whole result in memory
-            taken = self._outlet.take_in_thread(LINGER_S)
+    def _take_acknowledged(self, message: LanesReceived) -> None:
+        for received in message.lanes:
+            lane = self._lanes.get(received.lane)
+            if lane is not None:
+                lane.acknowledge(received)
+            elif received.closed:
+                self._numbers.use(received.lane)  # it was dialled in vain, and must not come late
+        sample = Sample(
+            now_s=trio.current_time(),
+            carried_bytes=self._past_arrived_bytes
+            + sum(lane.arrived_bytes for lane in self._lanes.values()),
+            lane_count=len(self._working),
+            busy=all(lane.writing for lane in self._working.values()),
+        )
+        if self._count.sample(sample, self.round_trip_s) != self._wanted_told:
+            self._wake()
+            if not self._dials:
+                self._news.set()
 
+    @property
+    def round_trip_s(self) -> float:
+        """The shortest that any lane saw when it was opened; infinite: unknown."""
+        return min((lane.facts.round_trip_s for lane in self._working.values()), default=math.inf)
 
-async def _in_lane_thread(function: Callable[[], T]) -> T:
-    """Run it to its end, whatever is cancelled: ``_hang_up`` sees to it that this is soon."""
-    return await trio.to_thread.run_sync(function, limiter=_LANE_THREADS)
+    # ------------------------------------------------------------ lanes
+
+    async def _carry_lane(self, lane: LinkLane) -> None:
+        """Run a lane to its end, and settle what became of its frames."""
+        try:
+            await lane.run()
+        finally:
+            self._working.pop(lane.number, None)
+            self._lane_trouble = lane.reason or self._lane_trouble
+            self._wake()
+        if (received := lane.take_news()) is not None:
+            await self.send(LanesReceived((received,)))
+        await lane.closed_there.wait()
+        lane.give_back()
+        del self._lanes[lane.number]
+        self._past_sent_bytes += lane.sender.sent_bytes
+        self._past_received_bytes += lane.receiver.received_bytes
+        self._past_arrived_bytes += lane.arrived_bytes
+
+    async def _watch_lanes(self) -> None:
+        """Give up lanes on which nothing moves, and in the end the link.
+
+        As for silence, only the time in which we were awake counts.
+        """
+        stall_s = LANE_STALL_SHARE * self._stall_s
+        laneless_s = LANELESS_SHARE * self._stall_s
+        tick_s = stall_s / WATCH_TICKS
+        while self._laneless_s < laneless_s:
+            await trio.sleep(tick_s)
+            for lane in list(self._lanes.values()):
+                lane.watch(tick_s)
+                if lane.still_s < stall_s:
+                    continue
+                if lane.finished.is_set():
+                    self.close(f"it does not say what came on lane {lane.number}")
+                lane.close(f"nothing moved for {stall_s:g} s")
+            self._laneless_s = 0.0 if self._working else self._laneless_s + tick_s
+        self.close(f"no lane has worked for {laneless_s:g} s ({self._lane_trouble})")
+
+    async def _keep_lanes(self, dial: DialLane, nursery: trio.Nursery) -> None:
+        while True:
+            wanted = min(max(self._count.wanted, self._wanted_there), self.rules.count_max)
+            active = [lane for lane in self.lanes if not lane.retiring]
+            for _missing in range(wanted - len(active) - self._opening_count):
+                self._opening_count += 1
+                nursery.start_soon(self._guard, partial(self._open_lane, dial))
+            for lane in active[max(wanted, 1) :]:
+                lane.retire()
+            self._wanted_told = self._count.wanted
+            await self._changed.wait()
+
+    async def _open_lane(self, dial: DialLane) -> None:
+        number = self._next_number
+        self._next_number += 1
+        lane: LinkLane | None = None
+        try:
+            with trio.move_on_after(LANE_OPEN_S):
+                lane = await dial(self, number)
+        except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            self._lane_trouble = str(error)
+        except trio.EndOfChannel:
+            self._lane_trouble = "the other side hung up on a lane"
+        if lane is not None:
+            self._failures = 0
+            self._opening_count -= 1
+            self.lane_opened(lane)
+            return
+        # The other side may hold it for open, and may even have sent something.
+        await self.send(LanesReceived((LaneReceived(number, 0, 0, closed=True),)))
+        await trio.sleep(min(BACK_OFF_FIRST_S * 2**self._failures, BACK_OFF_LAST_S))
+        self._failures = min(self._failures + 1, BACK_OFF_DOUBLINGS)
+        self._opening_count -= 1
+        self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()

@@ -10,37 +10,21 @@ told something on the event loop is told through ``Loop``.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import trio
 from attrs import define, field
 
 from ..protocol.lane import Buffer, FrameHeader
-
-
-class Loop:
-    """The event loop that made this object, as threads see it."""
-
-    def __init__(self) -> None:
-        self._token = trio.lowlevel.current_trio_token()
-        self._thread = threading.get_ident()
-
-    def soon(self, function: Callable[[], object]) -> None:
-        """Call it on the event loop: at once if we are there, else as soon as it comes round."""
-        if threading.get_ident() == self._thread:
-            function()
-            return
-        with contextlib.suppress(trio.RunFinishedError):  # whom it should tell is gone
-            self._token.run_sync_soon(function)
-
+from .loop import Loop
 
 Frame = tuple[FrameHeader, Buffer]
 # Makes a frame, perhaps in a thread; None if there will be none after all. Called again, it must make
-# the same frame; its bytes must not change until it is sent or the link is lost.
+# the same frame: a lane may break when it was sent but has not arrived. Its bytes must not change
+# until it is known to have arrived or the link is lost; until then somebody here refers to the load.
 Load = Callable[[], Frame | None]
 
 
@@ -84,7 +68,12 @@ class _Feed:
     ended: trio.Event = field(factory=trio.Event)
 
 
-Taken = tuple[_Feed, Load]
+@define(eq=False)
+class Taken:
+    """A frame that a lane has taken: how to make it, and whose it is until it is sent."""
+
+    load: Load
+    feed: _Feed | None
 
 
 class Outlet:
@@ -95,6 +84,7 @@ class Outlet:
         self._changed = threading.Condition(threading.Lock())
         self._feeds: deque[_Feed] = deque()  # those that may have more; whose turn it is first
         self._open: set[_Feed] = set()  # all that somebody waits for
+        self._returned: deque[Taken] = deque()  # from lanes that are gone; these go first
         self._parked_count = 0
         self._lot = trio.lowlevel.ParkingLot()
         self._closed = False
@@ -159,6 +149,8 @@ class Outlet:
         return None
 
     def _take(self) -> Taken | None:
+        if self._returned:
+            return self._returned.popleft()
         for _ in range(len(self._feeds)):
             feed = self._feeds.popleft()
             frame = feed.source.next_frame()
@@ -166,12 +158,14 @@ class Outlet:
                 self._feeds.append(feed)
             if frame is not None:
                 feed.in_flight += 1
-                return feed, frame
+                return Taken(frame, feed)
         return None
 
     def finish(self, taken: Taken) -> None:
-        """The frame was sent; from any thread."""
-        feed = taken[0]
+        """The frame was sent, perhaps not for the first time; from any thread."""
+        feed, taken.feed = taken.feed, None
+        if feed is None:
+            return
         with self._changed:
             feed.in_flight -= 1
             over = feed.in_flight == 0 and feed.source.exhausted()
@@ -179,11 +173,19 @@ class Outlet:
         if over:
             self._loop.soon(feed.ended.set)
 
+    def put_back(self, frames: Iterable[Taken]) -> None:
+        """Frames whose lane is gone before they arrived: they are next. On the event loop."""
+        with self._changed:
+            if not self._closed:
+                self._returned.extendleft(reversed(list(frames)))
+        self.wake()
+
     def close(self) -> None:
         """Nothing is sent any more; everybody who waits is told. On the event loop."""
         with self._changed:
             self._closed = True
             self._feeds.clear()
+            self._returned.clear()
             feeds = list(self._open)
             self._changed.notify_all()
         for feed in feeds:

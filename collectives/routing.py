@@ -32,7 +32,7 @@ Key = tuple[int, ...]
 
 
 class Sink(Protocol):
-    """Who wants the frames of a key. Both methods are synchronous and must not block.
+    """Who wants the frames of a key. All methods are synchronous and must not block.
 
     A sink that registers for threads may be called from several lanes' threads at once, and a last
     time just after its registration ended; ``deliver`` may then take as long as the frame's
@@ -49,6 +49,14 @@ class Sink(Protocol):
 
     def deliver(self, peer: str, header: FrameHeader, payload: memoryview) -> None:
         """The frame is authentic; ``payload`` is the very object that ``place`` returned."""
+        ...
+
+    def abandon(self, peer: str, header: FrameHeader, view: memoryview) -> None:
+        """The lane broke before the payload was whole; ``view`` is what ``place`` returned.
+
+        Nobody writes to it any more. The same frame may be placed again, from another lane. The
+        header may never have been authentic.
+        """
         ...
 
 
@@ -165,6 +173,11 @@ class FrameRouter:
         """
         if self._sinks.get(frame_key(header)) is sink:
             sink.deliver(peer, header, payload)
+
+    def abandon(self, sink: Sink, peer: str, header: FrameHeader, view: memoryview) -> None:
+        """Tell the sink that placed a frame that its payload will not come; as ``deliver``."""
+        if self._sinks.get(frame_key(header)) is sink:
+            sink.abandon(peer, header, view)
 
     def _is_over(self, key: Key) -> bool:
         if key[0] == FrameKind.BLOCK:

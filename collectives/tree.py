@@ -135,6 +135,8 @@ class Tree:
         if not self.sites.keys() <= set(self._receivers):
             raise RemoteProtocolError("the plan has a site of a peer that does not receive")
         for site, leaders in zip(self._sites, self._leaders, strict=True):
+            if len(site) < 2:
+                raise RemoteProtocolError("the plan has a site of fewer than two")
             if len(leaders) != len(owners):
                 raise RemoteProtocolError("the plan has a site without a leader for each chunk")
             if not set(leaders) <= site:

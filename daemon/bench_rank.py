@@ -33,13 +33,12 @@ from ..membership.bandwidth import Bandwidth, Bandwidths, Lines
 from ..membership.plan import PlanEstimate, make_plan
 from ..membership.spec import ReduceTable, RunSpec
 from ..protocol.addresses import Address
-from ..protocol.authority import Authority
 from ..protocol.credentials import Credentials
 from ..protocol.errors import UserError
-from ..protocol.identity import Identity
-from ..protocol.messages import Contributor, FragmentSize, MemberInfo, Plan, Reduce, Role
+from ..protocol.messages import Contributor, FragmentSize, MemberInfo, Plan, Reduce
 from ..protocol.network import Channel, ChannelHandler, LaneHandler, Party
 from ..protocol.sockets import SocketNetwork
+from .bench_links import become_member
 from .rendezvous import Rendezvous, free_port
 
 GLOO_WORKER = Path(__file__).parents[1] / "benchmarks" / "gloo_worker.py"
@@ -362,31 +361,8 @@ async def _link_up(
     options: Options, rendezvous: Rendezvous, directory: Path, nursery: trio.Nursery
 ) -> Bench:
     """Certificates from rank 0, then links with everybody."""
-    identity = Identity.generate()
-    name = f"rank-{options.rank}"
-    requests = await rendezvous.exchange({"request": identity.request_pem(name).decode()})
-    issued: dict[str, Any] = {}
-    if options.rank == 0:
-        authority = Authority.load_or_create(directory / "authority", "bench")
-        issued["authority"] = authority.certificate_pem.decode()
-        issued["certificates"] = [
-            authority.issue(each["request"].encode(), f"rank-{rank}", Party.PEER).decode()
-            for rank, each in enumerate(requests)
-        ]
-    issued = (await rendezvous.exchange(issued))[0]
-    certificate = issued["certificates"][options.rank].encode()
-    credentials = Credentials(directory, identity, certificate, issued["authority"].encode())
-    network = CountedNetwork(credentials)
-    hub = LinkHub(network, identity.peer_id)
-    bound: Sequence[Address] = await nursery.start(
-        network.serve, [Address(rendezvous.host, 0)], hub.handle_channel, hub.handle_lane
-    )
-    await nursery.start(hub.run)
-    everyone = await rendezvous.exchange({"peer": identity.peer_id, "address": str(bound[0])})
-    members = [
-        MemberInfo(each["peer"], f"rank-{rank}", rank, (each["address"],), Role.CONTRIBUTOR, True)
-        for rank, each in enumerate(everyone)
-    ]
+    node = await become_member(rendezvous, options.rank, directory, nursery, CountedNetwork)
+    network, hub, members = node.network, node.hub, node.members
     hub.set_members(members)
     for member in members:
         if member.peer != hub.me:

@@ -24,6 +24,7 @@ from .. import __version__
 from ..protocol.addresses import Address
 from ..protocol.errors import UserError
 from .bench_allreduce import allreduce
+from .bench_lanes import lanes
 from .exit_codes import ExitCode
 from .places import Control, find_control, locked, master_state, peer_state
 from .tasks import told_error
@@ -278,6 +279,11 @@ def master(
     help="Send at most so many megabytes a second to other peers.",
 )
 @click.option(
+    "--max-download",
+    type=Amount(min=0, min_open=True),
+    help="Receive at most so many megabytes a second from other peers.",
+)
+@click.option(
     "--patience",
     type=Amount(min=0),
     default=120.0,
@@ -293,6 +299,7 @@ def join(
     advertise: tuple[Address, ...],
     http: Address,
     max_upload: float | None,
+    max_download: float | None,
     patience: float,
 ) -> None:
     """Take part in a run with this machine.
@@ -319,6 +326,7 @@ def join(
         advertise=advertise,
         http=http,
         upload_bytes_per_s=None if max_upload is None else max_upload * 1e6,
+        download_bytes_per_s=None if max_download is None else max_download * 1e6,
         patience_s=patience or None,
     )
     with locked(options.state):
@@ -476,6 +484,7 @@ def bench() -> None:
 
 
 bench.add_command(allreduce)
+bench.add_command(lanes)
 
 
 @bench.command()

@@ -38,7 +38,8 @@ from ..collectives.compression import parse_codec
 from ..collectives.encoded_input import EncodedInput
 from ..collectives.feedback import Residual
 from ..collectives.hub import LinkHub
-from ..collectives.limiter import UploadLimiter
+from ..collectives.limiter import RateLimiter
+from ..collectives.link_parts import LaneRules
 from ..collectives.meter import Measurements
 from ..diloco.outer import outer_step
 from ..membership import replica as deeds
@@ -153,6 +154,7 @@ class PeerConfig:
     advertise: Sequence[Address] = ()  # port 0: the bound one; empty: guessed from ``bind``
     incarnation: int = 0
     upload_bytes_per_s: float | None = None
+    download_bytes_per_s: float | None = None
     patience_s: float | None = 120.0  # without any master for so long: give up; None: never
 
 
@@ -182,12 +184,12 @@ class PeerService:
         self.network = network
         self.trainer = trainer
         self.replica = Replica(config.me)
-        cap = config.upload_bytes_per_s
         self.hub = LinkHub(
             network,
             config.me,
             on_message=self._on_link_message,
-            limiter=None if cap is None else UploadLimiter(cap),
+            upload=_cap(config.upload_bytes_per_s),
+            download=_cap(config.download_bytes_per_s),
         )
         self.report = PeerReport()
         self.spec: RunSpec | None = None
@@ -336,6 +338,7 @@ class PeerService:
             self.replica.lineage,
             self.replica.undecided(),
             self.config.upload_bytes_per_s or 0.0,
+            self.config.download_bytes_per_s or 0.0,
         )
         await stream.send(hello)
         with trio.fail_after(3 * DIAL_S):  # the master dials us back before it answers
@@ -420,6 +423,8 @@ class PeerService:
         replica = self.replica
         replica.sync_every = self.spec.diloco.sync_every
         self.hub.silence_s = self.spec.link_deadline_s
+        reduce = self.spec.reduce
+        self.hub.rules = LaneRules(reduce.lanes, reduce.lanes_max, reduce.congestion)
         self.report.phase = "in the run"
         self.report.why = "" if message.lineage else "waiting for the run's first weights"
         if message.layout is not None:
@@ -827,3 +832,7 @@ def l2_norm(values: Values) -> float:
         part = values[start : start + NORM_CHUNK_COUNT].astype(np.float64)
         total += float(np.dot(part, part))
     return math.sqrt(total) if math.isfinite(total) else math.inf
+
+
+def _cap(bytes_per_s: float | None) -> RateLimiter | None:
+    return None if bytes_per_s is None else RateLimiter(bytes_per_s)

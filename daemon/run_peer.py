@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import shutil
 import tempfile
@@ -45,6 +46,7 @@ class PeerOptions:
     advertise: Sequence[Address]
     http: Address
     upload_bytes_per_s: float | None = None
+    download_bytes_per_s: float | None = None
     patience_s: float | None = 120.0
 
 
@@ -86,6 +88,7 @@ class Peer:
                 advertise=options.advertise,
                 incarnation=secrets.randbits(62),
                 upload_bytes_per_s=options.upload_bytes_per_s,
+                download_bytes_per_s=options.download_bytes_per_s,
                 patience_s=options.patience_s,
             )
             self.service = PeerService(
@@ -229,6 +232,15 @@ class Peer:
             "tokens_per_s": progress.tokens_per_s,
             "loss": progress.loss,
             "metrics": progress.metrics,
+            "links": [
+                {
+                    "peer": peer,
+                    "lanes": len(link.lanes),
+                    "congestion": sorted({lane.facts.congestion for lane in link.lanes}),
+                    "round_trip_s": link.round_trip_s if link.round_trip_s < math.inf else None,
+                }
+                for peer, link in service.hub.links.items()
+            ],
             "bulk_sent_bytes": progress.bulk_sent_bytes,
             "bulk_received_bytes": progress.bulk_received_bytes,
             "state_received_bytes": progress.state_received_bytes,

@@ -15,6 +15,7 @@ A probe that fills idle lines needs nothing new here: it sends bytes and reports
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 
@@ -36,6 +37,9 @@ class Bandwidth:
 
     up_bytes_per_s: float
     down_bytes_per_s: float
+
+
+NO_CAP = Bandwidth(math.inf, math.inf)
 
 
 @frozen
@@ -113,12 +117,12 @@ class Bandwidths:
             return None
         return Bandwidth(up, max(up, down or 0.0))
 
-    def lines(self, peers: Sequence[str], upload_caps: Mapping[str, float]) -> Lines:
+    def lines(self, peers: Sequence[str], caps: Mapping[str, Bandwidth]) -> Lines:
         """The lines of these peers, for a plan.
 
         Args:
-          upload_caps: bytes per second that a peer's person allows it to send; peers without a cap
-            are left out. A cap says nothing of what the peer can receive.
+          caps: what a peer's person allows it to carry; infinite: no cap that way; peers without
+            any are left out.
         """
         known = {peer: rate for peer in peers if (rate := self.known(peer)) is not None}
         usual = Bandwidth(
@@ -128,8 +132,11 @@ class Bandwidths:
         rates = {}
         for peer in peers:
             rate = known.get(peer, usual)
-            cap = _believable(upload_caps.get(peer, RATE_MAX_BYTES_PER_S))
-            rates[peer] = Bandwidth(min(cap, rate.up_bytes_per_s), rate.down_bytes_per_s)
+            cap = caps.get(peer, NO_CAP)
+            rates[peer] = Bandwidth(
+                min(_believable(cap.up_bytes_per_s), rate.up_bytes_per_s),
+                min(_believable(cap.down_bytes_per_s), rate.down_bytes_per_s),
+            )
         return Lines(rates, guessed=frozenset(peers) - known.keys())
 
 

@@ -30,7 +30,7 @@ from ..protocol.messages import (
     ReduceFailed,
     RefusalCode,
 )
-from .bandwidth import Bandwidths
+from .bandwidth import Bandwidth, Bandwidths
 from .context import Context, quoted, said
 from .effects import EventKind
 from .journal import RoundCommitted, RoundNumbered
@@ -369,7 +369,7 @@ class Conductor:
                 self.context.history.sizes[round_.fragment],
                 [contributor.peer for contributor in contributors],
                 receivers,
-                self.bandwidths.lines(receivers, self._upload_caps()),
+                self.bandwidths.lines(receivers, self._caps()),
                 self.context.spec,
             )
         except NobodyReachableError as error:
@@ -392,11 +392,14 @@ class Conductor:
         for peer in receivers:
             self.context.send(peer, message)
 
-    def _upload_caps(self) -> dict[str, float]:
+    def _caps(self) -> dict[str, Bandwidth]:
+        """What the members' persons allow them to carry."""
         return {
-            member.peer: member.upload_bytes_per_s
+            member.peer: Bandwidth(
+                member.upload_bytes_per_s or math.inf, member.download_bytes_per_s or math.inf
+            )
             for member in self.context.roster
-            if member.upload_bytes_per_s
+            if member.upload_bytes_per_s or member.download_bytes_per_s
         }
 
     def _receivers(self, adding: set[str]) -> tuple[str, ...]:

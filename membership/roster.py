@@ -89,6 +89,7 @@ class Member:
     copies: list[Copy] = Factory(list)  # by fragment; empty before the run is founded
     in_sync: bool = False
     upload_bytes_per_s: float = 0.0  # what its person allows it to send; 0: no cap
+    download_bytes_per_s: float = 0.0  # and to receive
     draining_s: float | None = None  # since when it wants to leave
     progress: Progress | None = None
     bad_donors: set[str] = Factory(set)  # who served this member wrong blocks
@@ -150,6 +151,7 @@ def new_member(
         layout=hello.layout,
         copies=[Copy() for _ in range(fragment_count)],
         upload_bytes_per_s=hello.upload_bytes_per_s,
+        download_bytes_per_s=hello.download_bytes_per_s,
     )
 
 

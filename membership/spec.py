@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 import tomllib
 from typing import Any
 
@@ -21,7 +22,7 @@ import attrs
 from attrs import Factory, field, frozen
 
 from ..protocol.errors import UserError
-from ..protocol.messages import FRAGMENTS_MAX, MEMBERS_MAX
+from ..protocol.messages import FRAGMENTS_MAX, LANES_OPEN_MAX, MEMBERS_MAX
 
 SPEC_EXIT_CODE = 3
 SPEC_CHARS_MAX = 65_536  # what a Welcome can carry
@@ -70,6 +71,11 @@ def _one_of(*options: str) -> Any:
 def _name(_instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
     if not isinstance(value, str) or not 1 <= len(value) <= 64 or not value.isprintable():
         raise ValueError(f"{attribute.name} must be 1 to 64 printable characters, got {value!r}")
+
+
+def _word(_instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    if not isinstance(value, str) or not re.fullmatch(r"[a-z0-9_-]{0,15}", value):
+        raise ValueError(f"{attribute.name} must be up to 15 letters and digits, got {value!r}")
 
 
 def _merge(_instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
@@ -127,6 +133,9 @@ class ReduceTable:
     chunk_bytes: int = field(
         default=1_048_576, validator=_whole(CHUNK_BYTES_MIN, CHUNK_BYTES_MAX)
     )  # of float32 values, before encoding
+    lanes: int = field(default=2, validator=_whole(1, LANES_OPEN_MAX))  # of a link, to begin with
+    lanes_max: int = field(default=16, validator=_whole(1, LANES_OPEN_MAX))  # while they carry more
+    congestion: str = field(default="bbr", validator=_word)  # TCP's, of lanes; where there is it
 
 
 _TABLES: dict[str, type] = {
@@ -157,6 +166,10 @@ class RunSpec:
         if diloco.overlap >= diloco.sync_every:
             raise ValueError(
                 f"overlap ({diloco.overlap}) must be less than sync_every ({diloco.sync_every})"
+            )
+        if self.reduce.lanes > self.reduce.lanes_max:
+            raise ValueError(
+                f"lanes ({self.reduce.lanes}) must not exceed lanes_max ({self.reduce.lanes_max})"
             )
         if members.contributors and members.min_members > members.contributors:
             raise ValueError(

@@ -184,6 +184,7 @@ def _bandwidth(coordinator: Coordinator, member: Member) -> dict[str, Any]:
         "up_bytes_per_s": known.up_bytes_per_s if known else None,
         "down_bytes_per_s": known.down_bytes_per_s if known else None,
         "upload_cap_bytes_per_s": member.upload_bytes_per_s or None,
+        "download_cap_bytes_per_s": member.download_bytes_per_s or None,
         "links": {peer: rate for peer, rate in links.items() if peer in context.roster},
     }
 

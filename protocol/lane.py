@@ -39,7 +39,7 @@ MAGIC = 0x48  # 'H': a TLS connection starts with 0x16
 VERSION = 1
 LINK_ID_BYTES = 16
 SECRET_BYTES = 32
-LANES_MAX = 64  # numbers of lanes of one link, 0 to 63; far more than one path can use
+LANES_MAX = 2**32  # numbers of lanes of one link: a lane that is replaced never comes back
 PAYLOAD_BYTES_MAX = 8 * 2**20  # a chunk is about 1 MiB; what a lane buffers for the other side
 SOCKET_READ_BYTES = 2**18  # asked of a stream that cannot read into our buffer
 
@@ -370,7 +370,8 @@ class Lane:
         Raises:
           RemoteProtocolError: not authentic, out of sequence, or junk.
           trio.EndOfChannel: the other side closed, between two frames.
-          trio.BrokenResourceError: the connection is gone, or a receive was cancelled before.
+          trio.BrokenResourceError: the connection is gone, in the middle of a frame perhaps, or a
+            receive was cancelled before.
         """
         if self._receive_torn:
             raise trio.BrokenResourceError("an earlier receive was cancelled")
@@ -381,7 +382,7 @@ class Lane:
         target = await place(header)
         for sealed, into in self.opener.records(header, target):
             if not await self._read_into(sealed):
-                raise RemoteProtocolError("a lane ended in the middle of a record")
+                raise trio.BrokenResourceError("a lane ended in the middle of a frame")
             self.opener.open(sealed, into)
         self._receive_torn = False
         self.received_bytes += frame_bytes(header.payload_bytes)
@@ -416,7 +417,7 @@ class Lane:
                 done += len(data)
                 self._receive_torn = True
         if 0 < done < len(view):
-            raise RemoteProtocolError("a lane ended in the middle of a record")
+            raise trio.BrokenResourceError("a lane ended in the middle of a frame")
         return done > 0
 
 

@@ -35,7 +35,7 @@ from attrs import Factory, define, field, frozen
 from .addresses import Address
 from .errors import LocalProtocolError, RemoteProtocolError, UserError
 from .lane import HEADER_BYTES, PREAMBLE_BYTES
-from .network import Channel, ChannelHandler, LaneHandler, Party
+from .network import Channel, ChannelHandler, LaneFacts, LaneHandler, Party
 from .stream import run_handler
 
 T = TypeVar("T")
@@ -67,6 +67,7 @@ class _Link:
     delay_s: float
     bytes_per_s: float
     jitter_s: float
+    window_bytes: float = math.inf  # that one stream may have under way, in whole segments
     turn: trio.StrictFIFOLock = Factory(trio.StrictFIFOLock)
 
 
@@ -124,12 +125,16 @@ class _Pipe:
 
     async def wait_room(self) -> None:
         self.check_writable()
-        while self._buffered_bytes >= self._world.buffer_bytes:
+        while self._buffered_bytes >= min(self._world.buffer_bytes, self.link.window_bytes):
             await self._wait_change(math.inf if self._held() else self._gone_s)
             self.check_writable()
 
+    @property
+    def link(self) -> _Link:
+        return self._world.direction(self.source.name, self.target.name)
+
     async def transmit(self, data: bytes) -> None:
-        link = self._world.direction(self.source.name, self.target.name)
+        link = self.link
         if link.bytes_per_s < math.inf:
             async with link.turn:
                 await trio.sleep(len(data) / link.bytes_per_s)
@@ -208,7 +213,7 @@ class _Pipe:
         self.wake()
 
 
-class MemoryStream(trio.abc.Stream):
+class MemoryStream(trio.abc.HalfCloseableStream):
     """One end of a connection between two virtual hosts."""
 
     def __init__(self, world: MemoryWorld, host: _Host, outward: _Pipe, inward: _Pipe) -> None:
@@ -260,6 +265,17 @@ class MemoryStream(trio.abc.Stream):
             return await self._inward.receive(max_bytes)
         finally:
             self._receiving = False
+
+    async def send_eof(self) -> None:
+        with self._only_sender():
+            self._outward.end(reset=False)
+            await trio.lowlevel.checkpoint()
+
+    @property
+    def round_trip_s(self) -> float:
+        """As long as nothing else is on the way."""
+        there, back = self._outward.link, self._inward.link
+        return there.delay_s + back.delay_s
 
     async def aclose(self) -> None:
         if not self._closed:
@@ -347,13 +363,20 @@ class MemoryWorld:
         delay_s: float | None = None,
         bytes_per_s: float | None = None,
         jitter_s: float | None = None,
+        window_bytes: float | None = None,
     ) -> None:
-        """Set both directions of a pair; what is not given stays. Takes effect at once."""
+        """Set both directions of a pair; what is not given stays. Takes effect at once.
+
+        Args:
+          window_bytes: what one stream may have under way: less than delay times rate lets several
+            streams carry more than one.
+        """
         for source, target in ((a, b), (b, a)):
             link = self.direction(source, target)
             link.delay_s = link.delay_s if delay_s is None else delay_s
             link.bytes_per_s = link.bytes_per_s if bytes_per_s is None else bytes_per_s
             link.jitter_s = link.jitter_s if jitter_s is None else jitter_s
+            link.window_bytes = link.window_bytes if window_bytes is None else window_bytes
 
     def direction(self, source: str, target: str) -> _Link:
         """The link from one host to another; made when it is first asked for."""
@@ -545,6 +568,11 @@ class MemoryNetwork:
         """See ``network.Network.dial_lane``."""
         stream, _target = await self._world.connect(self._host, address, lane=True)
         return stream
+
+    def prepare_lane(self, stream: trio.abc.Stream, congestion: str) -> LaneFacts:
+        """See ``network.Network.prepare_lane``; there is no congestion, but delay."""
+        assert isinstance(stream, MemoryStream)
+        return LaneFacts("", stream.round_trip_s)
 
     async def run_sync(self, function: Callable[[], T]) -> T:
         """Run it here and now: no threads where time is virtual."""

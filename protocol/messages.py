@@ -25,6 +25,7 @@ MEMBERS_MAX = 1_024  # members of a view
 FRAGMENTS_MAX = 1_024  # fragments of a model
 TENSORS_MAX = 65_536  # tensors of a model; Mixture-of-experts models reach some ten thousand
 DIMENSIONS_MAX = 16
+LANES_OPEN_MAX = 64  # lanes of one link at once; far more than one path can use
 OWNER_RUNS_MAX = 4_096  # runs of consecutive chunks with one owner, in a plan
 SITES_MAX = 256  # of a plan
 BLOCKS_MAX = 65_536  # block digests in one index: 64 GiB of state a fragment at 1 MiB a block
@@ -205,7 +206,7 @@ class SiteLeads:
     chunk, if it is a member, leads it.
     """
 
-    members: tuple[str, ...] = field(validator=and_(min_len(2), _peers))
+    members: tuple[str, ...] = field(validator=_peers)  # at least two
     leaders: tuple[OwnerRun, ...] = field(validator=max_len(OWNER_RUNS_MAX))
 
 
@@ -289,6 +290,7 @@ class Hello(Message):
     undecided: tuple[Reduced, ...] = field(validator=max_len(FRAGMENTS_MAX))
     # What its person allows it to send to other peers; 0: no cap.
     upload_bytes_per_s: float = field(default=0.0, validator=_finite)
+    download_bytes_per_s: float = field(default=0.0, validator=_finite)  # likewise to receive
 
 
 @frozen
@@ -612,6 +614,36 @@ class LinkHello(Message):
 @frozen
 class LinkReady(Message):
     """The accepting side: the lanes may be dialled now."""
+
+
+@frozen
+class LaneReceived:
+    """What came on one lane since it was opened.
+
+    Attributes:
+      frames: that are whole and were handed on; what follows may be sent again on another lane.
+      bytes: that came at all: a sign of life from a lane in the middle of a long frame.
+      closed: no more will be read from it; the last word on this lane.
+    """
+
+    lane: int = field(validator=and_(ge(0), le(2**32 - 1)))
+    frames: int = field(validator=_count)
+    bytes: int = field(validator=_count)
+    closed: bool = False
+
+
+@frozen
+class LanesReceived(Message):
+    """Both sides, some moments after something came: what is known to have arrived."""
+
+    lanes: tuple[LaneReceived, ...] = field(validator=max_len(2 * LANES_OPEN_MAX))
+
+
+@frozen
+class LanesWanted(Message):
+    """The accepting side, which cannot dial: how many lanes would speed up what it sends."""
+
+    count: int = field(validator=and_(ge(1), le(LANES_OPEN_MAX)))
 
 
 @frozen

@@ -8,6 +8,7 @@ master and peers run unchanged in both. Time itself is trio's: ``trio.current_ti
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
@@ -44,6 +45,19 @@ class Channel:
     peer: str
     certificate_der: bytes
     remote_address: str
+
+
+@frozen
+class LaneFacts:
+    """What is known about a lane's path when it is open.
+
+    Attributes:
+      congestion: the kernel's congestion control for what we send; empty: there is none.
+      round_trip_s: the shortest that was seen; infinite: unknown.
+    """
+
+    congestion: str = ""
+    round_trip_s: float = math.inf
 
 
 ChannelHandler = Callable[[Channel], Awaitable[None]]
@@ -84,6 +98,10 @@ class Network(Protocol):
 
     async def dial_lane(self, address: Address) -> trio.abc.Stream:
         """Open a plain byte stream for a lane; ``lane`` adds the encryption. Raises OSError."""
+        ...
+
+    def prepare_lane(self, stream: trio.abc.Stream, congestion: str) -> LaneFacts:
+        """Have a lane's stream, dialled or accepted, use this congestion control if there is it."""
         ...
 
     async def run_sync(self, function: Callable[[], T]) -> T:

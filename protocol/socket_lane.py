@@ -18,13 +18,26 @@ import threading
 from collections.abc import Callable
 
 import trio
+from attrs import frozen
 
-from .errors import RemoteProtocolError
 from .lane import HEADER_BYTES, Buffer, FrameHeader, Lane, frame_bytes
 
-SHARE_BYTES_MIN = 1_024  # what is sent at once under a cap that asks for less
+# A call that blocks for so long comes back with what it has done until then, so that who watches the
+# lane sees that it moves, however slowly.
+LOOK_UP_S = 1.0
 
-Pace = Callable[[int], float]
+
+@frozen
+class Pace:
+    """A cap, as threads use it.
+
+    Attributes:
+      wait_s: told how many bytes pass, says for how many seconds to wait.
+      share_bytes: how much to ask for at once.
+    """
+
+    wait_s: Callable[[int], float]
+    share_bytes: Callable[[], int]
 
 
 class SocketLane:
@@ -36,9 +49,11 @@ class SocketLane:
     Args:
       sender: what has sent on this lane so far; its counts go on.
       receiver: the same for receiving.
-      stall_s: the connection is broken if it takes no byte for so long.
-      pace: told how many bytes are sent next, says how many seconds to wait first; None: no cap.
-      share_bytes: how much to ask ``pace`` for at once.
+      upload, download: None: no cap.
+
+    Attributes:
+      sent_bytes: what the kernel took so far, parts of frames too.
+      received_bytes: what came out of it, likewise.
     """
 
     def __init__(
@@ -47,65 +62,66 @@ class SocketLane:
         sender: Lane,
         receiver: Lane,
         *,
-        stall_s: float,
-        pace: Pace | None = None,
-        share_bytes: Callable[[], int] | None = None,
+        upload: Pace | None = None,
+        download: Pace | None = None,
     ) -> None:
         self._sender = sender
         self._receiver = receiver
-        self._stall_s = stall_s
-        self._pace = pace
-        self._share_bytes = share_bytes
+        self._upload = upload
+        self._download = download
+        self.sent_bytes = 0
+        self.received_bytes = 0
         self._closing = threading.Event()
         self._head = memoryview(bytearray(HEADER_BYTES))
         self._socket = socket.socket(fileno=os.dup(stream.socket.fileno()))
         self._socket.setblocking(True)
         # A timeout of Python's would make the socket non-blocking again, and every piece many calls.
-        limit = struct.pack("@ll", int(stall_s), int(stall_s % 1 * 1e6))
+        limit = struct.pack("@ll", int(LOOK_UP_S), int(LOOK_UP_S % 1 * 1e6))
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         self._readable = select.poll()
         self._readable.register(self._socket, select.POLLIN)
 
     # ------------------------------------------------------------ sending
 
     def send(self, header: FrameHeader, payload: Buffer) -> None:
-        """Send one frame; blocks.
+        """Send one frame; blocks until the kernel took it or somebody calls ``close``.
 
         Raises:
-          trio.BrokenResourceError: the connection is gone, or stalled.
+          trio.BrokenResourceError: the connection is gone.
           trio.ClosedResourceError: ``close`` was called.
         """
         for record in self._sender.sealer.seal(header, payload):
-            if self._pace is None:
-                self._send_all(record)
-            else:
-                self._send_paced(record, self._pace)
+            upload = self._upload
+            share_bytes = len(record) if upload is None else upload.share_bytes()
+            for start in range(0, len(record), share_bytes):
+                piece = record[start : start + share_bytes]
+                self._wait(upload, len(piece))
+                self._send_all(piece)
         self._sender.sent_bytes += frame_bytes(header.payload_bytes)
 
-    def _send_paced(self, record: memoryview, pace: Pace) -> None:
-        done = 0
-        while done < len(record):
-            share_bytes = SHARE_BYTES_MIN if self._share_bytes is None else self._share_bytes()
-            piece = record[done : done + share_bytes]
-            wait_s = pace(len(piece))
-            if wait_s > 0:
-                self._closing.wait(wait_s)
-            self._send_all(piece)
-            done += len(piece)
+    def _wait(self, pace: Pace | None, count: int) -> None:
+        if pace is not None and (wait_s := pace.wait_s(count)) > 0:
+            self._closing.wait(wait_s)
 
     def _send_all(self, data: memoryview) -> None:
         done = 0
-        try:
-            while done < len(data):
-                self._check_open()
-                done += self._socket.send(data[done:])
-        except BlockingIOError:
-            raise trio.BrokenResourceError(
-                f"nothing could be sent for {self._stall_s:g} s"
-            ) from None
-        except OSError as error:
+        while done < len(data):
             self._check_open()
-            raise trio.BrokenResourceError(str(error)) from error
+            try:
+                count = self._socket.send(data[done:])
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                self._check_open()
+                raise trio.BrokenResourceError(str(error)) from error
+            done += count
+            self.sent_bytes += count
+
+    def send_eof(self) -> None:
+        """Send nothing any more; what the other side sends still comes."""
+        with contextlib.suppress(OSError):  # the connection is gone
+            self._socket.shutdown(socket.SHUT_WR)
 
     # ------------------------------------------------------------ receiving
 
@@ -138,25 +154,33 @@ class SocketLane:
         for sealed, into in opener.records(header, target):
             if not self._receive_into(sealed):
                 self._check_open()
-                raise RemoteProtocolError("a lane ended in the middle of a record")
+                raise trio.BrokenResourceError("a lane ended in the middle of a frame")
             opener.open(sealed, into)
         self._receiver.received_bytes += frame_bytes(header.payload_bytes)
 
     def _receive_into(self, view: memoryview) -> bool:
         """Fill ``view``; False if the stream ended before its first byte."""
+        download = self._download
+        share_bytes = len(view) if download is None else download.share_bytes()
         done = 0
-        try:
-            while done < len(view):
-                count = self._socket.recv_into(view[done:], 0, socket.MSG_WAITALL)
-                if not count:
-                    break
-                done += count
-        except OSError as error:
+        while done < len(view):
             self._check_open()
-            raise trio.BrokenResourceError(str(error)) from error
+            piece = view[done : done + share_bytes]
+            try:
+                count = self._socket.recv_into(piece, 0, socket.MSG_WAITALL)
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                self._check_open()
+                raise trio.BrokenResourceError(str(error)) from error
+            if not count:
+                break
+            done += count
+            self.received_bytes += count
+            self._wait(download, count)
         if 0 < done < len(view):
             self._check_open()
-            raise RemoteProtocolError("a lane ended in the middle of a record")
+            raise trio.BrokenResourceError("a lane ended in the middle of a frame")
         return done > 0
 
     # ------------------------------------------------------------ ending

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import socket
 import ssl
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 import trio
@@ -28,7 +30,7 @@ from .addresses import Address
 from .authority import holder_of
 from .credentials import Credentials
 from .errors import RemoteProtocolError, UserError
-from .network import Channel, ChannelHandler, LaneHandler, Party
+from .network import Channel, ChannelHandler, LaneFacts, LaneHandler, Party
 from .stream import CONNECTION_ENDS, run_handler
 
 T = TypeVar("T")
@@ -41,6 +43,9 @@ BACKLOG_COUNT_MAX = 1_024  # connections that the kernel keeps for us
 CAPACITY_PAUSE_S = 0.1  # when the process has no file descriptor left for another connection
 TAKEN_EXIT_CODE = 4
 SAME_PORT_ATTEMPTS_MAX = 10  # to find one free port for IPv4 and IPv6
+
+CONGESTION_NAME_BYTES = 16  # as the kernel has them
+MIN_RTT_OFFSET = 148  # of tcpi_min_rtt in Linux's struct tcp_info
 
 _CAPACITY_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 
@@ -231,9 +236,47 @@ class SocketNetwork:
         """See ``network.Network.dial_lane``."""
         return await open_tcp(address)
 
+    def prepare_lane(self, stream: trio.abc.Stream, congestion: str) -> LaneFacts:
+        """See ``network.Network.prepare_lane``."""
+        assert isinstance(stream, trio.SocketStream)
+        choose_congestion(stream.socket, congestion)
+        return LaneFacts(congestion_of(stream.socket), shortest_round_trip_s(stream.socket))
+
     async def run_sync(self, function: Callable[[], T]) -> T:
         """Run it in a thread. Once begun it runs to its end, whatever is cancelled."""
         return await trio.to_thread.run_sync(function)
+
+
+def choose_congestion(sock: trio.socket.SocketType, name: str) -> None:
+    """Use this congestion control, if the kernel has it and lets us; else what it uses anyway."""
+    if name and hasattr(socket, "TCP_CONGESTION"):
+        with suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
+
+
+def congestion_of(sock: trio.socket.SocketType) -> str:
+    """The congestion control of what is sent; empty where the kernel does not say."""
+    if not hasattr(socket, "TCP_CONGESTION"):
+        return ""
+    try:
+        name = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, CONGESTION_NAME_BYTES)
+    except OSError:
+        return ""
+    return name.partition(b"\0")[0].decode("ascii", "replace")
+
+
+def shortest_round_trip_s(sock: trio.socket.SocketType) -> float:
+    """The shortest that the kernel saw on this connection; infinite where it does not say."""
+    if not hasattr(socket, "TCP_INFO"):
+        return math.inf
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, MIN_RTT_OFFSET + 4)
+    except OSError:
+        return math.inf
+    if len(info) < MIN_RTT_OFFSET + 4:
+        return math.inf
+    microseconds = int.from_bytes(info[MIN_RTT_OFFSET:], sys.byteorder)
+    return math.inf if microseconds == 2**32 - 1 else microseconds / 1e6
 
 
 async def open_tcp(address: Address) -> trio.SocketStream:

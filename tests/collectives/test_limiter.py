@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import trio
 
-from holdfast.collectives.limiter import BURST_S, UploadLimiter
+from holdfast.collectives.limiter import BURST_S, RateLimiter
 from holdfast.protocol.errors import LocalProtocolError
 
 
 async def test_the_rate_is_kept_and_only_a_small_burst_is_free() -> None:
-    limiter = UploadLimiter(1_000)
+    limiter = RateLimiter(1_000)
     for _round in range(2):
         started_s = trio.current_time()
         for _taken in range(100):
@@ -20,7 +20,7 @@ async def test_the_rate_is_kept_and_only_a_small_burst_is_free() -> None:
 
 
 async def test_takers_share_fairly_whatever_they_ask_for() -> None:
-    limiter = UploadLimiter(10_000)
+    limiter = RateLimiter(10_000)
     taken = [0, 0, 0]
 
     async def take(taker: int) -> None:
@@ -37,7 +37,7 @@ async def test_takers_share_fairly_whatever_they_ask_for() -> None:
 
 
 async def test_what_a_cancelled_taker_reserved_goes_to_the_others() -> None:
-    limiter = UploadLimiter(1_000)
+    limiter = RateLimiter(1_000)
     await limiter.take(100)
     with trio.move_on_after(1) as scope:
         await limiter.take(1_000_000)
@@ -48,7 +48,7 @@ async def test_what_a_cancelled_taker_reserved_goes_to_the_others() -> None:
 
 
 async def test_the_rate_can_change() -> None:
-    limiter = UploadLimiter(1_000)
+    limiter = RateLimiter(1_000)
     await limiter.take(100)
     limiter.bytes_per_s = 100_000
     started_s = trio.current_time()
@@ -59,4 +59,4 @@ async def test_the_rate_can_change() -> None:
 @pytest.mark.parametrize("rate", [0, -1, float("inf"), float("nan")])
 def test_a_cap_is_a_positive_number(rate: float) -> None:
     with pytest.raises(LocalProtocolError):
-        UploadLimiter(rate)
+        RateLimiter(rate)

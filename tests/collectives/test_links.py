@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
 import trio
-from attrs import define, field
 
 from holdfast.collectives.hub import LinkHub
-from holdfast.collectives.limiter import UploadLimiter
-from holdfast.collectives.link import LANE_COUNT, Link
+from holdfast.collectives.limiter import RateLimiter
+from holdfast.collectives.link import Link
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.errors import LocalProtocolError, PeerLostError, RemoteProtocolError
 from holdfast.protocol.lane import (
@@ -22,127 +19,16 @@ from holdfast.protocol.lane import (
     derive_lane_keys,
     send_preamble,
 )
-from holdfast.protocol.memory import MemoryNetwork, MemoryWorld
+from holdfast.protocol.memory import MemoryWorld
 from holdfast.protocol.messages import (
-    FragmentHead,
-    IndexRequest,
     LinkHello,
     LinkReady,
-    MemberInfo,
     Message,
     Refused,
-    Role,
 )
 from holdfast.protocol.network import Party
 from holdfast.protocol.stream import MessageStream
-
-PORT = 7_700
-
-
-def note(number: int) -> IndexRequest:
-    """Some message that a link hands on."""
-    return IndexRequest(FragmentHead(0, number, b""))
-
-
-def peer_id(number: int) -> str:
-    return f"{number:032x}"
-
-
-def member(number: int, *addresses: str, joined: int | None = None) -> MemberInfo:
-    return MemberInfo(
-        peer=peer_id(number),
-        name=f"n{number}",
-        number=number if joined is None else joined,
-        addresses=addresses or (f"n{number}:{PORT}",),
-        role=Role.CONTRIBUTOR,
-        in_sync=True,
-    )
-
-
-def view(*numbers: int) -> list[MemberInfo]:
-    return [member(number) for number in numbers]
-
-
-@define(eq=False)
-class Node:
-    network: MemoryNetwork
-    hub: LinkHub
-    scope: trio.CancelScope
-    heard: list[tuple[str, Message]]
-    dialled: list[str]  # who opened a control stream to us
-
-
-@define(eq=False)
-class Sink:
-    """Takes every frame."""
-
-    frames: list[tuple[str, int, bytes]] = field(factory=list)
-
-    def place(self, _peer: str, header: FrameHeader) -> memoryview:
-        return memoryview(bytearray(header.payload_bytes))
-
-    def deliver(self, peer: str, header: FrameHeader, payload: memoryview) -> None:
-        self.frames.append((peer, header.index, bytes(payload)))
-
-
-def frame(index: int, payload: bytes, *, round_: int = 1, attempt: int = 1) -> FrameHeader:
-    return FrameHeader(FrameKind.CONTRIBUTION, round_, attempt, index, 0, len(payload))
-
-
-KEY = (FrameKind.CONTRIBUTION, 1, 1)
-
-
-class Net:
-    """Nodes that live in one world; each is told its view by the test."""
-
-    def __init__(self, nursery: trio.Nursery, world: MemoryWorld | None = None) -> None:
-        self.nursery = nursery
-        self.world = world or MemoryWorld(random.Random(0))
-
-    async def node(
-        self, number: int, members: list[MemberInfo], limiter: UploadLimiter | None = None
-    ) -> Node:
-        network = self.world.host(f"n{number}", peer_id(number))
-        heard: list[tuple[str, Message]] = []
-        dialled: list[str] = []
-
-        async def on_message(peer: str, message: Message) -> None:
-            heard.append((peer, message))
-
-        hub = LinkHub(network, peer_id(number), on_message=on_message, limiter=limiter)
-        node = Node(network, hub, trio.CancelScope(), heard, dialled)
-        hub.set_members(members)
-        await self.nursery.start(self._live, node)
-        return node
-
-    async def _live(self, node: Node, task_status: trio.TaskStatus[None]) -> None:
-        async def on_channel(channel: object) -> None:
-            node.dialled.append(channel.peer)  # type: ignore[attr-defined]
-            await node.hub.handle_channel(channel)  # type: ignore[arg-type]
-
-        async def serve(task_status: trio.TaskStatus[object]) -> None:
-            await node.network.serve(
-                [Address("::", PORT)], on_channel, node.hub.handle_lane, task_status=task_status
-            )
-
-        with node.scope:
-            async with trio.open_nursery() as nursery:
-                await nursery.start(serve)
-                await nursery.start(node.hub.run)
-                task_status.started()
-
-    async def pair(self) -> tuple[Node, Node, Link, Link]:
-        """Two nodes and both ends of their link; the second one dialled."""
-        a, b = await self.node(0, view(0, 1)), await self.node(1, view(0, 1))
-        return a, b, await a.hub.link(peer_id(1)), await b.hub.link(peer_id(0))
-
-
-@asynccontextmanager
-async def a_net(world: MemoryWorld | None = None) -> AsyncIterator[Net]:
-    async with trio.open_nursery() as nursery:
-        yield Net(nursery, world)
-        nursery.cancel_scope.cancel()
-
+from tests.collectives.net import KEY, PORT, Sink, a_net, frame, member, note, peer_id, view
 
 # ---------------------------------------------------------------- coming up
 
@@ -267,14 +153,6 @@ async def test_a_cut_link_wakes_who_waits_and_is_dialled_again() -> None:
         assert (await b.hub.link(peer_id(0))) is not at_b
 
 
-async def test_one_broken_lane_loses_the_whole_link() -> None:
-    async with a_net() as net:
-        _, _, at_a, at_b = await net.pair()
-        await at_a.lanes[1].stream.aclose()
-        await at_a.lost.wait()
-        await at_b.lost.wait()
-
-
 async def test_a_tampered_frame_loses_the_link() -> None:
     async with a_net() as net:
         a, _, _, at_b = await net.pair()
@@ -350,7 +228,7 @@ async def test_a_link_that_broke_unnoticed_at_one_end_is_replaced() -> None:
         assert not at_a.lost.is_set()
         # The old streams' end never arrives: keep it from the acceptor for good.
         net.world.filter = None
-        for stream in (*at_a._streams,):
+        for stream in (at_a._stream, *(lane.stream for lane in at_a.lanes)):
             stream._inward._end_s = float("inf")  # type: ignore[attr-defined]
         net.world.heal("n0", "n1")
         new = await b.hub.link(peer_id(0))
@@ -394,7 +272,7 @@ async def test_a_frozen_member_is_lost_once_a_write_is_stuck() -> None:
             for index in range(5):
                 await at_b.send_frame(frame(index, payload), payload)
 
-        with pytest.raises(PeerLostError, match="nothing could be sent for 20 s"):
+        with pytest.raises(PeerLostError, match="no lane has worked for 5 s"):
             await send_on()
         assert 19 < trio.current_time() - started_s < 45
 
@@ -470,6 +348,7 @@ async def test_a_lane_that_is_replayed_gets_no_answer_under_the_same_keys() -> N
 async def test_idle_lanes_take_the_next_frame() -> None:
     async with a_net() as net:
         a, _, at_a, at_b = await net.pair()
+        await trio.sleep(1)
         sink = Sink()
         sent = {index: bytes([index]) * (1 + 37 * index) for index in range(200)}
         with a.hub.register(KEY, sink):
@@ -478,7 +357,7 @@ async def test_idle_lanes_take_the_next_frame() -> None:
                     senders.start_soon(at_b.send_frame, frame(index, payload), payload)
             await trio.sleep(1)
         assert sorted(sink.frames) == [(peer_id(1), i, p) for i, p in sent.items()]
-        assert len(at_b.lanes) == LANE_COUNT
+        assert len(at_b.lanes) == 2
         assert min(lane.sender.sent_bytes for lane in at_b.lanes) > 100_000
         assert a.hub.received_bytes == at_a.received_bytes == at_b.sent_bytes
 
@@ -577,7 +456,7 @@ async def test_frames_of_what_is_over_are_dropped_at_once() -> None:
 
 async def test_the_upload_cap_holds_over_all_links_and_is_shared() -> None:
     async with a_net() as net:
-        limiter = UploadLimiter(100_000)
+        limiter = RateLimiter(100_000)
         await net.node(0, view(0, 1, 2))
         await net.node(1, view(0, 1, 2))
         sender = await net.node(2, view(0, 1, 2), limiter)

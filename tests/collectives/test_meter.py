@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from holdfast.collectives.hub import LinkHub
-from holdfast.collectives.limiter import UploadLimiter
+from holdfast.collectives.limiter import RateLimiter
 from holdfast.collectives.meter import Meter, Reading
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.lane import FrameHeader, FrameKind
@@ -63,6 +63,9 @@ class Sink:
     def place(self, _peer: str, header: FrameHeader) -> memoryview:
         return memoryview(bytearray(header.payload_bytes))
 
+    def abandon(self, _peer: str, _header: FrameHeader, _view: memoryview) -> None:
+        pass
+
     def deliver(self, _peer: str, _header: FrameHeader, _payload: memoryview) -> None:
         self.count += 1
 
@@ -79,10 +82,10 @@ def view(count: int) -> list[MemberInfo]:
 
 
 async def start(
-    nursery: trio.Nursery, world: MemoryWorld, number: int, limiter: UploadLimiter | None = None
+    nursery: trio.Nursery, world: MemoryWorld, number: int, limiter: RateLimiter | None = None
 ) -> LinkHub:
     network = world.host(f"n{number}", peer_id(number))
-    hub = LinkHub(network, peer_id(number), limiter=limiter)
+    hub = LinkHub(network, peer_id(number), upload=limiter)
     hub.set_members(view(3))
     await nursery.start(network.serve, [Address("::", PORT)], hub.handle_channel, hub.handle_lane)
     await nursery.start(hub.run)
@@ -107,6 +110,7 @@ async def test_a_hub_measures_what_its_lines_carry() -> None:
         sender, one, two = [await start(nursery, world, number) for number in range(3)]
         sinks = [Sink(), Sink()]
         with one.register(KEY, sinks[0]), two.register(KEY, sinks[1]):
+            await trio.sleep(1)  # until all lanes are open
             for hub in (sender, one, two):
                 await hub.link(peer_id(0 if hub is not sender else 1))
                 hub.take_measurements()
@@ -132,7 +136,7 @@ async def test_a_hub_measures_what_its_lines_carry() -> None:
 async def test_waiting_for_the_cap_is_not_busy_time() -> None:
     world = MemoryWorld(random.Random(0), delay_s=0.01, bytes_per_s=1e6)
     async with trio.open_nursery() as nursery:
-        sender = await start(nursery, world, 0, UploadLimiter(1e5))
+        sender = await start(nursery, world, 0, RateLimiter(1e5))
         receiver = await start(nursery, world, 1)
         with receiver.register(KEY, Sink()):
             await sender.link(peer_id(1))

@@ -33,7 +33,7 @@ class Source:
 
 
 def header_of(taken: Taken) -> FrameHeader:
-    frame = taken[1]()
+    frame = taken.load()
     assert frame is not None
     return frame[0]
 
@@ -70,6 +70,31 @@ async def test_sources_take_turns_and_one_that_has_nothing_ready_holds_up_nobody
         outlet.wake()
         assert await take(outlet, 3) == [(2, 1), (2, 2), (2, 3)]
     assert drained == [True, True]
+
+
+async def test_a_frame_that_comes_back_goes_first_and_counts_once() -> None:
+    outlet = Outlet()
+    source = Source(1, 3, 3)
+    drained: list[bool] = []
+
+    async def drain() -> None:
+        drained.append(await outlet.drain(source))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(drain)
+        await trio.testing.wait_all_tasks_blocked()
+        sent, unsent = await outlet.take(), await outlet.take()
+        outlet.finish(sent)
+        outlet.put_back([sent, unsent])
+        again = [await outlet.take() for _ in range(3)]
+        assert [header_of(taken).index for taken in again] == [0, 1, 2]
+        for taken in again[:2]:
+            outlet.finish(taken)
+        await trio.testing.wait_all_tasks_blocked()
+        assert drained == []
+        outlet.finish(again[2])
+    assert drained == [True]
+    assert all(taken.feed is None for taken in again)  # which would keep the source
 
 
 async def test_a_closed_outlet_tells_everybody() -> None:

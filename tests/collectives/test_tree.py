@@ -85,6 +85,7 @@ def given_below(peer: str, parts: Mapping[str, Part], contributors: Sequence[str
     [
         ([(PEERS[:2], PEERS[:1] * 2), (PEERS[1:3], PEERS[1:2] * 2)], "two sites"),
         ([((PEERS[0], PEERS[6]), PEERS[:1] * 2)], "does not receive"),
+        ([(PEERS[:1], PEERS[:1] * 2)], "fewer than two"),
         ([(PEERS[:2], PEERS[:1])], "leader for each chunk"),
         ([(PEERS[:2], PEERS[2:3] * 2)], "from outside"),
         ([(PEERS[:2], PEERS[1:2] * 2)], "its own site"),

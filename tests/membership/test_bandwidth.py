@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from attrs import evolve
 from hypothesis import given
@@ -76,12 +78,12 @@ def test_strangers_count_as_the_median_and_all_strangers_as_the_default() -> Non
     assert lines.guessed == {C}
 
 
-def test_a_cap_counts_for_sending_only_and_for_strangers_too() -> None:
+def test_a_cap_counts_for_its_way_only_and_for_strangers_too() -> None:
     known = Bandwidths()
     known.measured(A, report(5e6, 8e6))
-    lines = known.lines([A, B], {A: 1e6, B: 2e6})
+    lines = known.lines([A, B], {A: Bandwidth(1e6, math.inf), B: Bandwidth(math.inf, 2e6)})
     assert lines.rates[A] == Bandwidth(1e6, 8e6)
-    assert lines.rates[B] == Bandwidth(2e6, 8e6)
+    assert lines.rates[B] == Bandwidth(5e6, 2e6)
 
 
 @given(st.integers(0, COUNT_MAX), st.floats(0.0, 1e300))
@@ -161,7 +163,11 @@ def test_a_round_that_never_reduced_has_no_plan() -> None:
 
 def test_reports_and_caps_steer_the_plan() -> None:
     table = started()
-    table.join("d" * 32, SPARE, evolve(hello_of("d" * 32), upload_bytes_per_s=5e5))
+    table.join(
+        "d" * 32,
+        SPARE,
+        evolve(hello_of("d" * 32), upload_bytes_per_s=5e5, download_bytes_per_s=7e5),
+    )
     for peer in (A, C):
         table.say(peer, report(1e4))
     table.say(B, report(1e8))
@@ -171,6 +177,7 @@ def test_reports_and_caps_steer_the_plan() -> None:
     assert members[B]["up_bytes_per_s"] == pytest.approx(1e8)
     assert members["d" * 32]["up_bytes_per_s"] is None
     assert members["d" * 32]["upload_cap_bytes_per_s"] == 5e5
+    assert members["d" * 32]["download_cap_bytes_per_s"] == 7e5
 
 
 def test_a_capped_contributor_owns_nothing_where_that_holds_nobody_up() -> None:

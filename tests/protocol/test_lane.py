@@ -153,7 +153,8 @@ async def test_a_record_with_any_byte_changed_is_refused(at: int) -> None:
     record = bytearray(await tap.record(b"bytes"))
     record[at] ^= 0x01
     await tap.feed(bytes(record), end=True)
-    with pytest.raises(RemoteProtocolError):
+    # Where the length was changed, the rest of a longer frame is waited for.
+    with pytest.raises((RemoteProtocolError, trio.BrokenResourceError)):
         await tap.receiver.receive(anywhere)
 
 
@@ -191,7 +192,7 @@ async def test_a_truncated_record_is_refused(kept: int) -> None:
     await tap.open()
     record = await tap.record(b"bytes")
     await tap.feed(record[:kept], end=True)
-    with pytest.raises(RemoteProtocolError, match="ended in the middle"):
+    with pytest.raises(trio.BrokenResourceError, match="ended in the middle"):
         await tap.receiver.receive(anywhere)
 
 

@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from holdfast.protocol.addresses import Address
-from holdfast.protocol.memory import MemoryNetwork, MemoryWorld
+from holdfast.protocol.memory import SEGMENT_BYTES, MemoryNetwork, MemoryWorld
 from holdfast.protocol.network import Channel, Party
 
 PEER_A, PEER_B = "a" * 32, "b" * 32
@@ -366,3 +366,57 @@ async def test_connections_that_nobody_accepted_are_reset_when_the_server_stops(
             with contextlib.suppress(trio.BrokenResourceError):
                 assert await stream.receive_some() == b""
         assert not scope.cancelled_caught
+
+
+async def test_a_window_lets_several_streams_carry_more_than_one() -> None:
+    """A stream has 64 KiB under way for 100 ms: 0.66 MB/s of the link's 10."""
+    world = MemoryWorld(random.Random(0), delay_s=0.1, bytes_per_s=10e6)
+    world.link("a", "b", window_bytes=SEGMENT_BYTES)
+    a, b = world.host("a", PEER_A), world.host("b", PEER_B)
+    got = 0
+
+    async def on_lane(stream: trio.abc.Stream) -> None:
+        nonlocal got
+        while data := await stream.receive_some():
+            got += len(data)
+
+    async def on_channel(_: Channel) -> None:
+        pass
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(b.serve, [Address("::", PORT)], on_channel, on_lane)
+        for stream_count in (1, 4):
+            with trio.move_on_after(10):
+                async with trio.open_nursery() as senders:
+                    for _ in range(stream_count):
+                        stream = await a.dial_lane(Address("b", PORT))
+                        senders.start_soon(stream.send_all, bytes(10**8))
+            assert got == pytest.approx(stream_count * 10 * SEGMENT_BYTES / 0.1, rel=0.15)
+            got = 0
+            await trio.sleep(1)
+            got = 0
+        nursery.cancel_scope.cancel()
+
+
+async def test_one_side_may_finish_while_the_other_goes_on() -> None:
+    world = MemoryWorld(random.Random(0))
+    a, b = world.host("a", PEER_A), world.host("b", PEER_B)
+
+    async def on_lane(stream: trio.abc.Stream) -> None:
+        assert await stream.receive_some() == b"question"
+        assert await stream.receive_some() == b""
+        await stream.send_all(b"answer")
+
+    async def on_channel(_: Channel) -> None:
+        pass
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(b.serve, [Address("::", PORT)], on_channel, on_lane)
+        stream = await a.dial_lane(Address("b", PORT))
+        assert isinstance(stream, trio.abc.HalfCloseableStream)
+        await stream.send_all(b"question")
+        await stream.send_eof()
+        assert await stream.receive_some() == b"answer"
+        with pytest.raises(trio.ClosedResourceError):
+            await stream.send_all(b"more")
+        nursery.cancel_scope.cancel()

@@ -24,7 +24,7 @@ from holdfast.protocol.errors import RemoteProtocolError, UserError
 from holdfast.protocol.identity import Identity
 from holdfast.protocol.lane import receive_preamble, send_preamble
 from holdfast.protocol.messages import Heartbeat
-from holdfast.protocol.network import Channel, Party
+from holdfast.protocol.network import Channel, LaneFacts, Party
 from holdfast.protocol.sockets import SocketNetwork
 from holdfast.protocol.stream import MessageStream
 
@@ -435,3 +435,37 @@ async def test_control_streams_do_not_wait_for_more_bytes(run: Run) -> None:
 
 async def test_work_off_the_loop_runs_in_a_thread(run: Run) -> None:
     assert await run.network().run_sync(threading.get_ident) != threading.get_ident()
+
+
+# ---------------------------------------------------------------- lanes' options
+
+
+async def test_a_lane_uses_the_congestion_control_that_it_should_where_there_is_it(
+    run: Run,
+) -> None:
+    network = run.network()
+    available = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control").read_text().split()
+    async with trio.open_nursery() as nursery:
+        address = await serve(nursery, network)
+        async with await sockets.open_tcp(address) as stream:
+            usual = sockets.congestion_of(stream.socket)
+            assert usual
+            for name in available:
+                assert network.prepare_lane(stream, name).congestion == name
+            before = sockets.congestion_of(stream.socket)
+            for nonsense in ("", "no-such-thing", "x" * 100):
+                assert network.prepare_lane(stream, nonsense).congestion == before
+            assert 0 < network.prepare_lane(stream, "").round_trip_s < 1
+        nursery.cancel_scope.cancel()
+
+
+async def test_without_the_kernels_word_nothing_is_claimed(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(socket, "TCP_INFO")
+    monkeypatch.delattr(socket, "TCP_CONGESTION")
+    async with trio.open_nursery() as nursery:
+        address = await serve(nursery, run.network())
+        async with await sockets.open_tcp(address) as stream:
+            assert run.network().prepare_lane(stream, "bbr") == LaneFacts()
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,163 @@
+"""How many lanes a link should have: a climb by halving and doubling, one measured step at a time.
+
+One TCP connection carries little over a long lossy path; several carry more, until they only take
+it from each other. So the number is tried out, on the traffic that there is anyway:
+
+    measure a window of busy time -> try another number -> let it settle -> measure a window
+        better: keep it, and try the next step at once
+        not:    go back, and wait twice as long as the last time before the other direction is tried
+
+Only time counts in which every lane had something to send: else it is not the lanes that set the
+pace. Over a short path one connection fills the line, and nothing is tried.
+
+No clock, no I/O: who has the link calls ``sample`` whenever it learns what has arrived.
+"""
+
+from __future__ import annotations
+
+import math
+
+from attrs import frozen
+
+COUNT_FIRST = 2  # one that pauses for a loss leaves the other
+COUNT_MAX = 16  # more flows crowd out whoever else uses the line
+GAIN_MIN = 1.10  # more lanes have to carry so much more to be kept
+KEPT_MIN = 0.95  # fewer lanes have to carry so much of what more did
+WINDOW_S = 1.0  # of busy time; at least
+# At least: a window sees connections lose and recover several times, or chance decides.
+WINDOW_ROUND_TRIPS = 30
+SETTLE_S = 0.5  # of busy time after a change that is not measured; at least
+SETTLE_ROUND_TRIPS = 20  # a new connection starts slowly, overshoots, and falls back
+GAP_S_MAX = 1.0  # between two samples; beyond it nobody knows what happened
+OPEN_S_MAX = 10.0  # lanes that have not come by then are not waited for
+WAIT_FIRST_S = 10.0  # after a step that was not worth it; doubled each time
+WAIT_S_MAX = 640.0
+ROUND_TRIP_S_MIN = 0.002  # below, one connection recovers from a loss before anybody notices
+
+
+@frozen
+class Sample:
+    """What is known at one moment.
+
+    Attributes:
+      carried_bytes: that arrived since the link began.
+      lane_count: lanes that work.
+      busy: every one of them is sending.
+    """
+
+    now_s: float
+    carried_bytes: int
+    lane_count: int
+    busy: bool
+
+
+@frozen
+class _Trial:
+    """Another number of lanes is being tried."""
+
+    before: int
+    bytes_per_s_before: float
+    began_s: float
+
+
+class LaneCount:
+    """See the top of this file; one side's view of what it sends.
+
+    Attributes:
+      wanted: lanes that there should be.
+
+    Args:
+      first: to start with, and never fewer.
+      count_max: never more; ``first`` makes the number fixed.
+    """
+
+    def __init__(self, first: int = COUNT_FIRST, count_max: int = COUNT_MAX) -> None:
+        self.wanted = first
+        self._count_min = first
+        self._count_max = count_max
+        self._last: Sample | None = None
+        self._trial: _Trial | None = None
+        self._upwards = True
+        self._wait_s = WAIT_FIRST_S
+        self._not_before_s = -math.inf
+        self._unsettled_s = math.inf  # busy time still to pass before a window begins
+        self._window_s = 0.0
+        self._window_bytes = 0
+
+    def sample(self, sample: Sample, round_trip_s: float) -> int:
+        """Take note of what has arrived; gives ``wanted``.
+
+        Args:
+          round_trip_s: the shortest that was seen on the path.
+        """
+        last, self._last = self._last, sample
+        if round_trip_s < ROUND_TRIP_S_MIN or self._count_min >= self._count_max:
+            return self.wanted
+        if last is None or not self._counts(last, sample):
+            self._give_up_late_lanes(sample)
+            return self.wanted
+        span_s = sample.now_s - last.now_s
+        if self._unsettled_s > 0:
+            settle_s = max(SETTLE_S, SETTLE_ROUND_TRIPS * round_trip_s)
+            self._unsettled_s = min(self._unsettled_s, settle_s) - span_s
+            return self.wanted
+        self._window_s += span_s
+        self._window_bytes += sample.carried_bytes - last.carried_bytes
+        if self._window_s >= max(WINDOW_S, WINDOW_ROUND_TRIPS * round_trip_s):
+            bytes_per_s = self._window_bytes / self._window_s
+            self._window_s, self._window_bytes = 0.0, 0
+            self._decide(bytes_per_s, sample.now_s)
+        return self.wanted
+
+    def _counts(self, last: Sample, sample: Sample) -> bool:
+        return (
+            last.busy
+            and sample.busy
+            and last.lane_count == sample.lane_count == self.wanted
+            and sample.now_s - last.now_s <= GAP_S_MAX
+        )
+
+    def _give_up_late_lanes(self, sample: Sample) -> None:
+        trial = self._trial
+        if (
+            trial is not None
+            and sample.lane_count < self.wanted
+            and sample.now_s - trial.began_s > OPEN_S_MAX
+        ):
+            self._go_back(trial, sample.now_s)
+
+    def _decide(self, bytes_per_s: float, now_s: float) -> None:
+        trial = self._trial
+        if trial is not None:
+            least = GAIN_MIN if self.wanted > trial.before else KEPT_MIN
+            if bytes_per_s < least * trial.bytes_per_s_before:
+                self._go_back(trial, now_s)
+                return
+            self._trial = None
+            self._wait_s = WAIT_FIRST_S
+        elif now_s < self._not_before_s:
+            return
+        self._try_next(bytes_per_s, now_s)
+
+    def _try_next(self, bytes_per_s: float, now_s: float) -> None:
+        if self._step() == self.wanted:
+            # The climb has come to its end; the way back is tried when some time has passed.
+            self._upwards = not self._upwards
+            self._not_before_s = now_s + self._wait_s
+            return
+        self._trial = _Trial(self.wanted, bytes_per_s, now_s)
+        self.wanted = self._step()
+        self._unsettled_s = math.inf
+
+    def _step(self) -> int:
+        if self._upwards:
+            return min(2 * self.wanted, self._count_max)
+        return max(self.wanted // 2, self._count_min)
+
+    def _go_back(self, trial: _Trial, now_s: float) -> None:
+        self.wanted = trial.before
+        self._trial = None
+        self._upwards = not self._upwards
+        self._not_before_s = now_s + self._wait_s
+        self._wait_s = min(2 * self._wait_s, WAIT_S_MAX)
+        self._unsettled_s = math.inf

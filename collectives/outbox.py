@@ -1,0 +1,68 @@
+"""Messages that wait to be sent over a control stream."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Generic, TypeVar
+
+import trio
+from attrs import define, field
+
+T = TypeVar("T")
+
+
+@define(eq=False)
+class _Job(Generic[T]):
+    """Something to be sent, and whether it was."""
+
+    what: T
+    sent: bool = False
+    ended: trio.Event = field(factory=trio.Event)
+
+
+class Outbox(Generic[T]):
+    """What waits to be sent, first come, first served, by whichever writer is idle.
+
+    Its length is bounded by those who wait in it: everyone waits for what they put in.
+    """
+
+    def __init__(self) -> None:
+        self._queue: deque[_Job[T]] = deque()
+        self._taken: set[_Job[T]] = set()
+        self._idle = trio.lowlevel.ParkingLot()
+        self._closed = False
+
+    async def put(self, what: T) -> bool:
+        """Wait until ``what`` was sent (True) or never will be (False)."""
+        if self._closed:
+            await trio.lowlevel.checkpoint()
+            return False
+        job = _Job(what)
+        self._queue.append(job)
+        self._idle.unpark()
+        try:
+            await job.ended.wait()
+        except trio.Cancelled:
+            if job not in self._taken and not job.sent and not self._closed:
+                self._queue.remove(job)
+            raise
+        return job.sent
+
+    async def take(self) -> _Job[T]:
+        while not self._queue:
+            await self._idle.park()
+        job = self._queue.popleft()
+        self._taken.add(job)
+        return job
+
+    def finish(self, job: _Job[T]) -> None:
+        self._taken.discard(job)
+        job.sent = True
+        job.ended.set()
+
+    def close(self) -> None:
+        self._closed = True
+        for job in (*self._queue, *self._taken):
+            job.ended.set()
+        self._queue.clear()
+        self._taken.clear()

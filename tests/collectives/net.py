@@ -1,0 +1,151 @@
+"""Nodes with hubs in one virtual world; each is told its view by the test."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import trio
+from attrs import define, field
+
+from holdfast.collectives.hub import LinkHub
+from holdfast.collectives.limiter import RateLimiter
+from holdfast.collectives.link import Link
+from holdfast.collectives.link_parts import LaneRules
+from holdfast.protocol.addresses import Address
+from holdfast.protocol.lane import FrameHeader, FrameKind
+from holdfast.protocol.memory import MemoryNetwork, MemoryWorld
+from holdfast.protocol.messages import FragmentHead, IndexRequest, MemberInfo, Message, Role
+
+PORT = 7_700
+
+
+def note(number: int) -> IndexRequest:
+    """Some message that a link hands on."""
+    return IndexRequest(FragmentHead(0, number, b""))
+
+
+def peer_id(number: int) -> str:
+    return f"{number:032x}"
+
+
+def member(number: int, *addresses: str, joined: int | None = None) -> MemberInfo:
+    return MemberInfo(
+        peer=peer_id(number),
+        name=f"n{number}",
+        number=number if joined is None else joined,
+        addresses=addresses or (f"n{number}:{PORT}",),
+        role=Role.CONTRIBUTOR,
+        in_sync=True,
+    )
+
+
+def view(*numbers: int) -> list[MemberInfo]:
+    return [member(number) for number in numbers]
+
+
+@define(eq=False)
+class Node:
+    network: MemoryNetwork
+    hub: LinkHub
+    scope: trio.CancelScope
+    heard: list[tuple[str, Message]]
+    dialled: list[str]  # who opened a control stream to us
+
+
+@define(eq=False)
+class Sink:
+    """Takes every frame."""
+
+    frames: list[tuple[str, int, bytes]] = field(factory=list)
+    abandoned: list[tuple[str, int]] = field(factory=list)
+    keep: bool = True
+
+    def place(self, _peer: str, header: FrameHeader) -> memoryview:
+        return memoryview(bytearray(header.payload_bytes))
+
+    def deliver(self, peer: str, header: FrameHeader, payload: memoryview) -> None:
+        if self.keep:
+            self.frames.append((peer, header.index, bytes(payload)))
+
+    def abandon(self, peer: str, header: FrameHeader, view: memoryview) -> None:
+        self.abandoned.append((peer, header.index))
+
+
+def frame(index: int, payload: bytes, *, round_: int = 1, attempt: int = 1) -> FrameHeader:
+    return FrameHeader(FrameKind.CONTRIBUTION, round_, attempt, index, 0, len(payload))
+
+
+KEY = (FrameKind.CONTRIBUTION, 1, 1)
+
+
+class Net:
+    """Nodes that live in one world; each is told its view by the test."""
+
+    def __init__(
+        self,
+        nursery: trio.Nursery,
+        world: MemoryWorld | None = None,
+        rules: LaneRules | None = None,
+    ) -> None:
+        self.nursery = nursery
+        self.rules = rules
+        self.world = world or MemoryWorld(random.Random(0))
+
+    async def node(
+        self,
+        number: int,
+        members: list[MemberInfo],
+        upload: RateLimiter | None = None,
+        download: RateLimiter | None = None,
+    ) -> Node:
+        network = self.world.host(f"n{number}", peer_id(number))
+        heard: list[tuple[str, Message]] = []
+        dialled: list[str] = []
+
+        async def on_message(peer: str, message: Message) -> None:
+            heard.append((peer, message))
+
+        hub = LinkHub(
+            network,
+            peer_id(number),
+            on_message=on_message,
+            upload=upload,
+            download=download,
+            rules=self.rules,
+        )
+        node = Node(network, hub, trio.CancelScope(), heard, dialled)
+        hub.set_members(members)
+        await self.nursery.start(self._live, node)
+        return node
+
+    async def _live(self, node: Node, task_status: trio.TaskStatus[None]) -> None:
+        async def on_channel(channel: object) -> None:
+            node.dialled.append(channel.peer)  # type: ignore[attr-defined]
+            await node.hub.handle_channel(channel)  # type: ignore[arg-type]
+
+        async def serve(task_status: trio.TaskStatus[object]) -> None:
+            await node.network.serve(
+                [Address("::", PORT)], on_channel, node.hub.handle_lane, task_status=task_status
+            )
+
+        with node.scope:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(serve)
+                await nursery.start(node.hub.run)
+                task_status.started()
+
+    async def pair(self) -> tuple[Node, Node, Link, Link]:
+        """Two nodes and both ends of their link; the second one dialled."""
+        a, b = await self.node(0, view(0, 1)), await self.node(1, view(0, 1))
+        return a, b, await a.hub.link(peer_id(1)), await b.hub.link(peer_id(0))
+
+
+@asynccontextmanager
+async def a_net(
+    world: MemoryWorld | None = None, rules: LaneRules | None = None
+) -> AsyncIterator[Net]:
+    async with trio.open_nursery() as nursery:
+        yield Net(nursery, world, rules)
+        nursery.cancel_scope.cancel()

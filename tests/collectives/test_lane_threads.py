@@ -1,0 +1,285 @@
+"""Links over real sockets: their lanes' threads break, wait, hang up and go as they should."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+from attrs import define, field
+
+from holdfast.collectives import link_lane
+from holdfast.collectives.hub import LinkHub
+from holdfast.collectives.limiter import RateLimiter
+from holdfast.collectives.link import Link
+from holdfast.collectives.link_parts import LaneRules
+from holdfast.collectives.outlet import Frame, Load
+from holdfast.protocol.addresses import Address
+from holdfast.protocol.authority import Authority
+from holdfast.protocol.credentials import Credentials
+from holdfast.protocol.identity import Identity
+from holdfast.protocol.lane import FrameHeader
+from holdfast.protocol.messages import MemberInfo, Message, Role
+from holdfast.protocol.network import Party
+from holdfast.protocol.sockets import SocketNetwork
+from tests.collectives.net import KEY, frame, note
+
+pytestmark = pytest.mark.real_time
+
+SOON_S = 20.0  # nobody waits for so long unless something hangs
+
+
+@define(eq=False)
+class ThreadSink:
+    """Counts each frame's arrivals and breaks; may be called from threads."""
+
+    lock: threading.Lock = field(factory=threading.Lock)
+    arrived: dict[int, list[bytes]] = field(factory=dict)
+    abandoned: int = 0
+    keep: bool = True
+
+    def place(self, _peer: str, header: FrameHeader) -> memoryview:
+        return memoryview(bytearray(header.payload_bytes))
+
+    def deliver(self, _peer: str, header: FrameHeader, payload: memoryview) -> None:
+        with self.lock:
+            self.arrived.setdefault(header.index, []).append(bytes(payload) if self.keep else b"")
+
+    def abandon(self, _peer: str, _header: FrameHeader, _view: memoryview) -> None:
+        with self.lock:
+            self.abandoned += 1
+
+
+class Frames:
+    """A source of so many frames; the contents follow from the number."""
+
+    def __init__(self, count: int, payload_bytes: int) -> None:
+        self.count, self.payload_bytes, self.position = count, payload_bytes, 0
+
+    def payload(self, index: int) -> bytes:
+        return random.Random(index).randbytes(64) * (self.payload_bytes // 64)
+
+    def next_frame(self) -> Load | None:
+        index = self.position
+        if index == self.count:
+            return None
+        self.position += 1
+
+        def load() -> Frame:
+            payload = self.payload(index)
+            return frame(index, payload), payload
+
+        return load
+
+    def exhausted(self) -> bool:
+        return self.position == self.count
+
+
+@define(eq=False)
+class Node:
+    hub: LinkHub
+    address: str
+    heard: list[Message]
+
+
+@asynccontextmanager
+async def nodes(
+    directory: Path,
+    count: int = 2,
+    *,
+    rules: LaneRules | None = None,
+    upload: RateLimiter | None = None,
+    download: RateLimiter | None = None,
+) -> AsyncIterator[list[Node]]:
+    """Linked nodes; the first one has the caps."""
+    authority = Authority.load_or_create(directory, "demo")
+    found: list[Node] = []
+    async with trio.open_nursery() as nursery:
+        for number in range(count):
+            identity = Identity.generate()
+            pem = authority.issue(identity.request_pem("n"), "n", Party.PEER)
+            network = SocketNetwork(
+                Credentials(directory / str(number), identity, pem, authority.certificate_pem)
+            )
+            heard: list[Message] = []
+
+            async def hear(_peer: str, message: Message, heard: list[Message] = heard) -> None:
+                heard.append(message)
+
+            hub = LinkHub(
+                network,
+                identity.peer_id,
+                on_message=hear,
+                upload=upload if number == 0 else None,
+                download=download if number == 0 else None,
+                rules=rules,
+            )
+            bound = await nursery.start(
+                network.serve, [Address("127.0.0.1", 0)], hub.handle_channel, hub.handle_lane
+            )
+            await nursery.start(hub.run)
+            found.append(Node(hub, str(bound[0]), heard))
+        view = [
+            MemberInfo(node.hub.me, "n", number, (node.address,), Role.CONTRIBUTOR, True)
+            for number, node in enumerate(found)
+        ]
+        for node in found:
+            node.hub.set_members(view)
+        yield found
+        nursery.cancel_scope.cancel()
+
+
+async def link_between(a: Node, b: Node, lanes: int = 2) -> Link:
+    link = await a.hub.link(b.hub.me)
+    while len(link.lanes) < lanes:
+        await trio.sleep(0.01)
+    return link
+
+
+def break_lane(link: Link, position: int) -> None:
+    stream = link.lanes[position].stream
+    assert isinstance(stream, trio.SocketStream)
+    with contextlib.suppress(OSError):  # the other end was faster
+        stream.socket.shutdown(socket.SHUT_RDWR)
+
+
+def busy_threads() -> int:
+    return link_lane._LANE_THREADS.borrowed_tokens
+
+
+async def test_every_frame_arrives_once_though_lanes_keep_breaking(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    async with nodes(tmp_path, rules=LaneRules(4, 4)) as (a, b):
+        link, back = await link_between(b, a, 4), await link_between(a, b, 4)
+        sink, source = ThreadSink(), Frames(150, 2**20)
+        with a.hub.register(KEY, sink, threads=True), trio.fail_after(SOON_S):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(link.send_from, source)
+                breaks = 0
+                while source.position < source.count - 20:
+                    await trio.sleep(0.01)
+                    victim = rng.choice((link, back))
+                    if victim.lanes:
+                        break_lane(victim, rng.randrange(len(victim.lanes)))
+                        breaks += 1
+            while len(sink.arrived) < source.count:
+                await trio.sleep(0.01)
+        assert breaks > 2
+        assert all(got == [source.payload(index)] for index, got in sink.arrived.items())
+        assert not link.lost.is_set()
+        assert not back.lost.is_set()
+
+
+async def test_an_idle_link_uses_no_threads_and_a_lost_one_neither(tmp_path: Path) -> None:
+    async with nodes(tmp_path) as (a, b):
+        link = await link_between(b, a)
+        sink = ThreadSink()
+        with a.hub.register(KEY, sink, threads=True), trio.fail_after(SOON_S):
+            await link.send_from(Frames(20, 2**20))
+            while busy_threads():
+                await trio.sleep(0.01)
+            await link.send_from(Frames(20, 2**20))  # they come back
+        async with trio.open_nursery() as nursery:
+            with a.hub.register((*KEY[:2], 2), sink, threads=True):
+                nursery.start_soon(_send_and_be_cut_off, link)
+                await trio.sleep(0.1)
+                link.close("enough")
+                with trio.fail_after(SOON_S):
+                    await link.finished.wait()
+        with trio.fail_after(SOON_S):
+            while busy_threads():
+                await trio.sleep(0.01)
+
+
+async def _send_and_be_cut_off(link: Link) -> None:
+    with pytest.raises(Exception, match="enough"):
+        await link.send_from(Frames(10_000, 2**20))
+
+
+async def test_messages_pass_while_bulk_fills_a_capped_link(tmp_path: Path) -> None:
+    async with nodes(tmp_path, upload=RateLimiter(2e6)) as (a, b):
+        link = await link_between(a, b)
+        with b.hub.register(KEY, ThreadSink(keep=False), threads=True):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(link.send_from, Frames(10_000, 2**20))
+                await trio.sleep(0.5)
+                with trio.fail_after(SOON_S):  # behind the bulk it would be hours
+                    for sequence in range(50):
+                        await link.send(note(sequence))
+                    while len(b.heard) < 50:
+                        await trio.sleep(0.01)
+                nursery.cancel_scope.cancel()
+    assert b.heard == [note(sequence) for sequence in range(50)]
+
+
+@pytest.mark.parametrize("way", ["up", "down"])
+async def test_a_cap_holds_over_real_sockets(tmp_path: Path, way: str) -> None:
+    cap = RateLimiter(4e6)
+    up, down = (cap, None) if way == "up" else (None, cap)
+    async with nodes(tmp_path, 3, upload=up, download=down) as (a, *others):
+        sources = [(a, other) if way == "up" else (other, a) for other in others]
+        with trio.move_on_after(1.5):
+            async with trio.open_nursery() as nursery:
+                for source, target in sources:
+                    link = await link_between(source, target)
+                    nursery.start_soon(_sink_for_ever, target)
+                    nursery.start_soon(link.send_from, Frames(10_000, 2**18))
+                await trio.sleep_forever()
+        carried = a.hub.sent_bytes if way == "up" else a.hub.received_bytes
+        assert carried <= 1.7 * 4e6  # never more, however fast the machine is
+
+
+async def _sink_for_ever(node: Node) -> None:
+    if KEY not in node.hub.router._sinks:
+        with node.hub.register(KEY, ThreadSink(keep=False), threads=True):
+            await trio.sleep_forever()
+
+
+async def test_closing_in_the_middle_of_everything_ends_at_once(tmp_path: Path) -> None:
+    with trio.fail_after(SOON_S):
+        async with nodes(tmp_path, upload=RateLimiter(1e5)) as (a, b):
+            link = await link_between(a, b)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(link.send_from, Frames(10_000, 2**23))
+                await trio.sleep(0.3)  # the frame waits for the cap, the other end for the frame
+                assert busy_threads()
+                nursery.cancel_scope.cancel()
+            link.close("enough")  # only here: the other side does not help
+            await link.finished.wait()
+    assert busy_threads() == 0
+
+
+def test_an_interrupt_in_the_middle_of_a_transfer_ends_the_process(tmp_path: Path) -> None:
+    script = f"""
+import sys, trio
+from pathlib import Path
+from tests.collectives.test_lane_threads import *
+async def main():
+    async with nodes(Path({str(tmp_path)!r})) as (a, b):
+        link = await link_between(a, b)
+        with b.hub.register(KEY, ThreadSink(keep=False), threads=True):
+            print("busy", flush=True)
+            await link.send_from(Frames(10**9, 2**20))
+trio.run(main)
+"""
+    root = Path(__file__).resolve().parents[2]
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=root
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"busy\n"
+        process.send_signal(signal.SIGINT)
+        try:
+            _out, errors = process.communicate(timeout=SOON_S)
+        finally:
+            process.kill()
+    assert b"KeyboardInterrupt" in errors

@@ -1,0 +1,372 @@
+"""Lanes of a link: they break, stall, retire and are replaced, and no frame is lost or doubled."""
+
+from __future__ import annotations
+
+import gc
+import random
+import weakref
+
+import numpy as np
+import pytest
+import trio
+
+from holdfast.collectives.limiter import RateLimiter
+from holdfast.collectives.link import Link
+from holdfast.collectives.link_parts import LaneRules, UsedNumbers
+from holdfast.protocol.addresses import Address
+from holdfast.protocol.errors import PeerLostError, RemoteProtocolError
+from holdfast.protocol.memory import MemoryStream, MemoryWorld, _Pipe
+from holdfast.protocol.messages import LANES_OPEN_MAX, LaneReceived, LanesReceived
+from tests.collectives.net import KEY, Node, Sink, a_net, frame, note, peer_id, view
+
+CHUNK = 150_000  # three segments of the virtual network
+
+
+def slow_world(**options: float) -> MemoryWorld:
+    """A chunk takes half a second, and not even one fits into a pipe."""
+    return MemoryWorld(random.Random(0), bytes_per_s=3e5, buffer_bytes=1_000, **options)
+
+
+def stream_of(link: Link, position: int) -> MemoryStream:
+    stream = link.lanes[position].stream
+    assert isinstance(stream, MemoryStream)
+    return stream
+
+
+def stall(link: Link, position: int) -> None:
+    """Nothing that is sent on this lane from now on arrives, and nobody is told."""
+    hold(stream_of(link, position)._outward)
+
+
+def hold(pipe: _Pipe) -> None:
+    """What is on its way in it does not arrive any more."""
+
+    async def receive(_max_bytes: int) -> bytes:
+        await trio.sleep_forever()
+        raise AssertionError
+
+    pipe.receive = receive  # type: ignore[method-assign, assignment]
+
+
+async def send_all(link: Link, count: int, rng: random.Random) -> dict[int, bytes]:
+    """Send frames over all lanes; what was sent."""
+    payloads = {index: rng.randbytes(CHUNK) for index in range(count)}
+    async with trio.open_nursery() as senders:
+        for index, payload in payloads.items():
+            senders.start_soon(link.send_frame, frame(index, payload), payload)
+    return payloads
+
+
+async def send_for_ever(link: Link, index: int, payload: bytes) -> None:
+    while True:
+        await link.send_frame(frame(index, payload), payload)
+
+
+async def sink_for_ever(node: Node) -> None:
+    with node.hub.register(KEY, Sink(keep=False)):
+        await trio.sleep_forever()
+
+
+def arrived_once(sink: Sink, payloads: dict[int, bytes], sender: Node) -> bool:
+    return sorted(sink.frames) == [(sender.hub.me, i, p) for i, p in sorted(payloads.items())]
+
+
+async def test_a_link_starts_with_one_lane_and_soon_has_those_it_should() -> None:
+    async with a_net(rules=LaneRules(5, 5)) as net:
+        _, _, at_a, at_b = await net.pair()
+        await trio.sleep(1)
+        assert len(at_a.lanes) == len(at_b.lanes) == 5
+
+
+@pytest.mark.parametrize("breaker", ["sender", "receiver", "network"])
+async def test_a_broken_lane_gives_its_frames_to_the_others_and_is_replaced(breaker: str) -> None:
+    async with a_net(slow_world(), LaneRules(2, 2)) as net:
+        a, b, at_a, at_b = await net.pair()
+        await trio.sleep(1)
+        sink = Sink()
+        rng = random.Random(1)
+        sent: list[dict[int, bytes]] = []
+
+        async def send() -> None:
+            sent.append(await send_all(at_b, 40, rng))
+
+        with a.hub.register(KEY, sink):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(send)
+                for _ in range(6):
+                    await trio.sleep(rng.uniform(0.5, 2))
+                    link = at_a if breaker == "receiver" else at_b
+                    if link.lanes:
+                        stream = stream_of(link, rng.randrange(len(link.lanes)))
+                        stream.cut() if breaker == "network" else await stream.aclose()
+            await trio.sleep(5)
+        assert arrived_once(sink, sent[0], b)
+        assert not at_a.lost.is_set()
+        assert not at_b.lost.is_set()
+        assert [lane.number for lane in at_a.lanes] == [lane.number for lane in at_b.lanes]
+        assert len(at_b.lanes) == 2
+        assert at_b.lanes[-1].number >= 5
+        assert len(at_b._lanes) == len(at_a._lanes) == 2
+
+
+async def test_a_frame_that_broke_half_way_is_abandoned_at_the_receiver() -> None:
+    async with a_net(slow_world()) as net:
+        a, b, _, at_b = await net.pair()
+        await trio.sleep(1)
+        sink = Sink()
+        with a.hub.register(KEY, sink):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(send_all, at_b, 2, random.Random(2))
+                await trio.sleep(0.8)
+                stream_of(at_b, 0).cut()
+            await trio.sleep(3)
+        assert len(sink.abandoned) == 1
+        assert sorted(index for _, index, _ in sink.frames) == [0, 1]
+        assert b.hub.links[a.hub.me] is at_b
+
+
+async def test_a_lane_that_stalls_while_others_move_is_given_up() -> None:
+    async with a_net(slow_world()) as net:
+        a, b, at_a, at_b = await net.pair()
+        await trio.sleep(1)
+        sink = Sink()
+        stalled = at_b.lanes[1].number
+        stall(at_b, 1)
+        started_s = trio.current_time()
+        with a.hub.register(KEY, sink):
+            payloads = await send_all(at_b, 20, random.Random(3))
+            await trio.sleep(5)
+        assert arrived_once(sink, payloads, b)
+        assert trio.current_time() - started_s < 30
+        assert stalled not in {lane.number for lane in at_b.lanes}
+        assert not at_a.lost.is_set()
+
+
+async def test_what_was_sent_but_lost_on_the_way_is_sent_again() -> None:
+    # The pipes take everything at once: only the other side's word says what came.
+    async with a_net(MemoryWorld(random.Random(0))) as net:
+        a, b, _, at_b = await net.pair()
+        await trio.sleep(1)
+        sink = Sink()
+        with a.hub.register(KEY, sink):
+            stall(at_b, 0)
+            payloads = await send_all(at_b, 20, random.Random(4))
+            await trio.sleep(0.5)
+            assert 0 < len(sink.frames) < 20
+            await trio.sleep(25)
+        assert arrived_once(sink, payloads, b)
+
+
+async def test_slow_lanes_are_not_stalled_lanes() -> None:
+    world = MemoryWorld(random.Random(0), bytes_per_s=20_000)
+    async with a_net(world) as net:
+        a, _, _, at_b = await net.pair()
+        await trio.sleep(1)
+        numbers = [lane.number for lane in at_b.lanes]
+        sink = Sink()
+        payload = bytes(2**20)
+        with a.hub.register(KEY, sink):
+            await at_b.send_frame(frame(0, payload), payload)  # the pipe takes it at once
+            await trio.sleep(120)
+        assert len(sink.frames) == 1
+        assert [lane.number for lane in at_b.lanes] == numbers
+
+
+async def test_a_link_without_any_working_lane_is_lost_in_the_end() -> None:
+    async with a_net() as net:
+        _, b, at_a, at_b = await net.pair()
+        await trio.sleep(1)
+
+        async def refuse(_address: object) -> trio.abc.Stream:
+            raise OSError("no more connections")
+
+        b.network.dial_lane = refuse  # type: ignore[method-assign, assignment]
+        for _ in range(2):
+            stream_of(at_b, 0).cut()
+            await trio.sleep(0.1)
+        with pytest.raises(PeerLostError, match="no lane has worked for 5 s"):
+            await at_b.send_frame(frame(0, b"x"), b"x")
+        await at_a.lost.wait()
+
+
+async def test_lanes_retire_without_sending_anything_twice() -> None:
+    async with a_net(slow_world(), LaneRules(4, 4)) as net:
+        a, _, at_a, at_b = await net.pair()
+        await trio.sleep(1)
+        sink = Sink()
+        with a.hub.register(KEY, sink):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(send_all, at_b, 20, random.Random(5))
+                await trio.sleep(1.2)
+                at_b._count.wanted = 1
+                at_b._wake()
+                await trio.sleep(5)
+                assert len(at_a.lanes) == len(at_b.lanes) == 1
+            await trio.sleep(5)
+        assert sorted(index for _, index, _ in sink.frames) == list(range(20))
+        assert sink.abandoned == []
+        assert at_b.sent_bytes == at_a.received_bytes
+        assert not at_b.lost.is_set()
+
+
+@pytest.mark.parametrize("dialer_sends", [True, False])
+async def test_an_idle_link_keeps_nothing_of_what_it_sent(dialer_sends: bool) -> None:
+    async with a_net() as net:
+        a, b, at_a, at_b = await net.pair()
+        receiver, link = (a, at_b) if dialer_sends else (b, at_a)
+        values = np.zeros(1_000, np.uint8)
+        gone = weakref.ref(values)
+        with receiver.hub.register(KEY, Sink()):
+            for index in range(4):
+                await link.send_frame(frame(index, bytes(1_000)), values.data)
+            del values
+            await trio.sleep(0.3)
+            gc.collect()
+            assert gone() is None
+
+
+async def test_who_acknowledges_what_was_never_sent_loses_the_link() -> None:
+    async with a_net() as net:
+        _, _, at_a, at_b = await net.pair()
+        await at_a.send(LanesReceived((LaneReceived(0, 1, 100),)))
+        await at_b.lost.wait()
+        assert "lane 0" in at_b.reason
+        await at_a.lost.wait()
+
+
+async def test_junk_on_a_lane_loses_the_whole_link() -> None:
+    async with a_net() as net:
+        _, _, at_a, at_b = await net.pair()
+        await trio.sleep(1)
+        await stream_of(at_b, 0).send_all(bytes(64))
+        await at_a.lost.wait()
+        await at_b.lost.wait()
+
+
+async def test_messages_pass_while_lanes_come_and_go() -> None:
+    async with a_net(slow_world()) as net:
+        a, _, _, at_b = await net.pair()
+        for sequence in range(10):
+            if at_b.lanes:
+                stream_of(at_b, 0).cut()
+            await at_b.send(note(sequence))
+            await trio.sleep(0.2)
+        assert a.heard == [(peer_id(1), note(sequence)) for sequence in range(10)]
+
+
+@pytest.mark.parametrize("dialer_sends", [True, False])
+async def test_lanes_are_added_while_they_carry_more(dialer_sends: bool) -> None:
+    world = MemoryWorld(random.Random(0), delay_s=0.025, bytes_per_s=20e6)
+    world.link("n0", "n1", window_bytes=65_536)  # 2.6 MB/s a lane
+    async with a_net(world) as net:
+        a, b, at_a, at_b = await net.pair()
+        receiver, link = (a, at_b) if dialer_sends else (b, at_a)
+        sink = Sink()
+        payload = bytes(2**20)
+        with receiver.hub.register(KEY, sink):
+            async with trio.open_nursery() as senders:
+                for index in range(260):
+                    senders.start_soon(link.send_frame, frame(index, payload), payload)
+                await trio.sleep(1)
+                assert len(link.lanes) == 2
+                await trio.sleep(12.5)
+                assert len(link.lanes) == 8
+            await trio.sleep(2)
+        assert sorted(index for _, index, _ in sink.frames) == list(range(260))
+
+
+async def test_over_a_short_path_no_lanes_are_added() -> None:
+    world = MemoryWorld(random.Random(0), delay_s=0.000_5, bytes_per_s=2e6)
+    async with a_net(world) as net:
+        a, _, _, at_b = await net.pair()
+        payload = bytes(2**20)
+        with a.hub.register(KEY, Sink()):
+            async with trio.open_nursery() as senders:
+                for index in range(20):
+                    senders.start_soon(at_b.send_frame, frame(index, payload), payload)
+                await trio.sleep(8)
+                assert len(at_b.lanes) == 2
+                assert [lane.number for lane in at_b.lanes] == [0, 1]
+
+
+@pytest.mark.parametrize(("cap", "lanes"), [(50e6 / 8, 1), (50e6 / 8, 2), (200e6 / 8, 8)])
+@pytest.mark.parametrize("upload", [True, False])
+async def test_a_cap_holds_within_five_percent_over_all_lanes_and_links(
+    cap: float, lanes: int, upload: bool
+) -> None:
+    world = MemoryWorld(random.Random(0), bytes_per_s=1e9, buffer_bytes=65_536)
+    async with a_net(world, LaneRules(lanes, lanes)) as net:
+        limiter = RateLimiter(cap)
+        centre = await net.node(
+            0,
+            view(0, 1, 2),
+            upload=limiter if upload else None,
+            download=None if upload else limiter,
+        )
+        others = [await net.node(number, view(0, 1, 2)) for number in (1, 2)]
+        await trio.sleep(2)
+        nodes = [centre, *others]
+        payload = bytes(2**20)
+        for node in nodes:
+            net.nursery.start_soon(sink_for_ever, node)
+        for other in others:
+            source, target = (centre, other) if upload else (other, centre)
+            link = await source.hub.link(target.hub.me)
+            for index in range(lanes + 1):
+                net.nursery.start_soon(send_for_ever, link, index, payload)
+        await trio.sleep(1)
+        ways = [("n0", "n1"), ("n0", "n2")] if upload else [("n1", "n0"), ("n2", "n0")]
+        before_bytes = sum(net.world.sent_bytes[way] for way in ways)
+        await trio.sleep(4)
+        carried = sum(net.world.sent_bytes[way] for way in ways) - before_bytes
+        assert carried / 4 == pytest.approx(cap, rel=0.05)
+
+
+async def test_a_lane_that_only_its_acceptor_holds_for_open_is_given_up_by_both() -> None:
+    async with a_net(rules=LaneRules(2, 2)) as net:
+        a, b = await net.node(0, view(0, 1)), await net.node(1, [])
+        dial_lane = b.network.dial_lane
+        dialled = 0
+
+        async def dial(address: Address) -> trio.abc.Stream:
+            nonlocal dialled
+            stream = await dial_lane(address)
+            assert isinstance(stream, MemoryStream)
+            dialled += 1
+            if dialled == 2:
+                hold(stream._inward)
+            return stream
+
+        b.network.dial_lane = dial  # type: ignore[method-assign]
+        b.hub.set_members(view(0, 1))
+        at_a = await a.hub.link(peer_id(1))
+        await trio.sleep(1)
+        assert [lane.number for lane in at_a.lanes] == [0, 1]
+        sink = Sink()
+        with b.hub.register(KEY, sink):
+            payloads = await send_all(at_a, 20, random.Random(6))
+            await trio.sleep(30)
+        assert arrived_once(sink, payloads, a)
+        assert [lane.number for lane in at_a.lanes] == [0, 2]
+
+
+async def test_a_lane_that_was_given_up_must_not_come_late() -> None:
+    async with a_net() as net:
+        _, _, at_a, at_b = await net.pair()
+        await at_b.send(LanesReceived((LaneReceived(7, 0, 0, closed=True),)))
+        await trio.sleep(1)
+        late = at_a.make_lane(7, at_a.lanes[0].stream, b"s" * 32, b"r" * 32)
+        with pytest.raises(RemoteProtocolError, match="lane 7 is not wanted"):
+            at_a.claim_lane(late)
+
+
+def test_a_number_is_good_for_one_lane() -> None:
+    numbers = UsedNumbers()
+    assert numbers.use(1)
+    assert numbers.use(0)
+    assert not numbers.use(1)
+    for number in range(2, 10_000):
+        assert numbers.use(number)
+        assert not numbers.use(number - 1)
+    assert not numbers.use(9_999 - LANES_OPEN_MAX)
+    assert len(numbers._used) <= LANES_OPEN_MAX
