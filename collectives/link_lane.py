@@ -329,8 +329,11 @@ class LinkLane:
             elif router.in_threads(header):
                 await _in_lane_thread(partial(self._receive_in_thread, work, header, sink, view))
             else:
-                receive = partial(self._placed_in_thread, work, header, sink, view)
-                await _in_lane_thread(receive)
+                try:
+                    await _in_lane_thread(partial(self._payload_in_thread, work, header, view))
+                except BaseException:
+                    router.abandon(sink, peer, header, view)
+                    raise
                 router.deliver(sink, peer, header, view)
             self._received()
             del sink, view
@@ -357,17 +360,13 @@ class LinkLane:
     def _receive_in_thread(
         self, work: SocketLane, header: FrameHeader, sink: Sink, view: memoryview
     ) -> None:
-        self._placed_in_thread(work, header, sink, view)
-        self._parts.router.deliver(sink, self._parts.peer, header, view)
-
-    def _placed_in_thread(
-        self, work: SocketLane, header: FrameHeader, sink: Sink, view: memoryview
-    ) -> None:
+        router, peer = self._parts.router, self._parts.peer
         try:
             self._payload_in_thread(work, header, view)
         except BaseException:
-            self._parts.router.abandon(sink, self._parts.peer, header, view)
+            router.abandon(sink, peer, header, view)
             raise
+        router.deliver(sink, peer, header, view)
 
     def _payload_in_thread(
         self, work: SocketLane, header: FrameHeader, view: memoryview | None

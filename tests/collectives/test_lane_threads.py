@@ -46,15 +46,22 @@ class ThreadSink:
     arrived: dict[int, list[bytes]] = field(factory=dict)
     abandoned: int = 0
     keep: bool = True
+    only_thread: int | None = None  # the event loop's, where others must not call
+
+    def check_thread(self) -> None:
+        assert self.only_thread in (None, threading.get_ident())
 
     def place(self, _peer: str, header: FrameHeader) -> memoryview:
+        self.check_thread()
         return memoryview(bytearray(header.payload_bytes))
 
     def deliver(self, _peer: str, header: FrameHeader, payload: memoryview) -> None:
+        self.check_thread()
         with self.lock:
             self.arrived.setdefault(header.index, []).append(bytes(payload) if self.keep else b"")
 
     def abandon(self, _peer: str, _header: FrameHeader, _view: memoryview) -> None:
+        self.check_thread()
         with self.lock:
             self.abandoned += 1
 
@@ -156,12 +163,16 @@ def busy_threads() -> int:
     return link_lane._LANE_THREADS.borrowed_tokens
 
 
-async def test_every_frame_arrives_once_though_lanes_keep_breaking(tmp_path: Path) -> None:
+@pytest.mark.parametrize("threads", [True, False])
+async def test_every_frame_arrives_once_though_lanes_keep_breaking(
+    tmp_path: Path, threads: bool
+) -> None:
     rng = random.Random(0)
     async with nodes(tmp_path, rules=LaneRules(4, 4)) as (a, b):
         link, back = await link_between(b, a, 4), await link_between(a, b, 4)
-        sink, source = ThreadSink(), Frames(150, 2**20)
-        with a.hub.register(KEY, sink, threads=True), trio.fail_after(SOON_S):
+        sink = ThreadSink(only_thread=None if threads else threading.get_ident())
+        source = Frames(150, 2**20)
+        with a.hub.register(KEY, sink, threads=threads), trio.fail_after(SOON_S):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(link.send_from, source)
                 breaks = 0

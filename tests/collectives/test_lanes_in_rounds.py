@@ -14,9 +14,9 @@ from tests.collectives.swarm import a_swarm, check_same_bits, give_input, make_o
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_lanes_that_break_in_a_reduction_change_nothing(seed: int) -> None:
-    size = FragmentSize(400_000, 0, 3)
+    size = FragmentSize(40_000, 0, 3)
     rng = random.Random(seed)
-    world = MemoryWorld(random.Random(seed), bytes_per_s=1e6, buffer_bytes=4_096)
+    world = MemoryWorld(random.Random(seed), bytes_per_s=1e5, buffer_bytes=4_096)
     async with a_swarm(3, world) as swarm:
         await swarm.settle()
         await trio.sleep(1)
