@@ -42,7 +42,6 @@ name = "deaths"
 sync_every = {SYNC_EVERY}
 [membership]
 min_members = 2
-quorum = 1.0
 deadline_s = {DEADLINE_S}
 """
 
@@ -54,8 +53,9 @@ class Death:
     Attributes:
       at_s: since the reduction began.
       detected_s: until the master says that the peer is gone.
-      committed_s: until the round is committed.
-      reduce_s: the disturbed reduction, from its first attempt to its commit.
+      ended_s: until the round is over.
+      reduce_s: the disturbed reduction, from its first attempt to its end.
+      outcome: "committed", or what else became of the round.
       attempts: of the reduction, 1 if the first was enough.
       contributors: whose updates the commit names.
     """
@@ -63,8 +63,9 @@ class Death:
     victim: str
     at_s: float
     detected_s: float
-    committed_s: float
+    ended_s: float
     reduce_s: float
+    outcome: str
     attempts: int
     contributors: int
 
@@ -87,7 +88,7 @@ def deaths() -> Measured:
             "detected in, s",
             "from there to the commit, s",
             "the whole round, times undisturbed",
-            "attempts",
+            "outcomes (attempts)",
         ],
         rows,
         [
@@ -108,9 +109,9 @@ def _shown(how: str, undisturbed_s: float, found: list[Death]) -> list[str]:
         f"{undisturbed_s:.2f}",
         f"{middle(lambda each: each.at_s):.2f}",
         f"{middle(lambda each: each.detected_s):.2f}",
-        f"{middle(lambda each: each.committed_s - each.detected_s):.2f}",
+        f"{middle(lambda each: each.ended_s - each.detected_s):.2f}",
         f"{middle(lambda each: each.reduce_s) / undisturbed_s:.2f}",
-        ", ".join(str(each.attempts) for each in found),
+        ", ".join(f"{each.outcome} ({each.attempts})" for each in found),
     ]
 
 
@@ -209,8 +210,9 @@ def _follow(run: LabRun, victim: str, before: Status, gone_s: float) -> Death:
         victim=victim,
         at_s=master_gone_s - closed_s,
         detected_s=detected_at_s - master_gone_s,
-        committed_s=closed_s + round_["reduce_s"] - master_gone_s,
+        ended_s=closed_s + round_["reduce_s"] - master_gone_s,
         reduce_s=round_["reduce_s"],
+        outcome=round_["outcome"],
         attempts=round_["attempts"],
         contributors=len(round_["contributors"]),
     )

@@ -26,7 +26,7 @@ from benchmarks.wan_lab import WanLab
 
 TRAINER = Path(__file__).with_name("one_fragment.py")
 MASTER_PORT = 29_700
-POLL_S = 0.02
+POLL_S = 0.05  # what is measured has times of its own; this only finds the moment to act
 START_S = 30.0  # of a daemon; a trainer's torch may be importing beside it
 HTTP_S = 10.0
 LOG_TAIL_CHARS = 2_000
@@ -51,6 +51,8 @@ class LabRun:
         self._hosts: dict[str, int] = {}
         self._invites: dict[str, str] = {}
         self._trainers: dict[str, int] = {}  # process ids, by peer; each leads a group of its own
+        # By name: daemons on different hosts may have the same address and port.
+        self._clients: dict[str, httpx.Client] = {}
 
     def __enter__(self) -> LabRun:
         return self
@@ -65,6 +67,8 @@ class LabRun:
             self._note_trainer(name)
         for name in list(self._processes):
             self.kill(name)
+        for client in self._clients.values():
+            client.close()
 
     # ------------------------------------------------------------ processes
 
@@ -142,12 +146,14 @@ class LabRun:
     def _http(self, name: str, what: str, body: Mapping[str, object] | None) -> dict[str, Any]:
         control = self._control(name)
         url = f"{control['url']}/api/{what}"
-        with self._lab.inside(self._hosts[name]), httpx.Client(timeout=HTTP_S) as client:
+        if name not in self._clients:
+            self._clients[name] = httpx.Client(timeout=HTTP_S)
+        with self._lab.inside(self._hosts[name]):
             if body is None:
-                response = client.get(url)
+                response = self._clients[name].get(url)
             else:
                 headers = {"authorization": f"Bearer {control['token']}"}
-                response = client.post(url, json=dict(body), headers=headers)
+                response = self._clients[name].post(url, json=dict(body), headers=headers)
         if response.status_code != 200:
             raise BenchError(f"{name}: {what}: {response.text}")
         answer: dict[str, Any] = response.json()
