@@ -12,6 +12,7 @@ and the conversation with the local trainer. What may happen when is decided by
      ├── keep_session                dials the master again and again
      │    └── session                Hello, Welcome, then: read, write, heartbeat
      ├── reduce       (per attempt)  cancelled by the next attempt, an abort or a new session
+     ├── probe        (on order)     times another's junk; our own goes out in ``serve``
      ├── apply        (per commit)   outer step in a thread; never cancelled half-way
      └── fetch        (per fragment) copies a version from donors
 
@@ -40,6 +41,7 @@ from ..collectives.feedback import Residual
 from ..collectives.hub import LinkHub
 from ..collectives.limiter import UploadLimiter
 from ..collectives.meter import Measurements
+from ..collectives.probe import Prober
 from ..diloco.outer import outer_step
 from ..membership import replica as deeds
 from ..membership.replica import Deed, Replica
@@ -83,6 +85,8 @@ from ..protocol.messages import (
     Metrics,
     Posted,
     PostInitial,
+    Probe,
+    ProbeRequest,
     Progress,
     Reduce,
     RefusalCode,
@@ -189,6 +193,7 @@ class PeerService:
             on_message=self._on_link_message,
             limiter=None if cap is None else UploadLimiter(cap),
         )
+        self._prober = Prober(self.hub)
         self.report = PeerReport()
         self.spec: RunSpec | None = None
         self.layout: Layout | None = None  # the run's
@@ -439,6 +444,8 @@ class PeerService:
                 self._perform(self.replica.receive(message))
             case Found():
                 self._found()
+            case Probe():
+                self._start(self._probe, message)
             case Told():
                 log.warning("the master says: %s", message.text)
                 self.report.told = [*self.report.told[-19:], message.text]
@@ -476,6 +483,7 @@ class PeerService:
                 case deeds.ReloadTrainer(step=step, hold_step=hold_step):
                     self.trainer.tell(Load(step, hold_step, self.replica.finished))
                 case deeds.StartReduction(order=order, contribute=contribute):
+                    self._prober.stop()
                     scope = self._reductions[order.round] = trio.CancelScope()
                     self._start(self._reduce, order, contribute, scope)
                 case deeds.StopReduction(round=round_id):
@@ -640,13 +648,15 @@ class PeerService:
             await donor.run()
 
     async def _on_link_message(self, peer: str, message: Message) -> None:
-        """A member says something on a link's control stream: state transfer, both sides of it."""
+        """A member says something on a link's control stream: about transfers, or a probe."""
         if isinstance(message, IndexRequest | BlocksRequest):
             if self._donor is not None:
                 self._donor.receive(peer, message)
         elif isinstance(message, Index | BlocksRefused):
             if self._joiner is not None:
                 self._joiner.receive(peer, message)
+        elif isinstance(message, ProbeRequest):
+            self._start(self._prober.serve, peer, message)
         else:
             raise RemoteProtocolError(f"{type(message).__name__} on a link")
 
@@ -692,8 +702,12 @@ class PeerService:
             else:
                 self._fetches.pop(order.head.fragment, None)
                 self._state_received_bytes += got.received_bytes
+                self._tell_master(measured(self.hub.take_measurements()))  # the line's first work
                 self.report.phase, self.report.why = "in the run", ""
                 self._perform(self.replica.fetched(order.head, got.received_bytes))
+
+    async def _probe(self, order: Probe) -> None:
+        self._tell_master(await self._prober.measure(order))
 
     # ------------------------------------------------------------ the trainer
 
