@@ -125,7 +125,7 @@ async def test_a_round_ends_a_probe_at_both_ends() -> None:
 
 
 async def test_a_second_request_ends_the_first() -> None:
-    async with a_pair(1e6) as (receiver, sender):
+    async with a_pair(1e8) as (receiver, sender):
         link = await receiver.hub.link(peer_id(1))
         for transfer in range(50):
             await link.send(ProbeRequest(transfer, BYTES, SECONDS))

@@ -162,6 +162,18 @@ def test_own_lines_leave_a_tree_nothing_to_gain(
     assert not planned.pays
 
 
+@pytest.mark.parametrize("count", [4, 9, 25])
+@pytest.mark.parametrize("line", [Bandwidth(1e6, 1e9), Bandwidth(1e9, 1e6)], ids=["up", "down"])
+def test_equal_lines_in_groups_need_what_the_star_needs(count: int, line: Bandwidth) -> None:
+    """All lines together move the same bytes, however they are grouped."""
+    work = Workload((line,) * count, count, SIZE, SIZE)
+    star = 2 * (count - 1) / count * SIZE / 1e6
+    for group in (2, count // 2, count):
+        planned = tree(work, [Site(tuple(range(group)), Bandwidth(1e15, 1e15))], chunk_count=10**6)
+        assert planned.star_s == pytest.approx(star, rel=ROUGHLY)
+        assert planned.tree_s >= star * (1 - ROUGHLY)
+
+
 def test_contradictory_sites_are_refused() -> None:
     work = Workload((LAN,) * 4, 4, SIZE, SIZE)
     for sites in (
