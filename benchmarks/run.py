@@ -90,10 +90,14 @@ def measure(which: Sequence[Section]) -> bool:
     return complete
 
 
-def write_page() -> None:
-    """RESULTS.md from whatever has been measured until now."""
+def page() -> str:
+    """RESULTS.md of whatever has been measured until now."""
     files = [RESULTS / f"{section.name}.json" for section in SECTIONS]
-    RESULTS_MD.write_text(render([Record.load(path) for path in files if path.exists()]))
+    return render([Record.load(path) for path in files if path.exists()])
+
+
+def write_page() -> None:
+    RESULTS_MD.write_text(page())
 
 
 def _stop(_number: int, _frame: object) -> None:

@@ -219,7 +219,8 @@ def _of_best(seconds: float, best_s: float) -> list[str]:
 
 # ---------------------------------------------------------------- memory
 
-MEMORY = ("--size=256MiB", "--repeat=3", "--warm-up=1")
+MEMORY = ("--size=256MiB", "--repeat=2", "--warm-up=1")
+MEMORY_SLOW = ("--size=256MiB", "--repeat=1", "--warm-up=0")  # a minute and more each
 UNLIMITED_MBIT = 1e6
 SLOW_MBIT = 50.0
 # Chunks that wait for others, however many contribute: collectives.hub.SPARE_CHUNKS_BYTES_MAX.
@@ -232,7 +233,8 @@ def memory() -> Measured:
     ]
     rows, commands, raw = [], [], []
     for peers, codec, slow_mbit in cases:
-        options = [f"--peers={peers}", f"--codec={codec}", *MEMORY]
+        rounds = MEMORY_SLOW if slow_mbit else MEMORY
+        options = [f"--peers={peers}", f"--codec={codec}", *rounds]
         name = f"{peers}, {codec}"
         if slow_mbit:
             options += [f"--max-upload={slow_mbit:g}{f',{UNLIMITED_MBIT:g}' * (peers - 1)}"]
@@ -248,7 +250,7 @@ def memory() -> Measured:
         commands.append(_loopback_command(options))
     table = Table(
         "Memory that a round of 256 MiB of float32 takes beside the values themselves; "
-        "the peer that took most, over 4 rounds",
+        "the peer that took most, over all rounds",
         commands,
         ["peers, codec", "at most, MiB", "bound, MiB", "within"],
         rows,
