@@ -68,6 +68,7 @@ class Record:
     machine: dict[str, str]
     tables: Sequence[Table]
     raw: Any = field(factory=dict)
+    load: float | None = None  # processes that ran or wanted to, on average, before it began
 
     def save(self) -> Path:
         """Write it; a reader never sees half a file."""
@@ -85,10 +86,10 @@ class Record:
         return cls(**content)
 
 
-def new_record(section: str, title: str, tables: Sequence[Table], raw: Any) -> Record:
+def new_record(section: str, title: str, tables: Sequence[Table], raw: Any, load: float) -> Record:
     """A record of now and here."""
     date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M")
-    return Record(section, title, date, commit(), machine(), tables, raw)
+    return Record(section, title, date, commit(), machine(), tables, raw, load)
 
 
 # ---------------------------------------------------------------- where and from what
@@ -154,10 +155,19 @@ def render(records: Sequence[Record]) -> str:
     for record in records:
         where = machines.index(record.machine) + 1
         lines.append(f"## {record.section}: {record.title}\n")
-        lines.append(f"Measured {record.date} UTC, machine {where}, commit `{record.commit}`.\n")
+        lines.append(
+            f"Measured {record.date} UTC, machine {where}, commit `{record.commit}`{_load(record)}.\n"
+        )
         for table in record.tables:
             lines.append(_render_table(table))
     return "\n".join(lines)
+
+
+def _load(record: Record) -> str:
+    """How quiet the machine was; it may have had other work to do."""
+    if record.load is None:
+        return ""
+    return f"; load average before: {record.load:.1f} on {record.machine['cores']} cores"
 
 
 def _render_table(table: Table) -> str:

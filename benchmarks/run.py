@@ -11,6 +11,7 @@ exit status is 1. Ctrl+C stops at once: namespaces and processes go, finished se
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -84,8 +85,9 @@ def measure(which: Sequence[Section]) -> bool:
             complete = False
             continue
         say(f"{section.name}: {section.title}")
+        load = os.getloadavg()[0]
         tables, raw = section.measure()
-        new_record(section.name, section.title, tables, raw).save()
+        new_record(section.name, section.title, tables, raw, load).save()
         write_page()
     return complete
 
