@@ -68,7 +68,7 @@ class Record:
     machine: dict[str, str]
     tables: Sequence[Table]
     raw: Any = field(factory=dict)
-    load: float | None = None  # processes that ran or wanted to, on average, before it began
+    load_before: float | None = None  # processes that ran or wanted to, on average, before it began
 
     def save(self) -> Path:
         """Write it; a reader never sees half a file."""
@@ -165,9 +165,9 @@ def render(records: Sequence[Record]) -> str:
 
 def _load(record: Record) -> str:
     """How quiet the machine was; it may have had other work to do."""
-    if record.load is None:
+    if record.load_before is None:
         return ""
-    return f"; load average before: {record.load:.1f} on {record.machine['cores']} cores"
+    return f"; load average before: {record.load_before:.1f} on {record.machine['cores']} cores"
 
 
 def _render_table(table: Table) -> str:
