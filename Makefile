@@ -1,7 +1,7 @@
 # Everything a checkout needs, from any folder: `make -C path/to/clone test`.
 #
 #   PYTHON=python3.12   the interpreter that .venv is made with (3.11 or newer)
-#   ARGS='--peers 5'    passed on to pytest or to `holdfast demo`
+#   ARGS='--only lossy' passed on to pytest, to `holdfast demo` or to the benchmarks
 
 PYTHON ?= python3
 ARGS ?=
@@ -13,7 +13,7 @@ INSTALLED := .venv/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install test lint types imports pytest format demo constraints clean distclean
+.PHONY: help install test lint types imports pytest format demo bench constraints clean distclean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +49,9 @@ format: install  ## Format and fix in place
 
 demo: install  ## A small run on this machine: master, peers, trainers
 	$(BIN)/holdfast demo $(ARGS)
+
+bench: install  ## Measure everything into benchmarks/RESULTS.md; as root, some with ARGS='--only lossy'
+	$(BIN)/python -m benchmarks.run $(ARGS)
 
 # A scratch environment, so that only what pyproject.toml asks for gets into the list.
 constraints:  ## Take the newest versions into constraints.txt

@@ -348,13 +348,22 @@ static int line_stats(char *out, size_t room, const char *name, const struct lin
                     line->queue_bytes_seen);
 }
 
+/* Seconds of a processor that we used since we started. */
+static double cpu_s(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+    return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
+}
+
 static void answer_stats(void) {
     static char out[ANSWER_BYTES_MAX];
     size_t at = 0;
     at += (size_t)snprintf(out + at, sizeof out - at,
-                           "{\"late_ms_max\": %.3f, \"late_ms_mean\": %.4f, \"hosts\": [",
+                           "{\"late_ms_max\": %.3f, \"late_ms_mean\": %.4f, \"cpu_s\": %.3f, "
+                           "\"hosts\": [",
                            (double)late_ns_max * 1e-6,
-                           delivered ? (double)late_ns_sum * 1e-6 / (double)delivered : 0.0);
+                           delivered ? (double)late_ns_sum * 1e-6 / (double)delivered : 0.0,
+                           cpu_s());
     for (int i = 0; i < host_count; i++) {
         at += (size_t)snprintf(out + at, sizeof out - at, "%s{", i ? ", " : "");
         at += (size_t)line_stats(out + at, sizeof out - at, "up", &hosts[i].up);

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import hashlib
 import json
 import math
@@ -33,7 +34,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -54,6 +55,8 @@ QUEUE_BYTES_MIN = 256 * 1024
 # The hub reads a burst of a host later than the host sends it: the device must keep all of it.
 DEVICE_QUEUE_PACKETS = 20_000
 ANSWER_S = 10.0  # the hub answers at once, or it is gone
+CLONE_NEWNET = 0x40000000
+LIBC = ctypes.CDLL(None, use_errno=True)
 END_S = 5.0  # for what still runs in the lab to end before it is killed
 
 
@@ -204,10 +207,27 @@ class WanLab:
         """What the hub counted, per host and direction.
 
         ``late_ms_max`` says how far the hub itself was behind since the last call: as long as it is
-        small next to the delays, the lab kept up.
+        small next to the delays, the lab kept up. ``cpu_s`` is what the hub has used of a
+        processor since it started.
         """
         answer: dict[str, Any] = json.loads(self._ask("stats"))
         return answer
+
+    @contextlib.contextmanager
+    def inside(self, number: int) -> Iterator[None]:
+        """Let what this thread opens or starts in the block belong to a host's network.
+
+        For a few sockets to what listens on the host's loopback; they stay there after the block.
+        """
+        with (
+            open("/proc/thread-self/ns/net") as ours,
+            open(NAMESPACES / self._names[number]) as its,
+        ):
+            _set_network(its.fileno())
+            try:
+                yield
+            finally:
+                _set_network(ours.fileno())
 
     # ------------------------------------------------------------ making and removing
 
@@ -309,6 +329,12 @@ def compiled_hub() -> Path:
     return program
 
 
+def _set_network(namespace: int) -> None:
+    """Move this thread into a network namespace, given as an open file."""
+    if LIBC.setns(namespace, CLONE_NEWNET) != 0:
+        raise LabError(f"setns: {os.strerror(ctypes.get_errno())}")
+
+
 def _ip(*arguments: str) -> None:
     done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -347,6 +373,9 @@ def _remove_leftovers() -> None:
 PORT = 29_400
 WARM_UP_S = 1.5  # until TCP has found its rate; not measured
 PINGS = 20
+# As many hosts as the largest benchmark has, with all their lines full both ways.
+CROWD_COUNT = 8
+CROWD_MBIT = 300
 
 # Run on the hosts. Plain blocking sockets: what is measured is the lab, not holdfast.
 SINK = """
@@ -469,6 +498,27 @@ def check(seconds: float, mtu: int) -> bool:
         lab.set(0, loss=1.0)
         path = measure_path(lab, 0, 1, PINGS, 0.001)
         report("loss, host cut off", 1, path["lost"], 1, 1, "")
+    crowd = Host(CROWD_MBIT, CROWD_MBIT, 5, congestion=congestion)
+    with WanLab([crowd] * CROWD_COUNT, mtu=mtu) as lab:
+        lab.stats()
+        began_s = time.monotonic()
+        pairs = [(number, (number + 1) % CROWD_COUNT) for number in range(CROWD_COUNT)]
+        rates = measure_rates(lab, pairs, seconds)
+        took_s = time.monotonic() - began_s
+        low, high = 0.9 * CROWD_MBIT, 1.01 * CROWD_MBIT
+        report(
+            f"rate, the slowest of {CROWD_COUNT} at once",
+            CROWD_MBIT,
+            min(rates) / user,
+            low,
+            high,
+            "Mbit/s",
+        )
+        stats = lab.stats()
+        print(
+            f"    the hub was late by {stats['late_ms_max']:.2f} ms at most and took "
+            f"{stats['cpu_s'] / took_s:.0%} of a processor"
+        )
     return good
 
 

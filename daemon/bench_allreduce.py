@@ -103,6 +103,12 @@ def _per_rank(name: str, rates: tuple[float, ...], peers: int) -> tuple[float, .
     default=0.0,
     help="One way between two ranks, for the bound.",
 )
+@click.option(
+    "--max-upload",
+    callback=parse_rates,
+    metavar="MBIT[,...]",
+    help="What the ranks allow themselves to send; the plan is not told.",
+)
 def allreduce(
     peers: int,
     size: int,
@@ -117,6 +123,7 @@ def allreduce(
     up: tuple[float, ...],
     down: tuple[float, ...],
     delay_ms: float,
+    max_upload: tuple[float, ...],
 ) -> None:
     """Time the all-reduce between processes that run what peers run.
 
@@ -146,6 +153,7 @@ def allreduce(
         "--up": ",".join(map(str, up)),
         "--down": ",".join(map(str, down)),
         "--delay-ms": delay_ms,
+        "--max-upload": ",".join(map(str, max_upload)),
     }
     report: dict[str, Any] | None
     if rank is None:
@@ -172,6 +180,7 @@ def allreduce(
             up_mbit=up,
             down_mbit=_per_rank("--down", down, peers) or up,
             delay_ms=delay_ms,
+            max_upload_mbit=_per_rank("--max-upload", max_upload, peers),
         )
         report = trio.run(run_rank, options)
     if report is not None:

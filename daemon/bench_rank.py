@@ -29,6 +29,7 @@ from attrs import define, field, frozen
 from ..collectives.allreduce import ReduceResult, Reduction
 from ..collectives.arithmetic import Layout
 from ..collectives.hub import LinkHub
+from ..collectives.limiter import RateLimiter
 from ..membership.bandwidth import Bandwidth, Bandwidths, Lines
 from ..membership.plan import PlanEstimate, make_plan
 from ..membership.spec import ReduceTable, RunSpec
@@ -54,6 +55,7 @@ ERROR_MAX = 0.2
 # those were sent again.
 _TCP_INFO_BYTES = 216
 _BYTES_RECEIVED, _BYTES_SENT = 128, 200  # and right after it, those sent again
+_CLEAR_PEAK = "5"  # what proc(5) wants to hear
 
 
 @frozen
@@ -72,6 +74,13 @@ class Options:
     up_mbit: tuple[float, ...] = ()
     down_mbit: tuple[float, ...] = ()
     delay_ms: float = 0.0
+    max_upload_mbit: tuple[float, ...] = ()  # caps of the ranks' own; empty: none
+
+    @property
+    def limiter(self) -> RateLimiter | None:
+        if not self.max_upload_mbit:
+            return None
+        return RateLimiter(self.max_upload_mbit[self.rank] * 1e6 / 8)
 
     @property
     def size(self) -> FragmentSize:
@@ -154,6 +163,29 @@ class Traffic:
     retransmitted_bytes: int = 0
 
 
+class PeakMemory:
+    """How much more memory this process had at the most than when the measurement began.
+
+    The kernel keeps the peak; a count of it can be begun anew.
+    """
+
+    def __init__(self) -> None:
+        self._before_bytes = _memory_bytes("VmRSS")
+        Path("/proc/self/clear_refs").write_text(_CLEAR_PEAK)
+
+    def extra_bytes(self) -> int:
+        """Until now."""
+        return max(0, _memory_bytes("VmHWM") - self._before_bytes)
+
+
+def _memory_bytes(name: str) -> int:
+    """One of the figures in /proc/self/status, which are in KiB."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    raise UserError(f"/proc/self/status has no {name}", hint="this benchmark needs Linux")
+
+
 class GlooWorker:
     """The other library's rank, in a process that waits for its turn."""
 
@@ -210,6 +242,7 @@ class Bench:
     round: int = 0
     ours_s: list[float] = field(factory=list)
     gloo_s: list[float] = field(factory=list)
+    extra_bytes: list[int] = field(factory=list)  # memory, at the most, by rank
     cpu_s: list[float] = field(factory=list)  # of all cores, the ranks' mean
     gloo_cpu_s: list[float] = field(factory=list)
     traffic: list[list[Traffic]] = field(factory=list)  # per repetition and rank
@@ -322,11 +355,13 @@ class Bench:
             "cpu_s": statistics.median(self.cpu_s[skipped:]),
             "gloo_cpu_s": statistics.median(self.gloo_cpu_s[skipped:]) if gloo_s else None,
             "t_lb_s": least_s,
+            "ring_s": estimate.ring_s if known else None,
             "predicted_s": estimate.predicted_s if known else None,
             "t_lb_ratio": median_s / least_s if least_s else None,
             "socket_bytes_per_peer": per_peer("sent_bytes"),
             "received_bytes_per_peer": per_peer("received_bytes"),
             "retransmitted_bytes_per_peer": per_peer("retransmitted_bytes"),
+            "extra_memory_bytes_per_peer": self.extra_bytes,
         }
 
 
@@ -348,11 +383,14 @@ async def run_rank(options: Options) -> dict[str, Any] | None:
                     worker = GlooWorker(options, rendezvous.host, ports[0]["port"])
                     stack.callback(worker.close)
                     await worker.turn("begin")
+                memory = PeakMemory()
                 for _repetition in range(options.warm_up + options.repeat):
                     await bench.reduce()
                     if worker is not None:
                         await bench.gloo(worker)
-            await rendezvous.exchange({})  # nobody cuts a link that others still need
+            # This also keeps everybody here: nobody cuts a link that others still need.
+            peaks = await rendezvous.exchange({"extra_bytes": memory.extra_bytes()})
+            bench.extra_bytes = [each["extra_bytes"] for each in peaks]
             nursery.cancel_scope.cancel()
         return bench.report() if options.rank == 0 else None
 
@@ -361,7 +399,9 @@ async def _link_up(
     options: Options, rendezvous: Rendezvous, directory: Path, nursery: trio.Nursery
 ) -> Bench:
     """Certificates from rank 0, then links with everybody."""
-    node = await become_member(rendezvous, options.rank, directory, nursery, CountedNetwork)
+    node = await become_member(
+        rendezvous, options.rank, directory, nursery, CountedNetwork, upload=options.limiter
+    )
     network, hub, members = node.network, node.hub, node.members
     hub.set_members(members)
     for member in members:

@@ -12,6 +12,7 @@ and the conversation with the local trainer. What may happen when is decided by
      ├── keep_session                dials the master again and again
      │    └── session                Hello, Welcome, then: read, write, heartbeat
      ├── reduce       (per attempt)  cancelled by the next attempt, an abort or a new session
+     ├── probe        (on order)     times another's junk; our own goes out in ``serve``
      ├── apply        (per commit)   outer step in a thread; never cancelled half-way
      └── fetch        (per fragment) copies a version from donors
 
@@ -41,6 +42,7 @@ from ..collectives.hub import LinkHub
 from ..collectives.limiter import RateLimiter
 from ..collectives.link_parts import LaneRules
 from ..collectives.meter import Measurements
+from ..collectives.probe import Prober
 from ..diloco.outer import outer_step
 from ..membership import replica as deeds
 from ..membership.replica import Deed, Replica
@@ -84,6 +86,8 @@ from ..protocol.messages import (
     Metrics,
     Posted,
     PostInitial,
+    Probe,
+    ProbeRequest,
     Progress,
     Reduce,
     RefusalCode,
@@ -191,6 +195,7 @@ class PeerService:
             upload=_cap(config.upload_bytes_per_s),
             download=_cap(config.download_bytes_per_s),
         )
+        self._prober = Prober(self.hub)
         self.report = PeerReport()
         self.spec: RunSpec | None = None
         self.layout: Layout | None = None  # the run's
@@ -444,6 +449,8 @@ class PeerService:
                 self._perform(self.replica.receive(message))
             case Found():
                 self._found()
+            case Probe():
+                self._start(self._probe, message)
             case Told():
                 log.warning("the master says: %s", message.text)
                 self.report.told = [*self.report.told[-19:], message.text]
@@ -481,6 +488,7 @@ class PeerService:
                 case deeds.ReloadTrainer(step=step, hold_step=hold_step):
                     self.trainer.tell(Load(step, hold_step, self.replica.finished))
                 case deeds.StartReduction(order=order, contribute=contribute):
+                    self._prober.stop()
                     scope = self._reductions[order.round] = trio.CancelScope()
                     self._start(self._reduce, order, contribute, scope)
                 case deeds.StopReduction(round=round_id):
@@ -645,13 +653,15 @@ class PeerService:
             await donor.run()
 
     async def _on_link_message(self, peer: str, message: Message) -> None:
-        """A member says something on a link's control stream: state transfer, both sides of it."""
+        """A member says something on a link's control stream: about transfers, or a probe."""
         if isinstance(message, IndexRequest | BlocksRequest):
             if self._donor is not None:
                 self._donor.receive(peer, message)
         elif isinstance(message, Index | BlocksRefused):
             if self._joiner is not None:
                 self._joiner.receive(peer, message)
+        elif isinstance(message, ProbeRequest):
+            self._start(self._prober.serve, peer, message)
         else:
             raise RemoteProtocolError(f"{type(message).__name__} on a link")
 
@@ -697,8 +707,12 @@ class PeerService:
             else:
                 self._fetches.pop(order.head.fragment, None)
                 self._state_received_bytes += got.received_bytes
+                self._tell_master(measured(self.hub.take_measurements()))  # the line's first work
                 self.report.phase, self.report.why = "in the run", ""
                 self._perform(self.replica.fetched(order.head, got.received_bytes))
+
+    async def _probe(self, order: Probe) -> None:
+        self._tell_master(await self._prober.measure(order))
 
     # ------------------------------------------------------------ the trainer
 

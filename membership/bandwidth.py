@@ -10,7 +10,8 @@ in which the past fades, give a rate. Three things follow from how it is measure
 - A line that was hardly busy says nothing: what the system buffers seems to be sent at once.
 - A peer nobody has measured yet counts as the median of the others.
 
-A probe that fills idle lines needs nothing new here: it sends bytes and reports ``Measured``.
+Before any reduction a probe (``probing``) gives a first idea of an uplink. Its receiver has timed it,
+so it is believed however short it was; but it counts as little work, which rounds soon outweigh.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from collections.abc import Mapping, Sequence
 
 from attrs import Factory, define, frozen
 
-from ..protocol.messages import MEMBERS_MAX, Measured
+from ..protocol.messages import MEMBERS_MAX, Measured, Probed
 
 BUSY_HALF_LIFE_S = 10.0  # busy seconds after which what a line carried before counts half
 BUSY_S_MIN = 0.1  # a line busy for less has only filled the system's buffers
+PROBE_COUNTS_S = 0.5  # busy seconds that a probe stands for
 DEFAULT_BYTES_PER_S = 2.5e6  # 20 Mbit/s, each way, while nobody is known: a home's uplink
 # Bounds on what is believed, so that no report can make a plan of infinities or zeros.
 RATE_MIN_BYTES_PER_S = 1e3
@@ -97,17 +99,28 @@ class Bandwidths:
 
     def measured(self, peer: str, report: Measured) -> None:
         """Add a peer's report to what is known of it."""
-        line = self._lines.pop(peer, None) or _Line()
+        line = self._line(peer)
         line.up.add(report.sent_bytes, report.sending_s)
         line.down.add(report.received_bytes, report.receiving_s)
-        self._lines[peer] = line  # whoever spoke last comes last
         self.links.pop(peer, None)
         self.links[peer] = {
             link.peer: link.sent_bytes / link.sending_s for link in report.links if link.sending_s
         }
+
+    def probed(self, report: Probed) -> None:
+        """Add what a probe has found of its sender's uplink, if anything."""
+        if report.carried_bytes and report.seconds:
+            rate = _believable(report.carried_bytes / report.seconds)
+            self._line(report.sender).up.add(rate * PROBE_COUNTS_S, PROBE_COUNTS_S)
+
+    def _line(self, peer: str) -> _Line:
+        """A peer's, which is now the one heard of last; the one not heard of for longest may go."""
+        line = self._lines[peer] = self._lines.pop(peer, _Line())
         if len(self._lines) > MEMBERS_MAX:
             oldest = next(iter(self._lines))
-            del self._lines[oldest], self.links[oldest]
+            del self._lines[oldest]
+            self.links.pop(oldest, None)
+        return line
 
     def known(self, peer: str) -> Bandwidth | None:
         """What was measured of a peer; None if too little was."""

@@ -11,8 +11,9 @@ no I/O, no clock and no randomness: the same calls give the same effects.
 
 *Theory of operation.* Handlers only note facts; ``_settle`` derives everything else, always in the
 same order: found the run, agree on roots, give out places, publish the view, start transfers, run
-the rounds, let the leaving go, finish. A view is published before any message that names a member
-of it, and a transfer is started before any commit that would outdate it.
+the rounds, probe a line if all are idle, let the leaving go, finish. A view is published before any
+message that names a member of it, and a transfer is started before any commit that would outdate
+it.
 
 *Lasting state* changes only through journal records, so a restarted master is the history replayed,
 plus peers that attach anew. A round that was not committed is void after a restart.
@@ -48,6 +49,7 @@ from ..protocol.messages import (
     Measured,
     Message,
     NotReady,
+    Probed,
     Progress,
     Ready,
     Reduced,
@@ -78,7 +80,9 @@ from .journal import (
     RunFounded,
     RunPaused,
 )
+from .probing import Probing
 from .roster import Grant, Member, new_member, next_to_seat
+from .rounds import Phase
 from .spec import RunSpec
 from .syncing import ROOT_BYTES, Syncing
 
@@ -116,6 +120,7 @@ class Coordinator:
         self.context = Context(spec, run_id, history, term)
         self.syncing = Syncing(self.context)
         self.conductor = Conductor(self.context, self.syncing, self._evict)
+        self.probing = Probing(self.context, self.conductor.bandwidths)
         self.syncing.missing = set(history.places)
         self.syncing.unheard = set(history.places)
         self._missing_until_s: float | None = None  # set by the first event after a restart
@@ -135,6 +140,7 @@ class Coordinator:
             Reduced: self.conductor.reduced,
             ReduceFailed: self.conductor.reduce_failed,
             Measured: self.conductor.measured,
+            Probed: self.probing.probed,
             Applied: self._on_applied,
             Synced: self._on_synced,
             SyncFailed: self.syncing.failed,
@@ -246,6 +252,7 @@ class Coordinator:
             self.context.detector.next_deadline_s(),
             self.conductor.next_deadline_s(),
             self.syncing.next_deadline_s(),
+            self.probing.next_deadline_s(),
             self._finish_due_s if not self._finish_sent else math.inf,
             self._missing_until_s
             if (self.syncing.missing or self.syncing.unheard) and self._missing_until_s is not None
@@ -431,6 +438,7 @@ class Coordinator:
             self.founder = None
         if not keep_place and member.peer in self.context.history.places:
             self.context.record(PlaceVacated(member.peer))
+        self.probing.removed(member)
         self.syncing.removed(member)
         self.conductor.removed(member.peer, f"{said(member)} is gone: {quoted(why)}")
 
@@ -446,11 +454,19 @@ class Coordinator:
             changed |= self.syncing.transfer(self.conductor.excluded)
             changed |= self._remove_hopeless()
             changed |= self.conductor.advance()
+            changed |= self.probing.advance(lines_busy=self._lines_busy())
             changed |= self._release_leaving()
             changed |= self._finish()
             if not changed:
                 return
         raise LocalProtocolError("the master's rules do not come to rest")
+
+    def _lines_busy(self) -> bool:
+        """Whether bulk bytes move: of a reduction or of a transfer."""
+        rounds, roster = self.conductor.rounds.values(), self.context.roster
+        return any(round_.phase is Phase.REDUCING for round_ in rounds) or any(
+            copy.fetch is not None for member in roster for copy in member.copies
+        )
 
     def _ask_founder(self) -> bool:
         if self.context.history.founded or self.founder is not None:

@@ -15,8 +15,9 @@ down rates b, and everybody a contributor (n > 2), that is the weighted butterfl
 
     T* = S * max(1 / min b, 2 (n - 1) / sum b),    w_i  proportional to  max(0, b_i T* / S - 1)
 
-A pair of members with a limit of its own (a relayed one) ties two shares together: then the
-program is solved as such. No shares can beat ``bound_s``; a ring needs ``ring_s``.
+A pair of members with a limit of its own (a relayed one), or a line that several members share (a
+site's), ties shares together: then the program is solved as such. No shares can beat ``bound_s``; a
+ring needs ``ring_s``.
 """
 
 from __future__ import annotations
@@ -33,9 +34,25 @@ BISECTIONS = 60  # halvings of an interval: exact to the last bits of a float
 ROUNDING = 1e-12  # relative; what sums of floats may be off by
 PROGRAM_SLACK = 1e-7  # relative; what the solver takes for equal
 
+# Of a line: its speed, what a member without any share moves over it, and what all shares add.
+Direction = tuple[float, float, float]
+
 
 class NobodyReachableError(HoldfastError):
     """There is no contributor that all the others can reach. Change who takes part."""
+
+
+@frozen
+class SharedLine:
+    """A line to everybody else that some members use together, besides lines of their own.
+
+    Attributes:
+      members: who is behind it, by number.
+      rate: what all of them can send to others and receive from them.
+    """
+
+    members: frozenset[int]
+    rate: Bandwidth
 
 
 @frozen
@@ -52,6 +69,7 @@ class Workload:
       pair_limits: bytes per second from one member to another, where that is less than their lines;
         0: the first cannot send to the second.
       delay_s: the longest one-way delay between two members.
+      shared: lines of several members; no member is behind two of them.
     """
 
     rates: tuple[Bandwidth, ...]
@@ -60,6 +78,7 @@ class Workload:
     down_bytes: float
     pair_limits: Mapping[tuple[int, int], float] = Factory(dict)
     delay_s: float = 0.0
+    shared: tuple[SharedLine, ...] = ()
 
     @property
     def contributor_rates(self) -> tuple[Bandwidth, ...]:
@@ -99,7 +118,22 @@ def reduction_s(work: Workload, own_up: Sequence[float], own_down: Sequence[floa
             carried = own_down[sender] + (own_up[receiver] if receiver < count else 0.0)
             if carried > 0:
                 slowest = max(slowest, carried / limit if limit > 0 else math.inf)
+    for line in work.shared:
+        owned_up = sum(own_up[member] for member in line.members if member < count)
+        owned_down = sum(own_down[member] for member in line.members if member < count)
+        inside, listening = _behind(work, line)
+        sent = inside * (work.up_bytes - owned_up) + (receivers - listening) * owned_down
+        received = listening * (work.down_bytes - owned_down) + (count - inside) * owned_up
+        slowest = max(
+            slowest, sent / line.rate.up_bytes_per_s, received / line.rate.down_bytes_per_s
+        )
     return slowest + (2 * work.delay_s if receivers > 1 else 0.0)
+
+
+def _behind(work: Workload, line: SharedLine) -> tuple[int, int]:
+    """How many contributors and how many receivers, those included, are behind a shared line."""
+    contributors = sum(member < work.contributor_count for member in line.members)
+    return contributors, len(line.members)
 
 
 def shares_s(work: Workload, shares: Sequence[float]) -> float:
@@ -129,6 +163,13 @@ def bound_s(work: Workload) -> float:
     least_sent = min(up, others * down) if count > 1 else others * down
     least_received = min(down, (count - 1) * up)
     listening = [down / rate.down_bytes_per_s for rate in work.rates[count:]]
+    shared = []
+    for line in work.shared:
+        inside, receiving = _behind(work, line)
+        least_out = min(inside * up, (receivers - receiving) * down)
+        least_in = min(receiving * down, (count - inside) * up)
+        shared.append(least_out / line.rate.up_bytes_per_s)
+        shared.append(least_in / line.rate.down_bytes_per_s)
     return (
         max(
             least_sent / min(ups),
@@ -136,13 +177,17 @@ def bound_s(work: Workload) -> float:
             ((count - 1) * up + others * down) / sum(ups),
             (count - 1) * (up + down) / sum(downs),
             *listening,
+            *shared,
         )
         + 2 * work.delay_s
     )
 
 
 def ring_s(work: Workload) -> float:
-    """What a ring of the contributors would need: the slowest line carries nearly everything twice."""
+    """What a ring of the contributors would need: the slowest line carries nearly everything twice.
+
+    Shared lines are left out: a ring in a good order crosses each of them once.
+    """
     count = work.contributor_count
     slowest = min(
         min(rate.up_bytes_per_s, rate.down_bytes_per_s) for rate in work.contributor_rates
@@ -162,31 +207,51 @@ def best_shares(work: Workload) -> list[float]:
     """
     if len(work.barred()) == work.contributor_count:
         raise NobodyReachableError("no contributor can be reached by all who take part")
-    if any(limit > 0 for limit in work.pair_limits.values()):
+    if work.shared or any(limit > 0 for limit in work.pair_limits.values()):
         return program_shares(work)
     return filled_shares(work)
 
 
 def filled_shares(work: Workload) -> list[float]:
-    """The best shares where no pair has a limit but 0."""
+    """The best shares where no pair has a limit but 0, and no line is shared."""
     barred = work.barred()
     count = work.contributor_count
     if count == 1:
         return [1.0]
-    owners = [member for member in range(count) if member not in barred]
-    low = bound_s(work) - 2 * work.delay_s
-    fitting = _fitting(work, barred, low)
-    if fitting is None:
-        alone = [[float(member == owner) for member in range(count)] for owner in owners]
+    alone = [
+        [float(member == owner) for member in range(count)]
+        for owner in range(count)
+        if owner not in barred
+    ]
+    return fill(
+        [_directions(work, rate) for rate in work.contributor_rates],
+        barred,
+        low_s=bound_s(work) - 2 * work.delay_s,  # those who only listen are in it
         # Twice what one of them needs for everything: in that time shares fit, rounded or not.
-        high = 2 * min(_without_pairs_s(work, shares) for shares in alone)
+        high_s=2 * min(_without_pairs_s(work, shares) for shares in alone),
+    )
+
+
+def fill(
+    lines: Sequence[Sequence[Direction]], barred: set[int], low_s: float, high_s: float
+) -> list[float]:
+    """Shares, adding up to 1, with which the busiest line is done soonest.
+
+    Args:
+      lines: each member's directions.
+      barred: members that must have no share.
+      low_s: no shares are faster.
+      high_s: in which some shares fit.
+    """
+    fitting = _fitting(lines, barred, low_s)
+    if fitting is None:
         for _halving in range(BISECTIONS):
-            middle = (low + high) / 2
-            if _fitting(work, barred, middle) is None:
-                low = middle
+            middle_s = (low_s + high_s) / 2
+            if _fitting(lines, barred, middle_s) is None:
+                low_s = middle_s
             else:
-                high = middle
-        fitting = _fitting(work, barred, high)
+                high_s = middle_s
+        fitting = _fitting(lines, barred, high_s)
     if fitting is None:
         raise LocalProtocolError("no shares fit into the time that one owner needs for everything")
     least, most = fitting
@@ -200,8 +265,8 @@ def _without_pairs_s(work: Workload, shares: Sequence[float]) -> float:
     return shares_s(lines_only, shares)
 
 
-def _directions(work: Workload, rate: Bandwidth) -> tuple[tuple[float, float, float], ...]:
-    """Up and down: a line's speed, what an owner of nothing moves, and what owning all adds."""
+def _directions(work: Workload, rate: Bandwidth) -> tuple[Direction, Direction]:
+    """An owner's up and down."""
     receivers, count = len(work.rates), work.contributor_count
     up, down = work.up_bytes, work.down_bytes
     return (
@@ -211,16 +276,13 @@ def _directions(work: Workload, rate: Bandwidth) -> tuple[tuple[float, float, fl
 
 
 def _fitting(
-    work: Workload, barred: set[int], seconds: float
+    lines: Sequence[Sequence[Direction]], barred: set[int], seconds: float
 ) -> tuple[list[float], list[float]] | None:
-    """The least and the most that each contributor can own; None if that does not make a whole."""
-    listening = work.rates[work.contributor_count :]
-    if any(work.down_bytes > seconds * r.down_bytes_per_s * (1 + ROUNDING) for r in listening):
-        return None
+    """The least and the most that each member can have; None if that does not make a whole."""
     least, most = [], []
-    for member, rate in enumerate(work.contributor_rates):
+    for member, directions in enumerate(lines):
         low, high = 0.0, math.inf
-        for speed, base, slope in _directions(work, rate):
+        for speed, base, slope in directions:
             room = seconds * speed - base
             if abs(room) <= ROUNDING * base:
                 room = 0.0
@@ -308,6 +370,13 @@ def _program(work: Workload) -> tuple[list[list[float]], list[float]]:
             if receiver < count:
                 loads[receiver] = up
             add(loads, 0.0, limit)
+    for line in work.shared:
+        owners = [member for member in line.members if member < count]
+        inside, receiving = _behind(work, line)
+        sends = (len(work.rates) - receiving) * down - inside * up
+        takes = (count - inside) * up - receiving * down
+        add(dict.fromkeys(owners, sends), inside * up, line.rate.up_bytes_per_s)
+        add(dict.fromkeys(owners, takes), receiving * down, line.rate.down_bytes_per_s)
     return rows, limits
 
 

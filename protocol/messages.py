@@ -29,6 +29,8 @@ LANES_OPEN_MAX = 64  # lanes of one link at once; far more than one path can use
 OWNER_RUNS_MAX = 4_096  # runs of consecutive chunks with one owner, in a plan
 SITES_MAX = 256  # of a plan
 BLOCKS_MAX = 65_536  # block digests in one index: 64 GiB of state a fragment at 1 MiB a block
+PROBE_BYTES_MAX = 16 * 2**20  # of junk: a third of a second of 300 Mbit/s
+PROBE_S_MAX = 3.0  # a slow line need not carry all of it: it is known by then
 METRICS_MAX = 32  # named figures a trainer reports beside its loss
 CERTIFICATE_BYTES_MAX = 8_192
 COUNT_MAX = 2**63 - 1
@@ -333,6 +335,19 @@ class Measured(Message):
 
 
 @frozen
+class Probed(Message):
+    """Peer, after ``Probe``: what came of ``sender``'s junk while it came fast, and in what time.
+
+    Nothing in no time: the probe failed, or was stopped for a round.
+    """
+
+    number: int = field(validator=_count)
+    sender: str = field(validator=_peer)
+    carried_bytes: int = field(validator=_count)
+    seconds: float = field(validator=_finite)
+
+
+@frozen
 class TrainerAttached(Message):
     """Peer: the trainer is there and declared this layout."""
 
@@ -560,6 +575,16 @@ class SyncFragment(Message):
 
 
 @frozen
+class Probe(Message):
+    """Master: ask ``sender`` for junk, at most so much and so long, and say how fast it comes."""
+
+    number: int = field(validator=_count)
+    sender: str = field(validator=_peer)
+    bytes: int = field(validator=and_(ge(1), le(PROBE_BYTES_MAX)))
+    seconds: float = field(validator=and_(_finite, le(PROBE_S_MAX)))
+
+
+@frozen
 class Donate(Message):
     """Master: keep this version of the fragment readable for ``receiver`` until ``Release``."""
 
@@ -679,6 +704,15 @@ class BlocksRefused(Message):
     version: int = field(validator=_count)
     transfer: int = field(validator=_count)
     reason: str = field(validator=_text)
+
+
+@frozen
+class ProbeRequest(Message):
+    """Receiver to sender: send junk over the lanes, as BLOCK frames of this transfer."""
+
+    transfer: int = field(validator=and_(ge(0), le(2**32 - 1)))
+    bytes: int = field(validator=and_(ge(1), le(PROBE_BYTES_MAX)))
+    seconds: float = field(validator=and_(_finite, le(PROBE_S_MAX)))
 
 
 # ---------------------------------------------------------------- daemon <-> trainer (Unix socket)

@@ -47,7 +47,9 @@ def test_ranks_on_loopback_report_time_and_bytes(tmp_path: Path) -> None:
         sum(report["socket_bytes_per_peer"]), rel=0.01
     )
     assert report["gloo_median_s"] is None
-    assert report["t_lb_s"] is None
+    assert report["t_lb_s"] is report["ring_s"] is None
+    assert len(report["extra_memory_bytes_per_peer"]) == 3
+    assert 0 < max(report["extra_memory_bytes_per_peer"]) < 100 * 2**20
 
 
 @pytest.mark.slow
@@ -59,6 +61,15 @@ def test_gloo_takes_turns_with_us_and_rates_give_a_bound(tmp_path: Path) -> None
     assert report["ratio"] == pytest.approx(report["gloo_median_s"] / report["median_s"])
     # 64 KiB at 100 Mbit/s, and there and back.
     assert report["t_lb_s"] == pytest.approx(65_536 * 8 / 100e6 + 0.010)
+
+
+@pytest.mark.slow
+def test_a_rank_sends_no_faster_than_it_is_told(tmp_path: Path) -> None:
+    caps = ("--max-upload=10,1000", "--repeat=1", "--warm-up=0")
+    report = bench(tmp_path / "r.json", "--size=1MiB", *caps)
+
+    # Half of a contribution and half of the result, at 10 Mbit/s, less the burst of a tenth of a second.
+    assert report["min_s"] > (2**20 * 8 - 10e6 * 0.1) / 10e6 * 0.95
 
 
 @pytest.mark.parametrize(

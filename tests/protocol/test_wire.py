@@ -97,7 +97,7 @@ def values(wanted: Any, validator: object = None) -> st.SearchStrategy[Any]:
     if wanted is int:
         return st.integers(least, most)
     if wanted is float:
-        return _FINITE
+        return _FINITE if most == COUNT_MAX else st.floats(min_value=least, max_value=most)
     if wanted is str:
         if pattern is not None:
             return st.from_regex(pattern, fullmatch=True)

@@ -55,3 +55,29 @@ async def test_who_is_seen_to_be_fast_owns_more_and_rounds_get_faster() -> None:
     assert past[-1]["took_s"] < 0.8 * past[0]["took_s"]
     assert past[-1]["took_s"] == pytest.approx(past[-1]["predicted_s"], rel=1.0)
     assert past[-1]["bound_s"] <= past[-1]["predicted_s"] <= past[-1]["ring_s"]
+
+
+async def test_idle_lines_are_probed_before_the_first_round_knows_nothing() -> None:
+    """Four peers train for a while before the first round; its plan already knows who is slow.
+
+    Every peer's own line is what a probe sees here: all its links are as fast as it is.
+    """
+    layout = small_layout((400_000,), counters=0)
+    fast, slow = "ab", "cd"
+    spec = SPEC.replace("sync_every = 4", "sync_every = 800")
+    async with trio.open_nursery() as nursery:
+        swarm = Swarm(nursery, spec, layout=layout, bytes_per_s=2e6, delay_s=0.01, jitter_s=0.0)
+        for sender in slow:
+            for other in fast + slow:
+                if sender != other:
+                    swarm.world.link(sender, other, bytes_per_s=4e5)
+        await swarm.start_master()
+        for name in fast + slow:
+            swarm.add_peer(name)
+        await swarm.until(lambda: swarm.committed >= 1)
+        assert swarm.master is not None
+        status = swarm.master.coordinator.status(trio.current_time())
+        first = next(r for r in status["past_rounds"] if r["outcome"] == "committed")
+        nursery.cancel_scope.cancel()
+    assert first["plan"]["guessed_count"] == 0
+    assert first["plan"]["took_s"] == pytest.approx(first["plan"]["predicted_s"], rel=0.5)

@@ -1,0 +1,131 @@
+"""``make bench``: measure, section by section, and write RESULTS.md.
+
+    make bench                               everything that this machine allows
+    make bench ARGS='--only lossy,kill'      some sections; the others keep their old figures
+    make bench ARGS=--render                 RESULTS.md again from results/*.json, nothing measured
+
+A section that needs root, a tool or a command that is not there says so and is left out; then the
+exit status is 1. Ctrl+C stops at once: namespaces and processes go, finished sections stay.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+
+from attrs import frozen
+
+from benchmarks import deaths, sections, wan_lab
+from benchmarks.commands import BenchError
+from benchmarks.lanes import lanes, why_no_lanes
+from benchmarks.progress import say
+from benchmarks.report import RESULTS, RESULTS_MD, Record, new_record, render
+from benchmarks.sections import Measured
+
+
+def _anywhere() -> str:
+    return ""
+
+
+def _lab() -> str:
+    return wan_lab.why_not() or wan_lab.missing_tool()
+
+
+@frozen
+class Section:
+    """A part of RESULTS.md that is measured by itself.
+
+    Attributes:
+      why_not: why it cannot be measured here; empty if it can.
+      measure: does it; takes seconds to minutes.
+    """
+
+    name: str
+    title: str
+    why_not: Callable[[], str]
+    measure: Callable[[], Measured]
+
+
+SECTIONS = (
+    Section("codecs", "what a value takes on the wire", _anywhere, sections.codecs),
+    Section("loopback", "on one machine, against gloo", _anywhere, sections.loopback),
+    Section("lossy", "a long path that loses packets", _lab, sections.lossy),
+    Section("residential", "homes with slow uplinks", _lab, sections.residential),
+    Section("kill", "a peer dies in the middle of a round", _lab, deaths.deaths),
+    Section("memory", "what a round needs", _anywhere, sections.memory),
+    Section("caps", "limits that a volunteer sets", _anywhere, sections.caps),
+    Section("lanes", "how many connections a link opens", why_no_lanes, lanes),
+)
+
+
+def chosen(names: str | None) -> list[Section]:
+    """The sections of a comma-separated list, in their own order; None: all of them.
+
+    Raises:
+      BenchError: there is no such section.
+    """
+    if names is None:
+        return list(SECTIONS)
+    wanted = set(names.split(","))
+    if unknown := wanted - {section.name for section in SECTIONS}:
+        known = ", ".join(section.name for section in SECTIONS)
+        raise BenchError(f"no section {', '.join(sorted(unknown))}; there are {known}")
+    return [section for section in SECTIONS if section.name in wanted]
+
+
+def measure(which: Sequence[Section]) -> bool:
+    """Measure these and keep their figures; whether all could be measured."""
+    complete = True
+    for section in which:
+        if reason := section.why_not():
+            say(f"{section.name}: left out, {reason}")
+            complete = False
+            continue
+        say(f"{section.name}: {section.title}")
+        load = os.getloadavg()[0]
+        tables, raw = section.measure()
+        new_record(section.name, section.title, tables, raw, load).save()
+        write_page()
+    return complete
+
+
+def page() -> str:
+    """RESULTS.md of whatever has been measured until now."""
+    files = [RESULTS / f"{section.name}.json" for section in SECTIONS]
+    return render([Record.load(path) for path in files if path.exists()])
+
+
+def write_page() -> None:
+    RESULTS_MD.write_text(page())
+
+
+def _stop(_number: int, _frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="make bench", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("--only", metavar="NAME[,...]", help=", ".join(s.name for s in SECTIONS))
+    parser.add_argument("--render", action="store_true", help="only make RESULTS.md again")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, _stop)
+    try:
+        if options.render:
+            write_page()
+            return 0
+        return 0 if measure(chosen(options.only)) else 1
+    except (BenchError, wan_lab.LabError) as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("bench: stopped; finished sections are kept", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())
