@@ -43,6 +43,7 @@ from ..protocol.messages import (
     Founded,
     FragmentHead,
     Heartbeat,
+    Held,
     Hello,
     Leaving,
     Measured,
@@ -132,8 +133,9 @@ class Coordinator:
             Founded: self._on_founded,
             Ready: self.conductor.ready,
             NotReady: self.conductor.not_ready,
-            Reduced: self.conductor.reduced,
-            ReduceFailed: self.conductor.reduce_failed,
+            Reduced: self.conductor.course.reduced,
+            Held: self.conductor.course.held,
+            ReduceFailed: self.conductor.course.reduce_failed,
             Measured: self.conductor.measured,
             Applied: self._on_applied,
             Synced: self._on_synced,
@@ -329,7 +331,7 @@ class Coordinator:
         member.progress = message
         received = before is None or message.bulk_received_bytes > before.bulk_received_bytes
         if received or (before and message.bulk_sent_bytes > before.bulk_sent_bytes):
-            self.conductor.moved(member)
+            self.conductor.course.moved(member)
         state = before is None or message.state_received_bytes > before.state_received_bytes
         if received or state:
             self.syncing.moved(member, state=state)

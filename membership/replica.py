@@ -11,7 +11,7 @@ A round at a peer:
       |                  |                            |
       +------------------+----------Abort-------------+---------------------------------> (gone)
 
-A later attempt's ``Reduce`` goes back to REDUCING. ``Commit`` may come before our own reduction is
+A later attempt's ``Reduce`` or ``Repair`` goes back to REDUCING. ``Commit`` may come before our own reduction is
 done (a spare that lags): the round then waits in REDUCING with its commit known. A committed round
 of a fragment that is still being fetched waits too: that is how a joiner replays what was decided
 while it copied the base.
@@ -28,8 +28,10 @@ from ..protocol.messages import (
     Abort,
     Applied,
     Commit,
+    ContributorRun,
     Donate,
     Finish,
+    Flush,
     FragmentHead,
     Message,
     NotReady,
@@ -40,6 +42,7 @@ from ..protocol.messages import (
     Reduced,
     ReduceFailed,
     Release,
+    Repair,
     Role,
     RoundEnded,
     RoundOpened,
@@ -85,6 +88,20 @@ class ReloadTrainer(Deed):
 class StartReduction(Deed):
     order: Reduce
     contribute: bool
+
+
+@frozen
+class FlushReduction(Deed):
+    """Shut the lost out of the round's reduction, then answer with ``Held``."""
+
+    order: Flush
+
+
+@frozen
+class RepairReduction(Deed):
+    """Go on without the lost; report ``reduction_done`` when the result is (or still is) whole."""
+
+    order: Repair
 
 
 @frozen
@@ -289,6 +306,10 @@ class Replica:
                 return self._open(message)
             case Reduce():
                 return self._reduce(message)
+            case Flush():
+                return self._flush(message)
+            case Repair():
+                return self._repair(message)
             case Commit():
                 return self._commit(message)
             case Abort():
@@ -375,6 +396,21 @@ class Replica:
             return deeds
         return [*deeds, StartReduction(message, contribute)]
 
+    def _flush(self, message: Flush) -> list[Deed]:
+        here = self.rounds.get(message.round)
+        if here is None or here.order is None or message.attempt <= here.attempt:
+            return []
+        return [FlushReduction(message)]
+
+    def _repair(self, message: Repair) -> list[Deed]:
+        here = self.rounds.get(message.round)
+        if here is None or here.phase not in (Phase.REDUCING, Phase.REDUCED):
+            return []
+        if message.attempt <= here.attempt or here.commit is not None:
+            return []
+        here.phase, here.attempt, here.digest = Phase.REDUCING, message.attempt, b""
+        return [RepairReduction(message)]
+
     def _fail(self, here: RoundHere, reason: str) -> list[Deed]:
         return [TellMaster(ReduceFailed(here.round, here.attempt, (), False, reason))]
 
@@ -391,12 +427,9 @@ class Replica:
         if here.commit is not None:
             return []
         here.commit, here.at_step = message, message.at_step
-        if here.phase is Phase.REDUCED and (here.attempt, here.digest) != (
-            message.attempt,
-            message.digest,
-        ):
+        if here.phase is Phase.REDUCED and here.digest != message.digest:
             return [*self._end(here, committed=False), *self._lost_result(message)]
-        if here.attempt != message.attempt:
+        if here.phase is not Phase.REDUCED and here.attempt != message.attempt:
             return [*self._end(here, committed=False), *self._lost_result(message)]
         return self._advance(message.fragment)
 
@@ -455,7 +488,13 @@ class Replica:
         ready = Ready(here.round, message.tokens, norm, held.root, message.step)
         return [TellMaster(ready)]
 
-    def reduction_done(self, round_id: int, attempt: int, digest: bytes) -> list[Deed]:
+    def reduction_done(
+        self,
+        round_id: int,
+        attempt: int,
+        digest: bytes,
+        manifest: tuple[ContributorRun, ...] = (),
+    ) -> list[Deed]:
         here = self.rounds.get(round_id)
         if here is None or here.attempt != attempt or here.phase is not Phase.REDUCING:
             return []
@@ -465,11 +504,12 @@ class Replica:
                 commit = here.commit
                 return [*self._end(here, committed=False), *self._lost_result(commit)]
             return self._advance(here.fragment)
-        return [TellMaster(Reduced(round_id, attempt, digest))]
+        return [TellMaster(Reduced(round_id, attempt, digest, manifest))]
 
     def reduction_failed(
         self, round_id: int, attempt: int, accused: Iterable[str], bad: bool, reason: str
     ) -> list[Deed]:
+        """Our reduction ended, or (``accused`` and not ``bad``) waits for a repair or an abort."""
         here = self.rounds.get(round_id)
         if here is None or here.attempt != attempt or here.phase is not Phase.REDUCING:
             return []

@@ -94,7 +94,7 @@ class MasterMachine(RuleBasedStateMachine):
 
     def in_the_middle(self) -> bool:
         rounds = self.world.master.conductor.rounds.values()
-        return any(r.phase is Phase.REDUCING and not r.running().digests for r in rounds)
+        return any(r.phase is Phase.REDUCING and not r.running().outcomes for r in rounds)
 
     @rule(index=peers, wrong=booleans, said=booleans, middle=booleans)
     def reduce(self, index: int, wrong: bool, said: bool, middle: bool) -> None:
@@ -199,8 +199,12 @@ class MasterMachine(RuleBasedStateMachine):
         peer = self.peer(index)
         for number in list(peer.orders):
             event(f"accused {len(accused)} {'bad' if bad else 'lost'}")
-            order = peer.orders.pop(number)
+            order = peer.orders[number]
             names = tuple(self.peer(i).peer for i in sorted(accused))
+            if bad or not set(names) - {peer.peer}:
+                del peer.orders[number]
+            else:
+                peer.stuck.add(number)
             peer.outbox.append(ReduceFailed(number, order.attempt, names, bad, "?"))
         self.world.flush(peer)
         self.everybody(then)

@@ -12,7 +12,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from attrs import Factory, define
+from attrs import Factory, define, evolve
 
 from holdfast.membership.coordinator import Coordinator, Grant
 from holdfast.membership.effects import Announce, Drop, Effect, Record, Send
@@ -28,11 +28,13 @@ from holdfast.protocol.messages import (
     Applied,
     Commit,
     Donate,
+    Flush,
     Found,
     Founded,
     FragmentHead,
     FragmentSize,
     Heartbeat,
+    Held,
     Hello,
     Leaving,
     Message,
@@ -43,6 +45,7 @@ from holdfast.protocol.messages import (
     Reduced,
     ReduceFailed,
     Release,
+    Repair,
     Role,
     Synced,
     SyncFailed,
@@ -56,8 +59,9 @@ DEADLINE_S = 10.0
 CALM_ROUNDS = 120  # steps of half a second in which a run without faults must get on
 
 
-def honest_digest(order: Reduce) -> bytes:
-    return hashed(order.round, order.attempt, order.contributors)
+def honest_digest(order: Reduce, base: int) -> bytes:
+    """``base``: the attempt that the order began as; repairs go on with the same numbers."""
+    return hashed(order.round, base, order.contributors)
 
 
 @define
@@ -79,6 +83,9 @@ class ModelPeer:
     outbox: deque[Message] = Factory(deque)
     opens: dict[int, Open] = Factory(dict)  # not answered yet
     orders: dict[int, Reduce] = Factory(dict)  # not finished yet
+    chunks: dict[int, int] = Factory(dict)  # by round
+    bases: dict[int, int] = Factory(dict)  # by round: the attempt of the last ``Reduce``
+    stuck: set[int] = Factory(set)  # reductions that have lost somebody and wait for a repair
     results: dict[int, tuple[int, bytes]] = Factory(dict)  # by round: attempt, digest
     pending: dict[int, Commit] = Factory(dict)  # by round: decided, not applied
     fetching: dict[int, SyncFragment] = Factory(dict)
@@ -138,6 +145,10 @@ class ModelPeer:
                 self._open(message)
             case Reduce():
                 self._reduce(message)
+            case Flush():
+                self._flush(message)
+            case Repair():
+                self._repair(message)
             case Commit():
                 self.pending[message.round] = message
                 self.advance(message.fragment)
@@ -179,8 +190,31 @@ class ModelPeer:
     def _reduce(self, message: Reduce) -> None:
         self.opens.pop(message.round, None)
         self.results.pop(message.round, None)
+        self.stuck.discard(message.round)
         if self.peer in message.receivers:
             self.orders[message.round] = message
+            self.bases[message.round] = message.attempt
+            self.chunks[message.round] = sum(run.chunk_count for run in message.plan.owners)
+
+    def _flush(self, message: Flush) -> None:
+        count = self.chunks.get(message.round, 0)
+        if message.round in self.results:
+            bits = b"\xff" * ((count + 7) // 8)
+        elif message.round in self.orders:
+            bits = hashed(self.peer, message.round)[: (count + 7) // 8]  # some of them
+        else:
+            return
+        self.outbox.append(Held(message.round, message.attempt, bits))
+
+    def _repair(self, message: Repair) -> None:
+        number = message.round
+        self.stuck.discard(number)
+        if number in self.orders:
+            self.orders[number] = evolve(self.orders[number], attempt=message.attempt)
+        elif number in self.results and number not in self.pending:
+            digest = self.results[number][1]
+            self.results[number] = (message.attempt, digest)
+            self.outbox.append(Reduced(number, message.attempt, digest))
 
     def _sync(self, message: SyncFragment) -> None:
         fragment, head = message.head.fragment, message.head
@@ -236,8 +270,14 @@ class ModelPeer:
 
     def reduce(self, number: int, *, wrong: bool = False) -> None:
         """Finish a reduction, right or wrong."""
+        if number in self.stuck:
+            return
         order = self.orders.pop(number)
-        digest = hashed("wrong", self.peer, number) if wrong else honest_digest(order)
+        digest = (
+            hashed("wrong", self.peer, number)
+            if wrong
+            else honest_digest(order, self.bases[number])
+        )
         self.results[number] = (order.attempt, digest)
         if number in self.pending:
             self.advance(order.fragment)
@@ -339,6 +379,7 @@ class World:
         for round_ in self.master.conductor.rounds.values():
             if round_.phase is Phase.REDUCING:
                 key = (round_.number, round_.running().number)
+                assert key in self.witness.moved_s, "an attempt that nobody was told of"
                 assert self.now_s <= self.witness.moved_s[key] + limit_s, "an attempt hangs"
 
     def restart_master(self) -> None:

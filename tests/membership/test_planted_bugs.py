@@ -21,6 +21,9 @@ The bugs, by what they break:
     forgets the late           a commit that is never applied is not missed
     no way back                a healed contributor is not asked again
     vacancies lost             a place that is given up is never filled
+    repairs too early      a repair does not wait for all to have shut out the lost
+    throws away            a lost owner's chunks are all made anew, held or not
+    dead heirs             a lost owner's chunks stay where they are
     never finishes stalls      an attempt in which nothing moves goes on for ever
 """
 
@@ -35,7 +38,7 @@ from hypothesis import Phase as Phases
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from holdfast.membership import conductor, coordinator, roster, syncing
+from holdfast.membership import conductor, coordinator, repair, roster, syncing
 from holdfast.membership.context import Context
 from holdfast.membership.detector import Detector
 from holdfast.membership.effects import Effect, Record, Send
@@ -220,6 +223,32 @@ def _(patch: Patch) -> None:
 @bug("never finishes stalls")
 def _(patch: Patch) -> None:
     patch.setattr(conductor.Conductor, "_stall_limit_s", lambda self, attempt: math.inf)
+
+
+@bug("repairs too early")
+def _(patch: Patch) -> None:
+    original = Attempt.begin_flush
+
+    def begin_flush(self: Attempt, now_s: float) -> None:
+        original(self, now_s)
+        self.held.update(dict.fromkeys(self.survivors()[1:], bytes((len(self.owners) + 7) // 8)))
+
+    patch.setattr(Attempt, "begin_flush", begin_flush)
+
+
+@bug("throws away")
+def _(patch: Patch) -> None:
+    original = repair.plan_repair
+
+    def plan_repair(owners: Any, lost: Any, left: Any, receivers: Any, _held: Any) -> Any:
+        return original(owners, lost, left, receivers, dict.fromkeys(left, b""))
+
+    patch.setattr(conductor, "plan_repair", plan_repair)
+
+
+@bug("dead heirs")
+def _(patch: Patch) -> None:
+    patch.setattr(conductor, "plan_repair", lambda *_: ())
 
 
 FINDS = settings(
