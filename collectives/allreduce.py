@@ -1,78 +1,87 @@
-"""One attempt at a reduction: the chunks' weighted mean, by a butterfly over links.
+"""A reduction: the chunks' weighted mean, by a butterfly over links, repaired over deaths.
 
 Every chunk has one owner. Contributors send it, encoded, to its owner; the owner adds, encodes the
 mean once, decodes its own encoding, and sends the encoded bytes to every receiver. So all receivers
 decode the same bytes to the same bits.
 
-    Reduction.run               returns when this node's result is whole and all whom the round
-     │                          depends on were given theirs
-     ├── watch                  one per peer that still owes us a frame: its loss ends the attempt
-     ├── send_contributions     a few per owner, sharing its chunks in order
-     ├── send_results           a few per contributor and owner, sharing our chunks as they get done
-     ├── work                   two: reduce the chunks we own, decode the others' (in threads)
-     └── hash_result            follows the chunks in order
+    Reduction.serve             until cancelled; reports the result when it is whole
+     ├── watch                  one per peer that still owes us a frame: its loss is told
+     ├── send                   contributions per owner, results per receiver: gives links a source
+     └── work                   adds up what no frame completed: alone, or after a loss
 
     the hub's nursery
-     └── send_results           to receivers that only listen: they may lag, nobody waits for them
+     └── send                   to receivers that only listen: they may lag, nobody waits for them
 
-Frames come in through ``place`` and ``deliver``, called by the links' readers; these only take note
-and never wait, so a reduction cannot hold up a lane, nor two reductions each other.
+The chunks themselves never pass through these tasks. Links ask the *sources* (``_Contributions``,
+``_Results``) for the next frame when a lane is idle, and hand what comes in to ``place`` and
+``deliver``, over real sockets all of that in the lanes' threads. ``deliver`` does the frame's
+arithmetic at once, while its bytes are in the cache: the contribution that completes a chunk has it
+added up, a result is checked and decoded, and either is hashed if it is next. Nothing here ever
+waits for a frame, so a reduction cannot hold up a lane, nor two reductions each other. The books are
+kept by a ``Ledger``, the bytes by a ``Result``; both may be used by many threads.
+
+A loss does not end a reduction, the master repairs it. ``flush`` shuts the lost out and says what is
+held here; from then on chunks that we own wait for the others only. ``repair`` gives the chunks that
+the lost owned to others: to one that holds the result and spreads it as it is, or to one that adds
+up anew what the contributors send again. Which contributors are in a chunk comes with its result and
+is hashed with it, so equal digests mean equal sets.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 
 import numpy as np
 import trio
-from attrs import define, frozen
-from blake3 import blake3
+from attrs import define, field, frozen
 
 from ..protocol.errors import (
     BadContributionError,
+    HoldfastError,
     LocalProtocolError,
     PeerLostError,
     RemoteProtocolError,
 )
-from ..protocol.lane import FrameHeader, FrameKind
-from ..protocol.messages import FragmentSize, Reduce
+from ..protocol.lane import Buffer, FrameHeader, FrameKind
+from ..protocol.messages import Assignment, ContributorRun, FragmentSize, Reduce, Repair
 from ..protocol.network import Network
-from .arithmetic import (
-    Counters,
-    EncodedInput,
-    Factors,
-    Layout,
-    Values,
-    decode_checked,
-    reduce_counters,
-    reduce_values,
-)
-from .coding import Bytes
+from .arithmetic import Counters, Factors, Layout, Values, reduce_counters, reduce_values
 from .compression import Squeezer
+from .encoded_input import EncodedInput
 from .feedback import Residual
 from .hub import LINK_WAIT_S, LinkHub
-from .link import LANE_COUNT, Link
-from .result import EncodedResult
+from .ledger import Duty, Ledger, UnwantedFrameError
+from .link import Link
+from .outlet import Frame, FrameSource, Load, Loop
+from .result import Result
 
-# Frames offered to a link at once: one for each lane, and one that the next idle lane takes.
-FLOWS_PER_LINK = LANE_COUNT + 1
-WORKERS = 2  # one chunk's arithmetic overlaps with another's, without crowding out the trainer
+# What an owner buffers of others' contributions while they are out of step. A contributor sends only
+# so far ahead of the results that come back, so that fast ones do not fill the owner's memory while
+# it waits for slow ones. With 8 contributors it is 9 MiB each: 1 Gbit/s over 75 ms.
+CONTRIBUTIONS_BYTES_MAX = 64 * 2**20
+AHEAD_MIN = 4  # chunks that a contributor may be ahead at least: enough to keep its lanes busy
+WORKERS = 2  # chunks that are added up at once where no frame's arrival does it
+REDUCTION_KINDS = (FrameKind.CONTRIBUTION, FrameKind.RESULT, FrameKind.PARTIAL)
 
 
 @frozen
 class ReduceResult:
-    """What an attempt gives at every receiver.
+    """What a reduction gives at every receiver.
 
     Attributes:
-      values: shape ``(value_count,)``, float32: the weighted mean; bit-identical everywhere.
+      values: shape ``(value_count,)``, float32, read-only: the weighted mean; bit-identical
+        everywhere. May share the memory of ``encoded``.
       counters: shape ``(counter_count,)``, int64: the elementwise maximum.
-      digest: BLAKE3 of ``encoded``.
+      digest: BLAKE3 of ``encoded`` and, if somebody is missing anywhere, the set of every chunk.
       sent_bytes: payload bytes that this node sent until the result was whole.
       encoded: the encoded result (what a frame carries before it is compressed), chunk by chunk,
         counters last, read-only; for a replay see ``arithmetic.decode_result``.
+      manifest: which contributors are in which chunks; empty: all in all.
     """
 
     values: Values
@@ -80,10 +89,19 @@ class ReduceResult:
     digest: bytes
     sent_bytes: int
     encoded: memoryview
+    manifest: tuple[ContributorRun, ...] = ()
+
+
+@define(eq=False)
+class _Batch:
+    """Chunks that we spread since one attempt; ``ready`` grows as their results get done."""
+
+    indices: Sequence[int]
+    ready: list[int] = field(factory=list)
 
 
 class Reduction:
-    """Replace nothing, return the contributors' weighted mean: see ``run``.
+    """Replace nothing, return the contributors' weighted mean: see ``run`` and ``serve``.
 
     Args:
       order: the master's; names contributors, receivers and the plan. Contributors and owners must
@@ -92,16 +110,21 @@ class Reduction:
       size: of the fragment, as this node knows it.
       hub: where the links are; running.
       values: shape ``(value_count,)``, float32, C-contiguous; None if this node does not contribute
-        or gives ``encoded_input``. Only read, and only during ``run``.
+        or gives ``encoded_input``. Only read, and only while it runs, unless they stay.
       counters: shape ``(counter_count,)``, int64; None as for ``values``, or when there are none.
-      encoded_input: that of an earlier attempt at the same round; used as far as it fits.
+      encoded_input: that of an earlier order of the same round; used as far as it fits.
       residual: of this node's earlier contributions, if there is error feedback; it changes only
         by ``encoded_input.settle()``.
+      values_stay: ``values`` will not change until the round is over, whatever becomes of this
+        reduction; with codec fp32 they are then sent from where they are, which saves a copy.
       link_wait_s: how long to wait for a link that is not up.
+      on_lost: told of a peer that is gone while it owes this node something, once per attempt; the
+        reduction then waits for ``flush`` and ``repair``. None: the loss ends the reduction.
 
     Attributes:
-      encoded_input: this node's encoded contribution, for the next attempt; None at a node that
-        does not contribute.
+      attempt: the number of the order or of the last repair.
+      encoded_input: this node's encoded contribution, for a later order; None at a node that does
+        not contribute.
 
     Raises:
       RemoteProtocolError: the order contradicts itself, the fragment's size or who we are.
@@ -120,44 +143,62 @@ class Reduction:
         *,
         encoded_input: EncodedInput | None = None,
         residual: Residual | None = None,
+        values_stay: bool = False,
         link_wait_s: float = LINK_WAIT_S,
+        on_lost: Callable[[PeerLostError], None] | None = None,
     ) -> None:
+        self.attempt = order.attempt
         self._order = order
         self._me = me
         self._size = size
         self._hub = hub
         self._network = network
         self._link_wait_s = link_wait_s
+        self._on_lost = on_lost
         self._layout = Layout.of(order.plan, size)
-        self._factors = Factors.of(order.contributors)
         self._contributors = [contributor.peer for contributor in order.contributors]
-        self._chunks: dict[str, list[int]] = {}  # by owner, in order
-        for index, cut in enumerate(self._layout.cuts):
-            self._chunks.setdefault(cut.owner, []).append(index)
-        self._mine = self._chunks.get(me, [])
+        self._factors = Factors.of(order.contributors)
+        self._needed = {*self._contributors, *(cut.owner for cut in self._layout.cuts)}
         self._check_order()
-        self.encoded_input = self._own_input(values, counters, encoded_input, residual)
-
-        self._result = EncodedResult(self._layout)
+        self.encoded_input = self._own_input(values, counters, encoded_input, residual, values_stay)
         self._squeezer = Squeezer(self._layout.zstd_up)
-        self._values = np.empty(size.value_count, np.float32)
-        self._counters = np.empty(size.counter_count, np.int64)
-        self._up_bytes_max = max((cut.up_bytes for cut in self._layout.cuts), default=0)
-        self._spare_buffers: list[memoryview] = []
-        self._lent_buffers: dict[tuple[int, str], memoryview] = {}  # by chunk and contributor
-        self._placed: dict[tuple[FrameKind, int, str], memoryview] = {}
-        self._arrived: dict[int, dict[str, memoryview]] = {}  # contributions, by owned chunk
-        self._owed = self._expected_frames()  # frames still to come, by peer
-        self._watches: dict[str, trio.CancelScope] = {}
-        self._reduced: list[int] = []  # owned chunks whose result is there, as they got done
-        self._done = [False] * len(self._layout.cuts)
-        self._done_count = 0
-        self._progress = trio.Event()
-        self._to_work, self._work_queue = trio.open_memory_channel[int](math.inf)
-        self._hasher = blake3()
+        self._ahead_max = self._most_chunks_ahead()
+        self._result = Result(self._layout, len(self._contributors), hub.buffers)
+        self._ledger = Ledger(
+            self._layout,
+            self._contributors,
+            me,
+            order.attempt,
+            order.fragment,
+            self._result,
+            hub.chunk_buffers,
+        )
+
+        # Changed by lanes' threads, under ``_lock``, under which nothing else is done.
+        self._lock = threading.Lock()
         self._sent_bytes = 0
+        self._ahead: Counter[str] = Counter()  # contributions less results that came, by owner
+
+        # Changed on the event loop, each in one operation, and read by lanes' threads.
+        self._batches: dict[int, _Batch] = {}  # by chunk that we own
+        self._links: dict[str, Link] = {}  # that we send over, and that are told of new frames
+
+        # The event loop's own.
+        self._watches: dict[str, trio.CancelScope] = {}
+        self._sends: dict[str, list[trio.CancelScope]] = {}
+        self._trailing: list[trio.CancelScope] = []
+        self._unsent_count = 0  # sources for peers that are needed
+        self._losses: dict[str, PeerLostError] = {}  # of peers that owed us something then
+        self._to_work, self._work_queue = trio.open_memory_channel[int](math.inf)
+        self._complete = not self._layout.cuts
+        self._reported_attempt = -1
+        self._changed = trio.Event()
+        self._error: HoldfastError | None = None
         self._scope = trio.CancelScope()
-        self._error: PeerLostError | BadContributionError | None = None
+        self._nursery: trio.Nursery | None = None  # while it runs
+        self._keys: ExitStack | None = None  # likewise
+        self._loop: Loop | None = None
+        self._whole: Callable[[ReduceResult], None] | None = None
 
     # ------------------------------------------------------------ the collective
 
@@ -168,282 +209,379 @@ class Reduction:
         decodes, the owner too. An owner's own contribution also passes through the codec, so every
         attempt adds the same numbers, whoever owns the chunk.
 
-        The loss of a peer ends the attempt only while that peer still owes this node something;
-        receivers that only listen are never waited for. Call it once.
+        Returns when this node's result is whole and all whom the round depends on were given
+        theirs; receivers that only listen are never waited for. Call it, or ``serve``, once.
 
         Raises:
-          PeerLostError: a contributor or owner is gone, or its link did not come up in time.
+          PeerLostError: a contributor or owner is gone, or its link did not come up in time; not
+            if there is an ``on_lost``.
           BadContributionError: a peer (this node, too) sent what must not be added or applied.
           RemoteProtocolError: this attempt, or a later one of its round, ran here before.
 
         Cost:
           With ``n`` contributors, all of them receivers, and owner share ``w``, in payload bytes:
-          ``(1 - w) * up_bytes + (n - 1) * w * down_bytes`` sent. Memory: one encoded input, one
-          encoded and one decoded result, and up to ``(n - 1) * w`` encoded inputs while the
-          contributors are out of step.
+          ``(1 - w) * up_bytes + (n - 1) * w * down_bytes`` sent. Memory beside the values that are
+          given: one encoded input (none if they stay and the codec is verbatim), one encoded result,
+          one decoded result (none if the codec is verbatim), and others' contributions of up to
+          ``CONTRIBUTIONS_BYTES_MAX``, or ``AHEAD_MIN`` chunks of each if that is more.
 
         Cancellation: safe at any point; the input is untouched, and not used afterwards.
         """
-        order = self._order
-        contribution = (FrameKind.CONTRIBUTION, order.round, order.attempt)
-        result = (FrameKind.RESULT, order.round, order.attempt)
-        trailing: list[trio.CancelScope] = []
-        whole = False
+        results: list[ReduceResult] = []
+        await self.serve(results.append, until_sent=True)
+        return results[-1]
+
+    async def serve(
+        self, whole: Callable[[ReduceResult], None], *, until_sent: bool = False
+    ) -> None:
+        """As ``run``, but stay until cancelled, ready to ``flush`` and ``repair``.
+
+        Args:
+          whole: called when the result is whole, and again after each repair when it is (still)
+            whole under that attempt.
+          until_sent: return as ``run`` does.
+        """
+        self._loop, self._whole = Loop(), whole
         try:
-            with self._hub.register(contribution, self), self._hub.register(result, self):
-                self._hub.stop_trailing(order.round)
-                trailing += self._start_trailing()
+            with ExitStack() as self._keys:
+                for attempt in sorted({self._order.attempt, self.attempt}):
+                    self._register(attempt)
+                self._hub.stop_trailing(self._order.round)
                 with self._scope:
-                    async with trio.open_nursery() as nursery:
-                        self._start(nursery)
+                    async with trio.open_nursery() as self._nursery:
+                        self._start()
+                        if until_sent:
+                            await self._wait_sent()
+                            self._scope.cancel()
             if self._error is not None:
                 raise self._error
-            whole = True
         finally:
-            if not whole:
-                for scope in trailing:
+            self._nursery = self._keys = None
+            if not self._complete or self._error is not None:
+                for scope in self._trailing:
                     scope.cancel()
-        return ReduceResult(
-            values=self._values,
-            counters=self._counters,
-            digest=self._hasher.digest(),
-            sent_bytes=self._sent_bytes,
-            encoded=self._result.whole(),
-        )
 
-    def _start(self, nursery: trio.Nursery) -> None:
-        for peer in self._owed:
-            self._watches[peer] = trio.CancelScope()
-            nursery.start_soon(self._guard, partial(self._watch, peer))
-        if self.encoded_input is not None:
-            for owner in self._rotated(list(self._chunks)):
-                chunks = iter(self._chunks[owner])
-                for _flow in range(FLOWS_PER_LINK):
-                    task = partial(self._send_contributions, owner, chunks)
-                    nursery.start_soon(self._guard, task)
-        if self._mine:
-            for receiver in self._rotated(self._needed):
-                nursery.start_soon(partial(self._send_results, receiver))
+    def _register(self, attempt: int) -> None:
+        assert self._keys is not None
+        for kind in REDUCTION_KINDS:
+            key = (kind, self._order.round, attempt)
+            self._keys.enter_context(self._hub.register(key, self, threads=True))
+
+    def _start(self) -> None:
+        assert self._nursery is not None
+        self._watch_owing()
+        owned = self._ledger.unheld_by_owner()
+        self._send_contributions(owned)
+        self._spread(owned.get(self._me, []))
         for _worker in range(WORKERS):
-            nursery.start_soon(self._guard, self._work)
-        nursery.start_soon(self._guard, self._hash_result)
-        if set(self._contributors) <= {self._me}:
-            for index in self._mine:
-                self._to_work.send_nowait(index)
-        if not self._done:
-            self._to_work.close()
+            self._nursery.start_soon(self._work)
+        self._report_if_whole()
 
-    def _start_trailing(self) -> list[trio.CancelScope]:
-        needed = set(self._needed)
-        listeners = [peer for peer in self._order.receivers if peer not in needed]
-        if not self._mine:
-            return []
-        return [
-            self._hub.start_trailing(
-                receiver, self._order.round, partial(self._send_results, receiver)
-            )
-            for receiver in self._rotated(listeners)
-        ]
+    async def _wait_sent(self) -> None:
+        while self._reported_attempt != self.attempt or self._unsent_count:
+            await self._changed.wait()
 
-    async def _guard(self, task: Callable[[], Awaitable[None]]) -> None:
-        try:
-            await task()
-        except (PeerLostError, BadContributionError) as error:
-            self._fail(error)
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
 
-    def _fail(self, error: PeerLostError | BadContributionError) -> None:
-        """End the attempt; only the first reason is told."""
+    def _soon(self, function: Callable[[], object]) -> None:
+        """Call it on the event loop."""
+        assert self._loop is not None
+        self._loop.soon(function)
+
+    def _fail(self, error: HoldfastError) -> None:
+        """End the reduction; only the first reason is told."""
         if self._error is None:
             self._error = error
             self._scope.cancel()
 
-    async def _watch(self, peer: str) -> None:
-        """Wait for the loss of a peer that owes us frames; cancelled when it owes none."""
-        with self._watches[peer]:
-            link = await self._hub.link(peer, self._link_wait_s)
-            await link.lost.wait()
-            raise PeerLostError(peer, link.reason)
+    # ------------------------------------------------------------ losses and repairs
+
+    def _watch_owing(self) -> None:
+        """Watch those who owe us frames, and nobody else."""
+        owing = self._ledger.owing()
+        for peer in [peer for peer in self._watches if peer not in owing]:
+            self._watches.pop(peer).cancel()
+        for peer in owing:
+            if peer in self._losses:
+                self._tell_loss(self._losses[peer])  # still so, under this attempt
+            elif peer not in self._watches and self._nursery is not None:
+                scope = self._watches[peer] = trio.CancelScope()
+                self._nursery.start_soon(self._watch, peer, scope)
+
+    async def _watch(self, peer: str, scope: trio.CancelScope) -> None:
+        with scope:
+            try:
+                link = await self._hub.link(peer, self._link_wait_s)
+                await link.lost.wait()
+            except PeerLostError as error:
+                self._lose(error)
+            else:
+                self._lose(PeerLostError(peer, link.reason))
+
+    def _stop_watch(self, peer: str) -> None:
+        if (scope := self._watches.pop(peer, None)) is not None:
+            scope.cancel()
+
+    def _lose(self, error: PeerLostError) -> None:
+        if error.peer not in self._losses and not self._ledger.is_shut_out(error.peer):
+            self._losses[error.peer] = error
+            self._tell_loss(error)
+
+    def _tell_loss(self, error: PeerLostError) -> None:
+        if self._on_lost is None:
+            self._fail(error)
+        else:
+            self._on_lost(error)
+
+    def flush(self, lost: Collection[str]) -> bytes:
+        """Accept nothing more of the lost, and wait for nothing of them, in this round.
+
+        What has fully arrived of their contributions stays in.
+
+        Returns:
+          A bit for each chunk, the first one lowest: whether its result is here.
+        """
+        complete = self._ledger.shut_out(lost)
+        for peer in lost:
+            self._stop_watch(peer)
+            for scope in self._sends.pop(peer, []):
+                scope.cancel()
+        for index in complete:
+            self._to_work.send_nowait(index)
+        return self._ledger.held()
+
+    def repair(self, order: Repair) -> None:
+        """Go on without the lost: others take over the chunks that they owned.
+
+        Raises:
+          RemoteProtocolError: the order does not fit the reduction, which should be cancelled then.
+        """
+        self.flush(order.lost)
+        self.attempt = order.attempt
+        if self._keys is not None:
+            self._register(order.attempt)
+        for assignment in order.assignments:
+            if assignment.owner not in self._order.receivers:
+                raise RemoteProtocolError("a repair by a peer that does not take part")
+            chunks = self._ledger.take_over(assignment, order.attempt)
+            if self._nursery is not None:  # else ``_start`` sends what is to be sent
+                self._send_repaired(assignment, chunks)
+        self._watch_owing()
+        self._report_if_whole()
+
+    def _send_repaired(self, assignment: Assignment, chunks: Sequence[int]) -> None:
+        if assignment.anew and assignment.owner == self._me:
+            self._spread(chunks)
+        elif assignment.anew:
+            self._send_contributions({assignment.owner: chunks})
+        elif assignment.owner == self._me:
+            lacking = np.unpackbits(np.frombuffer(assignment.lacking, np.uint8), bitorder="little")
+            for peer, lacks in zip(self._order.receivers, lacking, strict=False):
+                if lacks and peer != self._me:
+                    source = _Results(self, _Batch(chunks, list(chunks)))
+                    self._start_send(peer, source, contribution=False)
 
     # ------------------------------------------------------------ sending
 
-    async def _send_contributions(self, owner: str, chunks: Iterator[int]) -> None:
-        link = await self._hub.link(owner, self._link_wait_s)
-        encoded = self.encoded_input
-        assert encoded is not None
-        for index in chunks:
-            if not encoded.is_encoded(index):
-                await self._network.run_sync(partial(self._encode_own, index))
-            payload: Bytes = encoded.chunk(index)
-            if self._squeezer.pays and not self._layout.cuts[index].is_counters:
-                squeeze = partial(self._squeezer.squeeze, encoded.chunk(index))
-                payload = await self._network.run_sync(squeeze)
-            await link.send_frame(self._header(FrameKind.CONTRIBUTION, index, payload), payload)
-            self._sent_bytes += len(payload)
+    def _send_contributions(self, chunks_by_owner: Mapping[str, Sequence[int]]) -> None:
+        if self.encoded_input is None:
+            return
+        for owner in self._rotated(chunks_by_owner):
+            source = _Contributions(self, owner, chunks_by_owner[owner])
+            self._start_send(owner, source, contribution=True)
 
-    async def _send_results(self, receiver: str) -> None:
-        """Send our chunks' results as they get done.
+    def _spread(self, chunks: Sequence[int]) -> None:
+        """We are the owner of these chunks, which nobody has added up yet."""
+        if not chunks:
+            return
+        batch = _Batch(chunks)
+        self._batches = {**self._batches, **dict.fromkeys(chunks, batch)}
+        for receiver in self._rotated(self._order.receivers):
+            self._start_send(receiver, _Results(self, batch), contribution=False)
+        for index in self._ledger.begin_complete(chunks):
+            self._to_work.send_nowait(index)
 
-        A receiver that is lost is skipped: if this node needs something of it, its watch says so;
-        if not, whoever does will.
-        """
-        feed = _Feed()
+    def _start_send(self, peer: str, source: FrameSource, *, contribution: bool) -> None:
+        if self._ledger.is_shut_out(peer):
+            return
+        assert self._nursery is not None
+        task = partial(self._send, peer, source, contribution=contribution)
+        if peer in self._needed:
+            scope = trio.CancelScope()
+            self._unsent_count += 1
+            self._nursery.start_soon(self._send_counted, scope, task)
+        else:
+            scope = self._hub.start_trailing(peer, self._order.round, task)
+            self._trailing.append(scope)
+        self._sends.setdefault(peer, []).append(scope)
+
+    async def _send_counted(
+        self, scope: trio.CancelScope, task: Callable[[], Awaitable[None]]
+    ) -> None:
         try:
-            link = await self._hub.link(receiver, self._link_wait_s)
-            async with trio.open_nursery() as nursery:
-                for _flow in range(FLOWS_PER_LINK):
-                    nursery.start_soon(self._feed_results, link, feed)
-        except* PeerLostError:
-            pass
+            with scope:
+                await task()
+        finally:
+            self._unsent_count -= 1
+            self._wake()
 
-    def _header(self, kind: FrameKind, index: int, payload: Bytes) -> FrameHeader:
+    async def _send(self, peer: str, source: FrameSource, *, contribution: bool) -> None:
+        """Have a link send all of a source.
+
+        A receiver of results that is lost is skipped: if this node needs something of it, its watch
+        says so; if not, whoever does will.
+        """
+        try:
+            link = await self._hub.link(peer, self._link_wait_s)
+            self._links = {**self._links, peer: link}
+            await link.send_from(source)
+        except PeerLostError as error:
+            if contribution:
+                self._lose(error)
+
+    def _load_contribution(self, index: int, attempt: int) -> Frame | None:
+        """Called by lanes: a chunk that we contribute, as a frame."""
+        try:
+            payload: Buffer = self._encode_own(index)
+        except BadContributionError as error:
+            self._soon(partial(self._fail, error))
+            return None
+        if self._squeezer.pays and not self._layout.cuts[index].is_counters:
+            payload = self._squeezer.squeeze(memoryview(payload))
+        return self._frame(FrameKind.CONTRIBUTION, index, attempt, payload)
+
+    def _load_result(self, index: int, attempt: int) -> Frame:
+        """Called by lanes: a chunk's result, as a frame."""
+        kind, payload = self._result.payload(index)
+        return self._frame(kind, index, attempt, payload)
+
+    def _frame(self, kind: FrameKind, index: int, attempt: int, payload: Buffer) -> Frame:
         order = self._order
-        return FrameHeader(kind, order.round, order.attempt, index, order.fragment, len(payload))
-
-    async def _feed_results(self, link: Link, feed: _Feed) -> None:
-        while feed.position < len(self._mine):
-            if feed.position == len(self._reduced):
-                await self._progress.wait()
-                continue
-            index = self._reduced[feed.position]
-            feed.position += 1
-            payload = self._result.payload(index)
-            await link.send_frame(self._header(FrameKind.RESULT, index, payload), payload)
+        with self._lock:
             self._sent_bytes += len(payload)
+        header = FrameHeader(kind, order.round, attempt, index, order.fragment, len(payload))
+        return header, payload
 
     # ------------------------------------------------------------ receiving
 
     def place(self, peer: str, header: FrameHeader) -> memoryview | None:
-        """See ``routing.Sink``. What is wrong lands in a buffer that nobody reads."""
-        if self._objection(peer, header) is not None:
-            return memoryview(bytearray(header.payload_bytes))
-        if header.kind is FrameKind.RESULT:
-            view = self._result.place(header.index, header.payload_bytes)
-        else:
-            view = self._lend_buffer(header.index, peer)[: header.payload_bytes]
-        self._placed[header.kind, header.index, peer] = view
-        return view
+        """See ``routing.Sink``."""
+        return self._ledger.place(peer, header)
+
+    def abandon(self, peer: str, header: FrameHeader, view: memoryview) -> None:
+        """See ``routing.Sink``."""
+        self._ledger.abandon(peer, header, view)
 
     def deliver(self, peer: str, header: FrameHeader, payload: memoryview) -> None:
         """See ``routing.Sink``. The header is authentic now, so its sender can be named."""
-        if self._placed.get((header.kind, header.index, peer)) is not payload:
-            reason = self._objection(peer, header) or "sent a chunk twice"
-            if peer in self._owed:
-                self._fail(BadContributionError(peer, reason))
-                return
-            raise RemoteProtocolError(f"peer {peer[:8]} {reason}")
-        if header.kind is FrameKind.RESULT:
-            self._result.arrived(header.index, payload)
-            self._to_work.send_nowait(header.index)
+        try:
+            duty, paid = self._ledger.deliver(peer, header, payload)
+        except UnwantedFrameError as error:
+            if not error.owing:
+                raise RemoteProtocolError(f"peer {peer[:8]} {error}") from None
+            self._soon(partial(self._fail, BadContributionError(peer, str(error))))
+            return
+        try:
+            if duty is Duty.DECODE:
+                self._decode(peer, header, payload)
+            elif duty is Duty.ADD_UP:
+                self._add_up(header.index)
+        except BadContributionError as error:
+            self._soon(partial(self._fail, error))
         else:
-            arrived = self._arrived.setdefault(header.index, {})
-            arrived[peer] = payload
-            if len(arrived) == len(set(self._contributors) - {self._me}):
-                self._to_work.send_nowait(header.index)
-        self._pay(peer)
-
-    def _objection(self, peer: str, header: FrameHeader) -> str | None:
-        """What is wrong with a frame, as the rest of a sentence about its sender."""
-        if header.transfer != self._order.fragment:
-            return f"sent a chunk of fragment {header.transfer}"
-        if header.index >= len(self._layout.cuts):
-            return f"sent chunk {header.index}, which does not exist"
-        cut = self._layout.cuts[header.index]
-        if header.kind is FrameKind.RESULT:
-            if cut.owner != peer:
-                return f"sent a result for chunk {header.index}, which it does not own"
-        elif cut.owner != self._me or peer not in self._contributors:
-            return f"sent a contribution to chunk {header.index} that nobody asked it for"
-        wrong_length = self._layout.objection(header.kind, header.index, header.payload_bytes)
-        if wrong_length is not None:
-            return wrong_length
-        if (header.kind, header.index, peer) in self._placed:
-            return f"sent chunk {header.index} twice"
-        return None
-
-    def _pay(self, peer: str) -> None:
-        self._owed[peer] -= 1
-        if self._owed[peer] == 0:
-            self._watches[peer].cancel()
-
-    def _lend_buffer(self, index: int, peer: str) -> memoryview:
-        """A buffer for a contribution; they are used again chunk after chunk."""
-        if not self._spare_buffers:
-            self._spare_buffers.append(np.empty(self._up_bytes_max, np.uint8).data)
-        buffer = self._lent_buffers[index, peer] = self._spare_buffers.pop()
-        return buffer
+            if paid:
+                self._soon(partial(self._stop_watch, peer))
 
     # ------------------------------------------------------------ arithmetic
 
     async def _work(self) -> None:
         async for index in self._work_queue:
-            mine = self._layout.cuts[index].owner == self._me
-            await self._network.run_sync(partial(self._reduce if mine else self._decode, index))
-            if mine:
-                self._reduced.append(index)
-                for peer in self._arrived.pop(index, {}):
-                    self._spare_buffers.append(self._lent_buffers.pop((index, peer)))
-            self._done[index] = True
-            self._done_count += 1
-            if self._done_count == len(self._done):
-                self._to_work.close()
-            self._wake()
+            try:
+                await self._network.run_sync(partial(self._add_up, index))
+            except BadContributionError as error:
+                self._fail(error)
 
-    def _encode_own(self, index: int) -> None:
+    def _encode_own(self, index: int) -> memoryview:
         assert self.encoded_input is not None
         try:
             self.encoded_input.encode(index)
         except ValueError as error:
             raise BadContributionError(self._me, str(error)) from error
+        return self.encoded_input.chunk(index)
 
-    def _reduce(self, index: int) -> None:
-        """In a thread: one chunk that we own."""
+    def _add_up(self, index: int) -> None:
+        """A chunk that we own and that lacks nothing; perhaps in a thread."""
         cut = self._layout.cuts[index]
-        arrived = dict(self._arrived.get(index, {}))
+        arrived = self._ledger.contributions(index)
         if self.encoded_input is not None:
-            self._encode_own(index)
-            arrived[self._me] = self.encoded_input.chunk(index)
-        contributions = [arrived[peer] for peer in self._contributors]
-        encoded = self._result.room(index)
+            arrived[self._me] = self._encode_own(index)
+        present = [peer in arrived for peer in self._contributors]
+        contributions = [arrived[peer] for peer in self._contributors if peer in arrived]
+        room = self._result.room(index)
+        length = len(room)
         if cut.is_counters:
-            reduce_counters(contributions, self._counters)
-            np.frombuffer(encoded, "<i8")[:] = self._counters
+            reduce_counters(contributions, self._result.counters)
+            np.frombuffer(room, "<i8")[:] = self._result.counters
         else:
+            everybody = all(present)
             length = reduce_values(
                 self._layout,
-                self._order.contributors,
-                self._factors,
+                [c for c in self._order.contributors if c.peer in arrived],
+                self._factors if everybody else Factors.of(self._order.contributors, present),
                 contributions,
-                self._values[cut.values],
-                encoded,
+                self._result.values_of(index),
+                room,
             )
-            self._result.made(index, length)
+        del arrived, contributions
+        self._result.made(index, length, present)
+        self._ledger.added_up(index)
+        self._batches[index].ready.append(index)
+        for link in self._links.values():
+            link.wake()
+        self._finish(index)
 
-    def _decode(self, index: int) -> None:
-        """In a thread: one chunk that somebody else owns."""
-        cut = self._layout.cuts[index]
-        encoded = self._result.expand(index)
-        if cut.is_counters:
-            self._counters[:] = np.frombuffer(encoded, "<i8")
-        else:
-            codec, values = self._layout.codec_down, self._values[cut.values]
-            decode_checked(codec, False, encoded, values, cut.owner)
+    def _decode(self, owner: str, header: FrameHeader, payload: memoryview) -> None:
+        """A result that somebody else made; perhaps in a thread."""
+        self._result.decode(header.kind, header.index, payload, owner)
+        with self._lock:
+            self._ahead[owner] -= 1
+        if (link := self._links.get(owner)) is not None:
+            link.wake()  # we may send it more contributions now
+        self._finish(header.index)
 
-    async def _hash_result(self) -> None:
-        position = 0
-        while position < len(self._done):
-            end = position
-            while end < len(self._done) and self._done[end]:
-                end += 1
-            if end == position:
-                await self._progress.wait()
-                continue
-            for piece in self._result.pieces(position, end):
-                await self._network.run_sync(partial(self._hasher.update, piece))
-            position = end
+    def _finish(self, index: int) -> None:
+        if self._result.done(index):
+            self._soon(self._became_complete)
 
-    def _wake(self) -> None:
-        self._progress.set()
-        self._progress = trio.Event()
+    def _became_complete(self) -> None:
+        self._complete = True
+        self._report_if_whole()
+
+    def _report_if_whole(self) -> None:
+        if self._complete and self._nursery is not None:
+            self._nursery.start_soon(self._report)
+
+    async def _report(self) -> None:
+        attempt = self.attempt
+        result = await self._network.run_sync(self._make_result)
+        if attempt == self.attempt != self._reported_attempt:
+            assert self._whole is not None
+            self._reported_attempt = attempt
+            self._whole(result)
+            self._wake()
+
+    def _make_result(self) -> ReduceResult:
+        values, encoded = self._result.whole()
+        return ReduceResult(
+            values=values,
+            counters=self._result.counters,
+            digest=self._result.digest(),
+            sent_bytes=self._sent_bytes,
+            encoded=encoded,
+            manifest=self._result.manifest(),
+        )
 
     # ------------------------------------------------------------ who and what
 
@@ -453,7 +591,7 @@ class Reduction:
             raise RemoteProtocolError("the order names a contributor twice")
         if len(receivers) != len(self._order.receivers):
             raise RemoteProtocolError("the order names a receiver twice")
-        missing = (set(self._contributors) | set(self._chunks)) - receivers
+        missing = self._needed - receivers
         if missing:
             raise RemoteProtocolError(f"peer {min(missing)[:8]} takes part but does not receive")
         if self._me not in receivers:
@@ -465,6 +603,7 @@ class Reduction:
         counters: Counters | None,
         earlier: EncodedInput | None,
         residual: Residual | None,
+        values_stay: bool,
     ) -> EncodedInput | None:
         if self._me not in self._contributors:
             return None
@@ -476,36 +615,72 @@ class Reduction:
         if values is None or counters is None:
             raise LocalProtocolError("this node contributes, but has nothing to contribute")
         lossy = self._layout.codec_up.lossy
-        correction = residual.begin() if residual is not None and lossy else None
-        return EncodedInput(plan, self._size, values, counters, correction)
+        return EncodedInput(
+            plan,
+            self._size,
+            values,
+            counters,
+            residual.begin() if residual is not None and lossy else None,
+            values_stay=values_stay,
+            pool=self._hub.buffers,
+        )
 
-    def _expected_frames(self) -> dict[str, int]:
-        """How many frames each peer owes us; only peers that owe any."""
-        owed = Counter({owner: len(chunks) for owner, chunks in self._chunks.items()})
-        for peer in self._contributors:
-            owed[peer] += len(self._mine)
-        del owed[self._me]
-        return {peer: count for peer, count in owed.items() if count > 0}
+    def _most_chunks_ahead(self) -> int:
+        """How many chunks we send an owner beyond those whose result came back."""
+        chunk_bytes = max((cut.up_bytes for cut in self._layout.cuts), default=1)
+        senders = max(1, len(self._contributors) - 1)
+        return max(AHEAD_MIN, CONTRIBUTIONS_BYTES_MAX // (senders * max(1, chunk_bytes)))
 
-    @property
-    def _needed(self) -> list[str]:
-        """Those whom the round depends on: contributors and owners, in order."""
-        return list(dict.fromkeys([*self._contributors, *self._chunks]))
-
-    def _rotated(self, peers: Sequence[str]) -> list[str]:
+    def _rotated(self, peers: Iterable[str]) -> list[str]:
         """The others among ``peers``, beginning after our own place in the order.
 
         So that not everybody begins with the same one.
         """
-        after = self._order.receivers.index(self._me)
-        place = {peer: position for position, peer in enumerate(self._order.receivers)}
-        count = len(place)
-        others = [peer for peer in peers if peer != self._me]
-        return sorted(others, key=lambda peer: (place[peer] - after) % count)
+        receivers = self._order.receivers
+        after = receivers.index(self._me)
+        wanted = set(peers)
+        return [p for p in (*receivers[after + 1 :], *receivers[:after]) if p in wanted]
 
 
-@define
-class _Feed:
-    """How far the flows to one receiver are in the list of reduced chunks; they share it."""
+class _Contributions:
+    """Our contribution to an owner's chunks, in order; see ``outlet.FrameSource``."""
 
-    position: int = 0
+    def __init__(self, reduction: Reduction, owner: str, indices: Sequence[int]) -> None:
+        self._reduction = reduction
+        self._owner = owner
+        self._indices = indices
+        self._position = 0
+
+    def next_frame(self) -> Load | None:
+        reduction = self._reduction
+        with reduction._lock:
+            if self.exhausted() or reduction._ahead[self._owner] >= reduction._ahead_max:
+                return None
+            reduction._ahead[self._owner] += 1
+        index = self._indices[self._position]
+        self._position += 1
+        attempt = reduction._ledger.attempt_of(index)
+        return partial(reduction._load_contribution, index, attempt)
+
+    def exhausted(self) -> bool:
+        return self._position == len(self._indices)
+
+
+class _Results:
+    """A batch's results for one receiver, as they get done; see ``outlet.FrameSource``."""
+
+    def __init__(self, reduction: Reduction, batch: _Batch) -> None:
+        self._reduction = reduction
+        self._batch = batch
+        self._position = 0
+
+    def next_frame(self) -> Load | None:
+        if self._position == len(self._batch.ready):
+            return None
+        index = self._batch.ready[self._position]
+        self._position += 1
+        attempt = self._reduction._ledger.attempt_of(index)
+        return partial(self._reduction._load_result, index, attempt)
+
+    def exhausted(self) -> bool:
+        return self._position == len(self._batch.indices)

@@ -13,6 +13,9 @@ member order, with weights w_i, clip factors s_i and decoded values x_i:
 
 Values are float32 and every multiply, add and divide is rounded by itself (numpy ufuncs). A multiply
 by exactly 1.0 is left out, which changes no bit. Clipping shrinks what is added, not the divisor.
+
+A contributor that is lost before its part of a chunk has arrived is left out of that chunk: there i
+runs over those that are in, while max w stays that of all.
 """
 
 from __future__ import annotations
@@ -28,13 +31,13 @@ from ..protocol.lane import PAYLOAD_BYTES_MAX, FrameKind
 from ..protocol.messages import Contributor, FragmentSize, Plan
 from .coding import Codec
 from .compression import expand, parse_codec
-from .feedback import Correction
 
 Values = NDArray[np.float32]
 Counters = NDArray[np.int64]
 
 CHUNKS_MAX = 2**20  # chunks of one fragment: 1 TiB of float32 at a MiB a chunk
 COUNTER_BYTES = 8  # int64, little-endian
+BLOCK_VALUES = 2**16  # added up at a time: a few operands of this length fit a core's L2 cache
 
 
 @frozen
@@ -166,11 +169,19 @@ class Factors:
     divisor: np.float32
 
     @classmethod
-    def of(cls, contributors: Sequence[Contributor]) -> Factors:
-        """Raises RemoteProtocolError: nobody contributes, or nobody has any weight."""
+    def of(
+        cls, contributors: Sequence[Contributor], present: Sequence[bool] | None = None
+    ) -> Factors:
+        """Those of the contributors that are ``present``; None: of all.
+
+        Raises:
+          RemoteProtocolError: nobody contributes, or nobody has any weight.
+        """
         heaviest = max((c.weight for c in contributors), default=0)
         if heaviest == 0:
             raise RemoteProtocolError("a reduction without any weight")
+        if present is not None:
+            contributors = [c for c, here in zip(contributors, present, strict=True) if here]
         coefficients = [np.float32(c.weight / heaviest) for c in contributors]
         with np.errstate(over="ignore"):  # refused just below
             factors = tuple(
@@ -182,6 +193,8 @@ class Factors:
         divisor = np.float32(0)
         for coefficient in coefficients:
             divisor = np.float32(divisor + coefficient)
+        if divisor == 0:
+            raise RemoteProtocolError("a chunk without any weight")
         return cls(factors, divisor)
 
 
@@ -196,9 +209,10 @@ def reduce_values(
     """The owner's work on one chunk of ``n`` values.
 
     Args:
+      contributors: those whose contribution is in the chunk; ``factors`` are theirs.
       contributions: as they came, in the contributors' order.
       out: shape ``(n,)``; becomes the *decoded encoded* mean, as at every receiver.
-      encoded_out: becomes the encoded mean.
+      encoded_out: becomes the encoded mean; may be the memory of ``out`` if the codec is verbatim.
 
     Returns:
       How many bytes of ``encoded_out`` that is.
@@ -207,8 +221,70 @@ def reduce_values(
       BadContributionError: a contribution that is not finite or not an encoding; or one that is
         finite but so large that the mean cannot be expressed (the largest one is named).
     """
+    up, down = layout.codec_up, layout.codec_down
+    if up.verbatim and all(len(data) == up.encoded_bytes(out.size) for data in contributions):
+        finite = _add_verbatim(factors, contributions, out)
+    else:
+        finite = _add_decoded(layout, contributors, factors, contributions, out)
+    try:
+        if not finite:
+            raise ValueError("the mean is not finite")
+        if down.verbatim and np.may_share_memory(out, np.frombuffer(encoded_out, np.uint8)):
+            return len(encoded_out)
+        length = down.encode(out, encoded_out)
+    except ValueError as error:
+        scratch = np.empty_like(out)
+        largest = []
+        for contributor, data in zip(contributors, contributions, strict=True):
+            decode_checked(up, layout.zstd_up, data, scratch, contributor.peer)
+            largest.append(float(np.abs(scratch).max()))
+        culprit = contributors[int(np.argmax(largest))].peer
+        raise BadContributionError(culprit, f"too large to be added: {error}") from error
+    if down.lossy:
+        down.decode(encoded_out[:length], out)
+    return length
+
+
+def _add_verbatim(factors: Factors, contributions: Sequence[memoryview], out: Values) -> bool:
+    """The weighted mean of contributions that are float32 in memory; False if it is not finite.
+
+    Contributions are not checked by themselves: whatever is not finite stays so in a sum, and when
+    it is multiplied or divided by what is finite.
+    """
+    inputs = [np.frombuffer(data, np.float32) for data in contributions]
+    scratch = np.empty(min(BLOCK_VALUES, out.size), np.float32)
+    finite = True
+    with np.errstate(over="ignore", invalid="ignore"):  # what came out is checked
+        for start in range(0, out.size, BLOCK_VALUES):
+            block = slice(start, start + BLOCK_VALUES)
+            into = out[block]
+            total: Values | None = None
+            for values, factor in zip(inputs, factors.factors, strict=True):
+                term = values[block]
+                if factor != 1:
+                    term = np.multiply(
+                        term, factor, out=(into if total is None else scratch[: into.size])
+                    )
+                total = term if total is None else np.add(total, term, out=into)
+            assert total is not None
+            if factors.divisor != 1:
+                total = np.divide(total, factors.divisor, out=into)
+            if total is not into:
+                into[:] = total
+            finite = finite and bool(np.isfinite(into).all())
+    return finite
+
+
+def _add_decoded(
+    layout: Layout,
+    contributors: Sequence[Contributor],
+    factors: Factors,
+    contributions: Sequence[memoryview],
+    out: Values,
+) -> bool:
+    """The weighted mean of contributions that must be decoded; False if it is not finite."""
     scratch = np.empty_like(out)
-    with np.errstate(over="ignore", invalid="ignore"):  # what came out is checked below
+    with np.errstate(over="ignore", invalid="ignore"):  # what came out is checked
         for position, factor in enumerate(factors.factors):
             values = out if position == 0 else scratch
             peer = contributors[position].peer
@@ -219,19 +295,7 @@ def reduce_values(
                 np.add(out, scratch, out=out)
         if factors.divisor != 1:
             np.divide(out, factors.divisor, out=out)
-    try:
-        if not np.isfinite(out).all():
-            raise ValueError("the mean is not finite")
-        length = layout.codec_down.encode(out, encoded_out)
-    except ValueError as error:
-        largest = []
-        for data in contributions:
-            decode_checked(layout.codec_up, layout.zstd_up, data, scratch, "")
-            largest.append(float(np.abs(scratch).max()))
-        culprit = contributors[int(np.argmax(largest))].peer
-        raise BadContributionError(culprit, f"too large to be added: {error}") from error
-    layout.codec_down.decode(encoded_out[:length], out)
-    return length
+    return bool(np.isfinite(out).all())
 
 
 def reduce_counters(contributions: Sequence[memoryview], out: Counters) -> None:
@@ -291,97 +355,3 @@ def decode_result(encoded: memoryview, plan: Plan, size: FragmentSize) -> tuple[
     if rest:
         raise LocalProtocolError(f"a result with {len(rest)} bytes too many")
     return values, counters
-
-
-class EncodedInput:
-    """A contributor's own encoded chunks: made once, sent in every attempt of a round.
-
-    Chunks are encoded one by one, when they are first needed. ``data`` outlives the reduction, so a
-    second attempt sends the same bytes even if the arrays that they came from have changed since,
-    for all chunks that ``complete`` covers.
-
-    Args:
-      values: shape ``(value_count,)``, float32; read, never written.
-      counters: shape ``(counter_count,)``, int64.
-      correction: of error feedback; None: the values are encoded as they are. See ``settle``.
-    """
-
-    def __init__(
-        self,
-        plan: Plan,
-        size: FragmentSize,
-        values: Values,
-        counters: Counters,
-        correction: Correction | None = None,
-    ) -> None:
-        _check_array("values", values, np.dtype(np.float32), size.value_count)
-        _check_array("counters", counters, np.dtype(np.int64), size.counter_count)
-        if correction is not None and correction.count != size.value_count:
-            raise LocalProtocolError(
-                f"a residual of {correction.count} values for {size.value_count}"
-            )
-        self._layout = Layout.of(plan, size)
-        self._correction = correction
-        self._values = values
-        self._counters = counters
-        self._done = [False] * len(self._layout.cuts)
-        self._lengths = [cut.up_bytes for cut in self._layout.cuts]
-        self._data = np.empty(self._layout.up_bytes, np.uint8).data
-
-    def fits(self, plan: Plan, size: FragmentSize) -> bool:
-        """Whether the bytes can be used under that plan; owners may differ, cuts may not."""
-        other = Layout.of(plan, size)
-        mine = self._layout
-        return (
-            other.size == mine.size
-            and other.codec_up.name == mine.codec_up.name
-            and [cut.values for cut in other.cuts] == [cut.values for cut in mine.cuts]
-        )
-
-    @property
-    def complete(self) -> bool:
-        return all(self._done)
-
-    def is_encoded(self, index: int) -> bool:
-        return self._done[index]
-
-    def encode(self, index: int) -> None:
-        """Encode one chunk unless it is done already; raises ValueError as the codec does."""
-        if self._done[index]:
-            return
-        cut = self._layout.cuts[index]
-        out = self._data[cut.up]
-        if cut.is_counters:
-            np.frombuffer(out, "<i8")[:] = self._counters
-        else:
-            codec, values = self._layout.codec_up, self._values[cut.values]
-            if self._correction is None:
-                self._lengths[index] = codec.encode(values, out)
-            else:
-                self._lengths[index] = self._correction.encode(codec, cut.values, values, out)
-        self._done[index] = True
-
-    def encode_all(self) -> None:
-        """Encode what is left; after this the arrays may change or go away."""
-        for index in range(len(self._done)):
-            self.encode(index)
-
-    def chunk(self, index: int) -> memoryview:
-        """The encoded bytes of a chunk that is encoded."""
-        if not self._done[index]:
-            raise LocalProtocolError(f"chunk {index} is not encoded yet")
-        return self._data[self._layout.cuts[index].up][: self._lengths[index]]
-
-    def settle(self) -> None:
-        """The round committed, and this input is in it: its residual counts from now on."""
-        if self._correction is not None and self.complete:
-            self._correction.settle()
-
-
-def _check_array(
-    name: str, array: NDArray[np.generic], dtype: np.dtype[np.generic], n: int
-) -> None:
-    if array.dtype != dtype or array.shape != (n,) or not array.flags.c_contiguous:
-        raise LocalProtocolError(
-            f"{name}: {array.dtype} of shape {array.shape}, contiguous {dtype} of ({n},) wanted"
-        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from blake3 import blake3
 
@@ -12,20 +12,19 @@ PIECES_MAX = 4
 
 
 class OrderedHash:
-    """BLAKE3 of a buffer, as far as it is done without a gap.
+    """BLAKE3 of pieces one after the other, as far as they are done without a gap.
 
     Whoever reports a piece hashes what can be hashed then, unless somebody else is at it: no thread
     ever waits for another.
 
     Args:
-      data: the whole buffer.
-      pieces: its pieces, in order and without gaps.
+      count: of the pieces.
+      pieces: gives the bytes of pieces ``start`` to ``end``, all done, in as few parts as it can.
     """
 
-    def __init__(self, data: memoryview, pieces: Sequence[slice]) -> None:
-        self._data = data
+    def __init__(self, count: int, pieces: Callable[[int, int], Sequence[memoryview]]) -> None:
         self._pieces = pieces
-        self._done = [False] * len(pieces)
+        self._done = [False] * count
         self._position = 0
         self._hasher = blake3()
         self._busy = threading.Lock()
@@ -47,21 +46,24 @@ class OrderedHash:
                 self._busy.release()
         return whole
 
-    def digest(self) -> bytes:
-        """Of what was hashed so far."""
-        return self._hasher.digest()
+    def digest(self, suffix: bytes = b"") -> bytes:
+        """Of what was hashed so far, and ``suffix`` after it."""
+        hasher = self._hasher.copy()
+        hasher.update(suffix)
+        return hasher.digest()
 
     def _has_more(self) -> bool:
         position = self._position  # another thread may move it meanwhile
-        return position < len(self._pieces) and self._done[position]
+        return position < len(self._done) and self._done[position]
 
     def _advance(self) -> bool:
         start = end = self._position
-        limit = min(start + PIECES_MAX, len(self._pieces))
+        limit = min(start + PIECES_MAX, len(self._done))
         while end < limit and self._done[end]:
             end += 1
         if end == start:
             return False
-        self._hasher.update(self._data[self._pieces[start].start : self._pieces[end - 1].stop])
+        for piece in self._pieces(start, end):
+            self._hasher.update(piece)
         self._position = end
-        return end == len(self._pieces)
+        return end == len(self._done)

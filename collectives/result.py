@@ -1,91 +1,184 @@
-"""One node's copy of a round's encoded result, as it comes together chunk by chunk.
+"""One node's copy of a round's result, as it comes together chunk by chunk.
 
-It owns the memory in which results arrive or are made, knows how much of a chunk's room its
-encoding takes, and keeps apart what travels (maybe compressed) from what counts (as encoded).
+It owns the memory in which results arrive or are made, knows how much of a chunk's room its encoding
+takes and which contributors are in it, and keeps apart what travels (maybe compressed) from what
+counts (as encoded). Different chunks may be worked on by different threads at once.
+
+A chunk's room is a part of one block of memory. It moves to memory of its own when a peer that is
+shut out may still be writing to it (``move``), or when it arrived together with the set of its
+contributors: whoever asks for all chunks at once then gets a copy.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ..protocol.errors import BadContributionError
-from .arithmetic import Layout
+from ..protocol.lane import FrameKind
+from ..protocol.messages import ContributorRun
+from .arithmetic import Counters, Layout, Values, decode_checked
+from .buffers import BufferPool
 from .coding import Bytes
 from .compression import Squeezer, expand
+from .manifest import manifest_of, pack_set, set_bytes, unpack_set
+from .ordered_hash import OrderedHash
 
 
-class EncodedResult:
-    """See the top of this file. Different chunks may be worked on by different threads.
+class Result:
+    """See the top of this file.
+
+    Args:
+      contributor_count: of the order.
+      pool: where the memory comes from.
 
     Attributes:
-      data: all chunks' room; chunk ``i`` has ``layout.cuts[i].down``.
+      counters: shape ``(counter_count,)``, int64; right once their chunk is done.
     """
 
-    def __init__(self, layout: Layout) -> None:
-        self.data = np.empty(layout.down_bytes, np.uint8).data
+    def __init__(self, layout: Layout, contributor_count: int, pool: BufferPool) -> None:
         self._layout = layout
+        self._contributor_count = contributor_count
+        self._set_bytes = set_bytes(contributor_count)
+        self._data = pool.take(layout.down_bytes)
+        self._rooms = [self._data[cut.down] for cut in layout.cuts]
+        self._moved = False  # some rooms are not parts of ``_data`` any more
         self._lengths = [cut.down_bytes for cut in layout.cuts]  # right for chunks that are there
+        self._sets: dict[int, bytes] = {}  # of chunks that lack somebody
+        self._verbatim = layout.codec_down.verbatim
+        self._values = np.empty(0 if self._verbatim else layout.size.value_count, np.float32)
+        self.counters: Counters = np.empty(layout.size.counter_count, np.int64)
         self._squeezer = Squeezer(layout.zstd_down)
         self._squeezed: dict[int, Bytes] = {}
+        self._hash = OrderedHash(len(layout.cuts), self._pieces)
+
+    # ------------------------------------------------------------ a chunk that is made here
 
     def room(self, index: int) -> memoryview:
         """Where a chunk is encoded into; ``made`` then tells how much of it was needed."""
-        return self.data[self._layout.cuts[index].down]
+        return self._rooms[index]
 
-    def chunk(self, index: int) -> memoryview:
-        """A chunk's encoding, once it is there."""
-        return self.room(index)[: self._lengths[index]]
+    def values_of(self, index: int) -> Values:
+        """Where a chunk's decoded values go: its room itself, if the codec is verbatim."""
+        if self._verbatim:
+            return np.frombuffer(self._rooms[index], np.float32)
+        return self._values[self._layout.cuts[index].values]
 
-    def made(self, index: int, length: int) -> None:
+    def made(self, index: int, length: int, present: Sequence[bool]) -> None:
         """The owner encoded a chunk; takes the time to compress it, if that is wanted and pays."""
         self._lengths[index] = length
-        if self._squeezer.pays and not self._layout.cuts[index].is_counters:
+        if not all(present):
+            self._sets[index] = pack_set(present)
+        elif self._squeezer.pays and not self._layout.cuts[index].is_counters:
             self._squeezed[index] = self._squeezer.squeeze(self.chunk(index))
 
-    def payload(self, index: int) -> Bytes:
-        """What a frame carries of a chunk that was made here."""
-        return self._squeezed.get(index, self.chunk(index))
+    # ------------------------------------------------------------ a chunk that comes in
 
-    def place(self, index: int, payload_bytes: int) -> memoryview:
-        """Where a frame's payload goes, of a length that ``Layout.objection`` accepts."""
-        if self._is_squeezed(index, payload_bytes):
+    def objection(self, kind: FrameKind, index: int, payload_bytes: int) -> str | None:
+        """What is wrong with the length of a frame, as the end of a sentence."""
+        suffix_bytes = self._set_bytes if kind is FrameKind.PARTIAL else 0
+        return self._layout.objection(FrameKind.RESULT, index, payload_bytes - suffix_bytes)
+
+    def place(self, kind: FrameKind, index: int, payload_bytes: int) -> memoryview:
+        """Where a frame's payload goes, of a length that is not objected to."""
+        if kind is FrameKind.PARTIAL or self._is_squeezed(index, payload_bytes):
             return memoryview(bytearray(payload_bytes))
-        return self.room(index)[:payload_bytes]
+        return self._rooms[index][:payload_bytes]
 
-    def arrived(self, index: int, payload: memoryview) -> None:
-        """The payload is authentic and where ``place`` said; ``expand`` comes next."""
-        if self._is_squeezed(index, len(payload)):
-            self._squeezed[index] = payload
+    def move(self, index: int) -> None:
+        """Give a chunk another room: somebody may still write to what ``place`` gave out."""
+        self._moved = True
+        self._rooms[index] = np.empty(self._layout.cuts[index].down_bytes, np.uint8).data
+
+    def decode(self, kind: FrameKind, index: int, payload: memoryview, owner: str) -> None:
+        """Check and decode an authentic payload that is where ``place`` said.
+
+        Raises:
+          BadContributionError: the owner sent what cannot be a result.
+        """
+        cut = self._layout.cuts[index]
+        try:
+            self._take_in(kind, index, payload)
+        except ValueError as error:
+            raise BadContributionError(owner, str(error)) from error
+        encoded, values = self.chunk(index), self.values_of(index)
+        if cut.is_counters:
+            self.counters[:] = np.frombuffer(encoded, "<i8")
+        elif not self._verbatim:
+            decode_checked(self._layout.codec_down, False, encoded, values, owner)
+        elif not np.isfinite(values).all():
+            raise BadContributionError(owner, "a value that is not finite")
+
+    def _take_in(self, kind: FrameKind, index: int, payload: memoryview) -> None:
+        if kind is FrameKind.PARTIAL:
+            encoded, packed = payload[: -self._set_bytes], bytes(payload[-self._set_bytes :])
+            unpack_set(packed, self._contributor_count)
+            self._sets[index] = packed
+            self._rooms[index], self._lengths[index] = encoded, len(encoded)
+            self._moved = True
+        elif self._is_squeezed(index, len(payload)):
+            room = self._rooms[index]
+            room[:] = expand(payload, len(room))
         else:
             self._lengths[index] = len(payload)
 
-    def expand(self, index: int) -> memoryview:
-        """``chunk``, undoing compression first.
+    # ------------------------------------------------------------ what is there
 
-        Raises:
-          BadContributionError: the owner compressed something else, or nothing at all.
+    def done(self, index: int) -> bool:
+        """A chunk will not change any more; from any thread, once for each.
+
+        Returns:
+          Whether all chunks are done, and hashed; true at one of the calls only.
         """
-        squeezed = self._squeezed.pop(index, None)
-        room = self.room(index)
-        if squeezed is not None:
-            try:
-                room[:] = expand(squeezed, len(room))
-            except ValueError as error:
-                raise BadContributionError(self._layout.cuts[index].owner, str(error)) from error
-        return self.chunk(index)
+        return self._hash.piece_done(index)
 
-    def pieces(self, start: int, end: int) -> list[memoryview]:
-        """These chunks' encodings; in one piece if no room is left between them."""
-        if self._layout.codec_down.variable:
+    def chunk(self, index: int) -> memoryview:
+        """A chunk's encoding, once it is there."""
+        return self._rooms[index][: self._lengths[index]]
+
+    def payload(self, index: int) -> tuple[FrameKind, Bytes]:
+        """The frame that carries a chunk: made here, or to be forwarded as it came."""
+        if index in self._sets:
+            return FrameKind.PARTIAL, bytes(self.chunk(index)) + self._sets[index]
+        return FrameKind.RESULT, self._squeezed.get(index, self.chunk(index))
+
+    def whole(self) -> tuple[Values, memoryview]:
+        """All values, shape ``(value_count,)``, and all encodings, one right after the other.
+
+        Both are read-only and may share memory.
+        """
+        encoded = self._data.toreadonly()
+        if self._moved or self._layout.codec_down.variable:
+            encoded = memoryview(b"".join(self._pieces(0, len(self._rooms))))
+        values = self._values.view()
+        if self._verbatim:
+            values = np.frombuffer(encoded, np.float32, count=self._layout.size.value_count)
+        values.flags.writeable = False
+        return values, encoded
+
+    def manifest(self) -> tuple[ContributorRun, ...]:
+        """Who is in which chunks; empty: all are in all."""
+        return manifest_of(self._packed_sets(), self._full_set())
+
+    def digest(self) -> bytes:
+        """BLAKE3 of all encodings; if somebody is missing anywhere, of all chunks' sets after it."""
+        suffix = b"".join(self._packed_sets()) if self._sets else b""
+        return self._hash.digest(suffix)
+
+    def _packed_sets(self) -> list[bytes]:
+        full = self._full_set()
+        return [self._sets.get(index, full) for index in range(len(self._rooms))]
+
+    def _full_set(self) -> bytes:
+        return pack_set([True] * self._contributor_count)
+
+    def _pieces(self, start: int, end: int) -> list[memoryview]:
+        """These chunks' encodings; in one piece if they lie next to each other."""
+        if self._moved or self._layout.codec_down.variable:
             return [self.chunk(index) for index in range(start, end)]
         cuts = self._layout.cuts
-        return [self.data[cuts[start].down.start : cuts[end - 1].down.stop]]
-
-    def whole(self) -> memoryview:
-        """All encodings, one right after the other, read-only."""
-        if self._layout.codec_down.variable:
-            return memoryview(b"".join(self.pieces(0, len(self._lengths))))
-        return self.data.toreadonly()
+        return [self._data[cuts[start].down.start : cuts[end - 1].down.stop]]
 
     def _is_squeezed(self, index: int, payload_bytes: int) -> bool:
         return self._layout.zstd_down and payload_bytes < self._layout.cuts[index].down_bytes

@@ -34,8 +34,8 @@ from attrs import define, field
 from ..checkpoint.state import SharedState
 from ..checkpoint.transfer import Donor, FetchFailedError, Joiner
 from ..collectives.allreduce import ReduceResult, Reduction
-from ..collectives.arithmetic import EncodedInput
 from ..collectives.compression import parse_codec
+from ..collectives.encoded_input import EncodedInput
 from ..collectives.feedback import Residual
 from ..collectives.hub import LinkHub
 from ..collectives.limiter import UploadLimiter

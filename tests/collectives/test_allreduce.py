@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from holdfast.collectives.allreduce import ReduceResult, Reduction
-from holdfast.collectives.arithmetic import EncodedInput, decode_result
+from holdfast.collectives.arithmetic import decode_result
 from holdfast.collectives.codecs import CODECS, Codec
 from holdfast.collectives.compression import ZSTD_NAMES, parse_codec
+from holdfast.collectives.encoded_input import EncodedInput
 from holdfast.collectives.feedback import Residual
 from holdfast.collectives.hub import LinkHub
 from holdfast.protocol.addresses import Address

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from holdfast.collectives.arithmetic import EncodedInput
 from holdfast.collectives.codecs import CODECS, get_codec
+from holdfast.collectives.encoded_input import EncodedInput
 from holdfast.collectives.feedback import Residual
 from holdfast.protocol.errors import LocalProtocolError
 from holdfast.protocol.messages import FragmentSize, OwnerRun, Plan
