@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from attrs import Factory, define, frozen
 
@@ -159,12 +159,3 @@ class Attempt:
             if wanting <= self.shut:  # it is given now what it lacked
                 del self.blind[peer]
                 self.missed.pop(peer, None)
-
-
-def fits(manifest: Sequence[ContributorRun], chunk_count: int, contributor_count: int) -> bool:
-    """Whether a manifest is about so many chunks and names contributors only."""
-    if not manifest:
-        return True
-    return sum(run.chunk_count for run in manifest) == chunk_count and all(
-        int.from_bytes(run.contributors, "little") >> contributor_count == 0 for run in manifest
-    )

@@ -39,12 +39,13 @@ from ..protocol.messages import (
     RefusalCode,
     Repair,
 )
-from .attempt import Attempt, Outcome, fits
+from .attempt import Attempt, Outcome
 from .bandwidth import Bandwidths
 from .context import Context, quoted, said
 from .effects import EventKind
 from .journal import RoundCommitted
 from .ledger import Ledger
+from .manifest import fits
 from .plan import make_plan
 from .repair import plan_repair
 from .roster import Member

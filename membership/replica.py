@@ -11,10 +11,10 @@ A round at a peer:
       |                  |                            |
       +------------------+----------Abort-------------+---------------------------------> (gone)
 
-A later attempt's ``Reduce`` or ``Repair`` goes back to REDUCING. ``Commit`` may come before our own reduction is
-done (a spare that lags): the round then waits in REDUCING with its commit known. A committed round
-of a fragment that is still being fetched waits too: that is how a joiner replays what was decided
-while it copied the base.
+A later attempt's ``Reduce`` or ``Repair`` goes back to REDUCING. ``Commit`` may come before our own
+reduction is done (a spare that lags): the round then waits in REDUCING with its commit known. A
+committed round of a fragment that is still being fetched waits too: that is how a joiner replays what
+was decided while it copied the base.
 """
 
 from __future__ import annotations
@@ -186,6 +186,7 @@ class FragmentHere:
     fetching: SyncFragment | None = None
     synced_due: bool = False  # a fetch is installed and ``Synced`` not yet sent
     received_bytes: int = 0
+    bad_donors: tuple[str, ...] = ()  # of that fetch
 
 
 def next_boundary(step: int, sync_every: int, fragment_count: int) -> int:
@@ -537,13 +538,16 @@ class Replica:
                 deeds += self._offer(other)
         return deeds
 
-    def fetched(self, head: FragmentHead, received_bytes: int) -> list[Deed]:
-        """A fetch is verified and installed."""
+    def fetched(
+        self, head: FragmentHead, received_bytes: int, bad_donors: Iterable[str] = ()
+    ) -> list[Deed]:
+        """A fetch is verified and installed; ``bad_donors`` served wrong blocks."""
         held = self.fragments[head.fragment]
         if held.fetching is None or held.fetching.head != head:
             return []
         held.fetching, held.version, held.root = None, head.version, head.root
         held.synced_due, held.received_bytes = True, received_bytes
+        held.bad_donors = tuple(bad_donors)
         self.trainer_loaded = False
         return self._advance(head.fragment)
 
@@ -577,7 +581,7 @@ class Replica:
         if held.synced_due:
             held.synced_due = False
             head = FragmentHead(fragment, held.version, held.root)
-            deeds.append(TellMaster(Synced(head, held.received_bytes)))
+            deeds.append(TellMaster(Synced(head, held.received_bytes, held.bad_donors)))
         if self.valid and not self.trainer_loaded:
             deeds += self._reload()
         return deeds

@@ -92,6 +92,7 @@ class Member:
     draining_s: float | None = None  # since when it wants to leave
     progress: Progress | None = None
     bad_donors: set[str] = Factory(set)  # who served this member wrong blocks
+    bad_blocks_count: int = 0  # transfers to others in which it served blocks with wrong digests
     sync_failures: int = 0  # transfers that failed in a row
 
     @property

@@ -171,6 +171,7 @@ def _facts(coordinator: Coordinator, member: Member) -> dict[str, Any]:
             "state_received": progress.state_received_bytes if progress else 0,
         },
         "bandwidth": _bandwidth(coordinator, member),
+        "bad_blocks": member.bad_blocks_count,
         "heads": [
             {
                 "fragment": fragment,

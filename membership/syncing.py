@@ -175,6 +175,7 @@ class Syncing:
                 member, head.fragment, f"it reports version {head.version}, not {wanted.version}"
             )
             return
+        self._name_bad_donors(member, copy.fetch, message.bad_donors)
         copy.version, copy.root = head.version, head.root
         self._check(member, head.fragment)
         if copy.state in RECEIVED_STATES:
@@ -190,16 +191,23 @@ class Syncing:
             return
         if copy.fetch.head.version != message.version:
             return  # about a transfer that was replaced in the meantime
-        for donor in message.bad_donors:
-            if donor in copy.fetch.donors:
-                member.bad_donors.add(donor)
-                self.context.announce(
-                    EventKind.BAD,
-                    donor,
-                    f"{self.context.name(donor)} served wrong blocks of fragment "
-                    f"{message.fragment} to {said(member)}",
-                )
+        self._name_bad_donors(member, copy.fetch, message.bad_donors)
         self._fail(member, message.fragment, quoted(message.reason))
+
+    def _name_bad_donors(self, member: Member, fetch: Fetch, bad: Iterable[str]) -> None:
+        """Announce and count donors of a transfer that served blocks with wrong digests."""
+        for peer in bad:
+            donor = self.context.roster.get(peer)
+            if donor is None or peer not in fetch.donors:
+                continue
+            member.bad_donors.add(peer)
+            donor.bad_blocks_count += 1
+            self.context.announce(
+                EventKind.BAD,
+                peer,
+                f"{said(donor)} served wrong blocks of fragment {fetch.head.fragment} to "
+                f"{said(member)}",
+            )
 
     def moved(self, member: Member, *, state: bool) -> None:
         """Bytes arrive at the member: of a state transfer (``state``), or of a reduction."""

@@ -264,8 +264,9 @@ def test_a_repair_is_told_to_people() -> None:
     table.leave(B)
     flush = table.hear(A, Flush)
     status = table.master.status(table.now_s)
-    assert "to say what it holds of round 1, which goes on without b (bbbbbbbb)" in (
-        status["why_waiting"]
+    assert (
+        "to say what it holds of round 1, which goes on without b (bbbbbbbb)"
+        in (status["why_waiting"])
     )
     table.hold(flush, A, results=b"\x02")
     table.hold(flush, C)

@@ -7,7 +7,7 @@ import trio
 
 from holdfast.daemon.simulator import Swarm, small_layout
 from holdfast.membership.plan import PlanEstimate
-from holdfast.membership.rounds import Attempt
+from holdfast.membership.attempt import Attempt
 
 SPEC = """
 [run]
