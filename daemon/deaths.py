@@ -42,7 +42,7 @@ grace_s = 1
 [reduce]
 codec_up = "{codec}"
 codec_down = "{codec}"
-chunk_bytes = 1024
+chunk_bytes = 4096
 """
 
 
@@ -81,16 +81,16 @@ async def lose_somebody(seed: int) -> Deaths:
       ViolationError: a promise was broken, or the run did not go on.
     """
     rng = random.Random(seed)
-    count = rng.choice([3, 4, 4, 5])
-    layout = small_layout([rng.choice([1_000, 2_000, 2_900])], rng.randint(0, 1))
-    rate = rng.choice([1e4, 4e4])
+    count = rng.choice([3, 4, 5, 5])
+    layout = small_layout([rng.choice([3_000, 5_000, 9_000])], rng.randint(0, 1))
+    rate = rng.choice([5e4, 2e5])
     async with trio.open_nursery() as nursery:
         swarm = Swarm(
             nursery,
-            TOML.format(codec=rng.choice(["fp32", "fp32", "int8"]), min_members=count - 2),
+            TOML.format(codec=rng.choice(["fp32", "fp32", "int8"]), min_members=max(2, count - 2)),
             seed=rng.getrandbits(32),
             layout=layout,
-            step_s=0.2,
+            step_s=0.4,
             delay_s=rng.choice([0.001, 0.02]),
             jitter_s=rng.choice([0.0, 0.01]),
             bytes_per_s=rate,
@@ -110,16 +110,14 @@ async def lose_somebody(seed: int) -> Deaths:
         try:
             await swarm.until(lambda: swarm.committed >= 1 and loss.all_in(), within_s=FOUND_S)
             await loss.befall()
-            counts = loss.ledger.repair_count, loss.ledger.rerun_count, loss.ledger.abort_count
             await loss.make_peace()
         except trio.TooSlowError as error:
             raise ViolationError(f"seed {seed}, {loss.said}: {swarm.story()}") from error
         except ViolationError as error:
             raise ViolationError(f"seed {seed}, {loss.said}: {error}") from error
         nursery.cancel_scope.cancel()
-    return Deaths(
-        seed, loss.said, swarm.committed, *counts, swarm.witness.trace.hexdigest()[:32]
-    )
+    trace = swarm.witness.trace.hexdigest()[:32]
+    return Deaths(seed, loss.said, swarm.committed, *loss.cost, trace)
 
 
 class _Loss:
@@ -127,6 +125,7 @@ class _Loss:
 
     Attributes:
       said: what happened, for the report.
+      cost: repairs, reruns and aborts until the round after the loss was committed.
     """
 
     def __init__(self, swarm: Swarm, rng: random.Random, names: list[str]) -> None:
@@ -134,11 +133,16 @@ class _Loss:
         self.rng = rng
         self.names = names  # of those that shall contribute, in the end as in the beginning
         self.said = "nothing"
+        self.cost = 0, 0, 0
 
     @property
     def ledger(self) -> Ledger:
         assert self.swarm.master is not None
         return self.swarm.master.coordinator.conductor.ledger
+
+    def _counts(self) -> tuple[int, int, int]:
+        ledger = self.ledger
+        return ledger.repair_count, ledger.rerun_count, ledger.abort_count
 
     def all_in(self) -> bool:
         """Everybody takes part as in the beginning."""
@@ -153,10 +157,12 @@ class _Loss:
         swarm, victims = self.swarm, self.rng.sample(self.names, 2)
         self.said = f"{kind}: {' '.join(victims)}"
         await self._reduction()
-        target = swarm.committed + 1
+        before, target = self._counts(), swarm.committed + 1
         await LOSSES[kind](self, *victims)
         self.said = f"at {trio.current_time():.3f} {self.said}"
         await swarm.until(lambda: swarm.committed >= target, within_s=QUIET_S)
+        repairs, reruns, aborts = map(int.__sub__, self._counts(), before)
+        self.cost = repairs, reruns, aborts
 
     async def make_peace(self) -> None:
         """End what lasts, then demand that the run is whole again."""

@@ -80,6 +80,11 @@ class Attempt:
         heirs = set(self.owners).difference(self.peers(), self.lost)
         return [*self.survivors(), *(peer for peer in self.receivers if peer in heirs)]
 
+    def takes_part(self, peers: Iterable[str]) -> list[str]:
+        """Those of these that add, or own chunks; the lost, too."""
+        those = {*self.peers(), *self.owners, *self.lost}
+        return [peer for peer in peers if peer in those]
+
     def reached(self) -> list[str]:
         """Receivers that still have the connection over which they got the reduction."""
         return [peer for peer in self.receivers if peer not in self.gone]
@@ -114,6 +119,12 @@ class Attempt:
         self.held.pop(peer, None)
         if peer in self.peers() or peer in self.owners:
             self.lose(peer, why)
+
+    def accuse(self, peer: str, accuser: str, now_s: float) -> None:
+        """Somebody has lost a peer that it needs; of the lost that is no news."""
+        if peer not in self.lost:
+            self.accusers.setdefault(peer, set()).add(accuser)
+            self.accused_s = min(self.accused_s, now_s)
 
     def most_accused(self) -> str | None:
         """Whom most others lost; of equals the one that comes last in the attempt."""

@@ -128,7 +128,7 @@ class Course:
             return
         attempt.missed[member.peer] = quoted(message.reason)
         attempt.outcomes.pop(member.peer, None)
-        named = [peer for peer in message.accused if peer in attempt.needed()]
+        named = attempt.takes_part(message.accused)
         if named and not message.bad:
             attempt.blind.setdefault(member.peer, set()).update(named)
             return
@@ -138,7 +138,7 @@ class Course:
 
     def _contributor_failed(self, member: Member, message: ReduceFailed, attempt: Attempt) -> None:
         attempt.outcomes.pop(member.peer, None)
-        named = [p for p in message.accused if p in attempt.needed() and p != member.peer]
+        named = [peer for peer in attempt.takes_part(message.accused) if peer != member.peer]
         others_count = len(attempt.peers()) - 1
         bad = message.bad and bool(named)
         if not named or (bad and others_count > 1 and 2 * len(named) > others_count):
@@ -155,9 +155,8 @@ class Course:
                 else:
                     attempt.lose(peer, f"it spread what is no result: {quoted(message.reason)}")
         else:
-            attempt.accused_s = min(attempt.accused_s, self.context.now_s)
             for peer in named:
-                attempt.accusers.setdefault(peer, set()).add(member.peer)
+                attempt.accuse(peer, member.peer, self.context.now_s)
 
     def moved(self, member: Member) -> None:
         """Bulk bytes leave or reach the member: what it takes part in is not stalled."""

@@ -375,3 +375,13 @@ def test_what_a_removed_peer_has_said_about_others_counts_for_nothing() -> None:
     assert {A, B, C} <= set(table.master.context.roster.members)
     table.hold(table.hear(A, Flush), A, B, C)
     table.hear(A, Repair)
+
+
+def test_who_tells_of_a_loss_that_is_known_already_stays_in_the_round() -> None:
+    table = Table()
+    table.start(A, B, C, D)
+    order = table.reduce(A, B, C, D)
+    table.leave(B)
+    table.say(A, ReduceFailed(order.round, 1, (B,), False, "reset"))
+    table.hold(table.hear(A, Flush), A, C, D)
+    assert table.hear(A, Repair).lost == (B,)
