@@ -3,7 +3,7 @@
 ``simulate_deaths`` is the one line that reproduces one. Everything is small, so that thousands of
 them are cheap: a fragment of a few chunks, three to five peers, slow lines between them, so that a
 reduction is the longest part of a round. A history is: everybody joins, a round, a loss at some
-instant of the next one, its end, peace, two rounds more. Contributions are powers of two in half of
+instant of the next one, its end, peace, a round more. Contributions are powers of two in half of
 the histories, so that every set of contributors has a mean of its own and the witness can tell a
 wrong divisor from a right one.
 """
@@ -20,7 +20,7 @@ from attrs import define
 from numpy.typing import NDArray
 
 from ..membership.ledger import Ledger
-from ..membership.rounds import Phase, Round
+from ..membership.rounds import Round
 from ..protocol.messages import Role
 from ..protocol.virtual_time import run_virtually
 from .simulator import Swarm, ViolationError, small_layout
@@ -83,16 +83,16 @@ async def lose_somebody(seed: int) -> Deaths:
     rng = random.Random(seed)
     count = rng.choice([3, 4, 5, 5])
     layout = small_layout([rng.choice([3_000, 5_000, 9_000])], rng.randint(0, 1))
-    rate = rng.choice([5e4, 2e5])
+    rate = rng.choice([1e5, 4e5])
     async with trio.open_nursery() as nursery:
         swarm = Swarm(
             nursery,
             TOML.format(codec=rng.choice(["fp32", "fp32", "int8"]), min_members=max(2, count - 2)),
             seed=rng.getrandbits(32),
             layout=layout,
-            step_s=0.4,
-            delay_s=rng.choice([0.001, 0.02]),
-            jitter_s=rng.choice([0.0, 0.01]),
+            step_s=0.15,
+            delay_s=rng.choice([0.001, 0.01]),
+            jitter_s=rng.choice([0.0, 0.005]),
             bytes_per_s=rate,
             delta=power_of_two if rng.random() < 0.5 else None,
         )
@@ -125,7 +125,7 @@ class _Loss:
 
     Attributes:
       said: what happened, for the report.
-      cost: repairs, reruns and aborts until the round after the loss was committed.
+      cost: repairs, reruns and aborts until the next round was committed.
     """
 
     def __init__(self, swarm: Swarm, rng: random.Random, names: list[str]) -> None:
@@ -152,7 +152,10 @@ class _Loss:
         )
 
     async def befall(self) -> None:
-        """Let it happen in the middle of a reduction; returns when the next round is committed."""
+        """Let it happen in the middle of a reduction.
+
+        Returns when the next round is committed, at once if too few are left for one.
+        """
         kind = self.rng.choice(list(LOSSES))
         swarm, victims = self.swarm, self.rng.sample(self.names, 2)
         self.said = f"{kind}: {' '.join(victims)}"
@@ -160,14 +163,16 @@ class _Loss:
         before, target = self._counts(), swarm.committed + 1
         await LOSSES[kind](self, *victims)
         self.said = f"at {trio.current_time():.3f} {self.said}"
-        await swarm.until(lambda: swarm.committed >= target, within_s=QUIET_S)
+        alive = [name for name in self.names if swarm.peers[name].alive]
+        if len(alive) >= swarm.spec.membership.min_members:
+            await swarm.until(lambda: swarm.committed >= target, within_s=QUIET_S)
         repairs, reruns, aborts = map(int.__sub__, self._counts(), before)
         self.cost = repairs, reruns, aborts
 
     async def make_peace(self) -> None:
         """End what lasts, then demand that the run is whole again."""
         swarm = self.swarm
-        await trio.sleep(self.rng.uniform(0, 2))
+        await trio.sleep(self.rng.uniform(0, 0.5))
         for name in sorted(swarm.peers):
             swarm.world.thaw(name)
         swarm.heal_all()
@@ -175,7 +180,7 @@ class _Loss:
             if not swarm.peers[name].alive:
                 swarm.restart(name)
         await swarm.until(self.all_in, within_s=QUIET_S)
-        target = swarm.committed + 2
+        target = swarm.committed + 1
         await swarm.until(lambda: swarm.committed >= target, within_s=QUIET_S)
         assert swarm.master is not None
         await swarm.come_to_rest(sorted(swarm.peers), within_s=QUIET_S)
@@ -196,7 +201,8 @@ class _Loss:
     async def _reduction(self) -> None:
         """The master orders a reduction of everybody; nobody has heard of it yet."""
         seen = self.swarm.committed  # not one that is half over already
-        await self._until(lambda: self.swarm.committed > seen)
+        if self._reducing():
+            await self._until(lambda: self.swarm.committed > seen)
         await self._until(self._reducing)
 
     async def _somewhere(self) -> None:

@@ -256,6 +256,6 @@ class Conductor:
             if round_.quorum_s is not None:
                 deadlines.append(round_.quorum_s + spec.membership.grace_s)
         until_s = self.ledger.backoff.until_s
-        if not self.rounds and until_s > self.context.now_s:
+        if not self.rounds and until_s > self.context.settled_s:
             deadlines.append(until_s)
         return min(deadlines, default=math.inf)

@@ -257,7 +257,7 @@ class Coordinator:
                     member.draining_s + drain_s
                     for member in self.context.roster
                     if member.draining_s is not None
-                    and member.draining_s + drain_s > self.context.now_s
+                    and member.draining_s + drain_s > self.context.settled_s
                 ),
                 default=math.inf,
             ),
@@ -451,6 +451,7 @@ class Coordinator:
             changed |= self._release_leaving()
             changed |= self._finish()
             if not changed:
+                self.context.settled_s = self.context.now_s
                 return
         raise LocalProtocolError("the master's rules do not come to rest")
 

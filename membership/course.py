@@ -167,7 +167,7 @@ class Course:
     def _missed(self, member: Member, number: int, why: str) -> None:
         round_ = self.ledger.committed(number)
         if round_ is not None and member.copies[round_.fragment].version <= round_.version:
-            self.syncing.late(member, round_.fragment, why)
+            self.syncing.late(member, round_.fragment, why, round_.version)
 
     def _violation(self, member: Member, why: str) -> None:
         self.ledger.evict(member.peer, RefusalCode.PROTOCOL, why)

@@ -60,6 +60,9 @@ class Fetch:
     head: FragmentHead
     donors: list[str]  # those that still have the version pinned
     moved_s: float  # when it last got further
+    # Committed rounds whose result the member lacks, by the version before them, and why. It can
+    # go on from a copy only if that is of a later version.
+    gaps: dict[int, str] = Factory(dict)
 
 
 @define

@@ -103,7 +103,7 @@ class MasterMachine(RuleBasedStateMachine):
         peer = self.peer(index)
         for number in list(peer.orders):
             event(f"reduced {'wrong' if wrong else 'right'}")
-            peer.reduce(number, wrong=wrong)
+            peer.reduce(number, self.world.by_id, wrong=wrong)
         if said:
             self.world.flush(peer)
 
@@ -150,7 +150,7 @@ class MasterMachine(RuleBasedStateMachine):
         self.to_the_middle()
         peer = self.peer(index)
         for number in list(peer.orders):
-            peer.reduce(number, wrong=wrong)
+            peer.reduce(number, self.world.by_id, wrong=wrong)
         self.world.flush(peer)
         for other in self.world.peers:
             if other is not peer:
@@ -169,7 +169,7 @@ class MasterMachine(RuleBasedStateMachine):
         self.to_the_middle()
         peer = self.peer(index)
         for number in list(peer.orders):
-            peer.reduce(number)
+            peer.reduce(number, self.world.by_id)
         if victim != index:
             self.world.detach(self.peer(victim))
         self.world.flush(peer)
@@ -199,13 +199,13 @@ class MasterMachine(RuleBasedStateMachine):
         peer = self.peer(index)
         for number in list(peer.orders):
             event(f"accused {len(accused)} {'bad' if bad else 'lost'}")
-            order = peer.orders[number]
             names = tuple(self.peer(i).peer for i in sorted(accused))
             if bad or not set(names) - {peer.peer}:
-                del peer.orders[number]
+                peer.give_up(number, names, "?", bad)
             else:
-                peer.stuck.add(number)
-            peer.outbox.append(ReduceFailed(number, order.attempt, names, bad, "?"))
+                peer.reducing[number].lost = True
+                attempt = peer.reducing[number].attempt
+                peer.outbox.append(ReduceFailed(number, attempt, names, False, "?"))
         self.world.flush(peer)
         self.everybody(then)
 
@@ -261,7 +261,7 @@ class MasterMachine(RuleBasedStateMachine):
             self.to_the_middle()
             for other in self.world.peers:
                 for number in list(other.orders):
-                    other.reduce(number)
+                    other.reduce(number, self.world.by_id)
                 self.world.flush(other)
             self.world.work(peer)
         self.everybody(then)

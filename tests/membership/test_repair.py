@@ -363,7 +363,7 @@ def test_chunks_are_dealt_evenly_and_runs_are_joined() -> None:
     )
 
 
-def test_what_a_removed_peer_has_said_about_others_counts_for_nothing() -> None:
+def test_what_a_removed_peer_has_said_about_others_is_void() -> None:
     table = Table("[membership]\ndeadline_s = 10.0\n")
     table.start(A, B, C, D)
     order = table.reduce(A, B, C, D)

@@ -15,6 +15,7 @@ from holdfast.protocol.messages import (
     ContributorRun,
     Finish,
     Flush,
+    Heartbeat,
     Leaving,
     NotReady,
     Open,
@@ -308,6 +309,18 @@ def test_who_calls_everybody_bad_is_left_out_itself() -> None:
 
 
 # ---------------------------------------------------------------- deaths in the middle
+
+
+def test_a_sign_of_life_after_the_wait_for_the_next_round_does_not_cancel_it() -> None:
+    table = Table()
+    table.start(A, B, C)
+    table.reduce(A, B, C)
+    table.leave(B)
+    table.leave(C)
+    due_s = table.master.next_deadline_s()
+    table.now_s = due_s + 0.01  # the heartbeat overtakes the tick
+    table.say(A, Heartbeat(1))
+    assert table.master.next_deadline_s() <= due_s
 
 
 def test_a_death_is_repaired_among_the_survivors() -> None:

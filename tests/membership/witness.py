@@ -19,6 +19,7 @@ from holdfast.membership.journal import (
     RoundNumbered,
     RunFounded,
 )
+from holdfast.membership.manifest import is_everywhere
 from holdfast.protocol.messages import (
     Commit,
     Donate,
@@ -101,6 +102,7 @@ class Witness:
                 key = (message.round, message.attempt)
                 if peer in self.sessions.get(key, set()):
                     self.reported[key][peer] = message.digest
+                    self.failed[key].discard(peer)  # what it had lost was given to it
                     self.moved_s[key] = now_s
             case Held():
                 key = (message.round, message.attempt)
@@ -128,7 +130,7 @@ class Witness:
                 assert record.round > max(self.numbers, default=0), "a round number was reused"
                 self.numbers.append(record.round)
             case RoundCommitted():
-                self._commit(record.commit)
+                self._commit(record.commit, world)
             case RootKnown():
                 self._root(record.head)
                 self._true_root(record.head, world)
@@ -160,7 +162,7 @@ class Witness:
             if not peer.corrupt:
                 assert held == (version, self.roots.get((fragment, version))), "not in sync"
 
-    def _commit(self, commit: Commit) -> None:
+    def _commit(self, commit: Commit, world: World) -> None:
         key = (commit.round, commit.attempt)
         assert commit.round not in self.committed, "one round, two commits"
         assert commit.version == self.versions.get(commit.fragment, 0), "not the next version"
@@ -173,8 +175,15 @@ class Witness:
         agreeing = [peer for peer in stayed if reported[peer] == commit.digest]
         assert 2 * len(agreeing) > len(stayed) or not stayed, "no majority"
         assert any(digest == commit.digest for digest in reported.values()), "nobody holds it"
-        peers = {contributor.peer for contributor in commit.contributors}
-        assert not peers & self.bad.get(commit.round, set()), "a refused update was added"
+        honest = {peer for peer in reported if commit.round not in world.by_id[peer].lied}
+        assert len({reported[peer] for peer in honest}) <= 1, "honest peers hold unlike results"
+        peers = [contributor.peer for contributor in commit.contributors]
+        for peer in honest & stayed:
+            assert is_everywhere(commit.manifest, peers.index(peer)), "a survivor was left out"
+        first = self.orders[min(k for k in self.orders if k[0] == commit.round)]
+        needed = world.master.conductor.ledger.quorum(len(first.contributors))
+        assert len(stayed) >= needed, "committed below the quorum"
+        assert not set(peers) & self.bad.get(commit.round, set()), "a refused update was added"
         self.committed[commit.round] = commit
         self.versions[commit.fragment] = commit.version + 1
         self.truth[commit.fragment] = hashed(self.truth[commit.fragment], commit.digest)
@@ -254,21 +263,22 @@ class Witness:
             assert stayed - self.failed[before] <= set(self.reported[before]), "no flush before"
         else:
             assert stayed <= set(held), "somebody has not shut out the lost yet"
+            held = {peer: bits for peer, bits in held.items() if peer not in message.lost}
         given: set[int] = set()
         for a in message.assignments:
-            assert a.owner in stayed, "the heir is lost itself"
+            assert a.owner in (stayed if a.anew else {*stayed, *(held or ())}), "no such heir"
             for chunk in range(a.first_chunk, a.first_chunk + a.chunk_count):
                 assert chunk not in given, "two owners for a chunk"
                 assert owners[chunk] in message.lost, "a chunk was taken from a survivor"
                 given.add(chunk)
                 if held is not None:
-                    having = {p for p in stayed if held[p][chunk // 8] >> chunk % 8 & 1}
+                    having = {p for p in held if held[p][chunk // 8] >> chunk % 8 & 1}
                     assert a.anew == (not having), "not what is held decides who makes a chunk"
                     assert a.anew or a.owner in having, "it is to spread what it does not hold"
                 owners[chunk] = a.owner
         assert not set(owners) & set(message.lost), "a chunk without a living owner"
         order = attrs.evolve(self.orders[before], attempt=message.attempt)
-        self.orders[key], self.sessions[key] = order, set(self.sessions[before])
+        self.orders[key], self.sessions[key] = order, set(stayed)
         self.reported[key] = {} if held is not None else dict(self.reported[before])
         self.failed[key] = set() if held is not None else set(self.failed[before])
         self.moved_s[key] = now_s

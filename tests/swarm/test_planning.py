@@ -6,8 +6,8 @@ import pytest
 import trio
 
 from holdfast.daemon.simulator import Swarm, small_layout
-from holdfast.membership.plan import PlanEstimate
 from holdfast.membership.attempt import Attempt
+from holdfast.membership.plan import PlanEstimate
 
 SPEC = """
 [run]
