@@ -2,10 +2,9 @@
 
 ``simulate_deaths`` is the one line that reproduces one. Everything is small, so that thousands of
 them are cheap: a fragment of a few chunks, three to five peers, slow lines between them, so that a
-reduction is the longest part of a round. A history is: everybody joins, a round, a loss at some
-instant of the next one, its end, peace, a round more. Contributions are powers of two in half of
-the histories, so that every set of contributors has a mean of its own and the witness can tell a
-wrong divisor from a right one.
+reduction is a good part of a round. A history is: everybody joins, a round, a loss at some instant of
+the next one, its end, peace, a round more. In half of the histories a mean tells who is in it, so
+that the witness can tell a wrong divisor from a right one.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ import trio
 from attrs import define
 from numpy.typing import NDArray
 
+from ..membership.effects import EventKind
 from ..membership.ledger import Ledger
 from ..membership.rounds import Round
 from ..protocol.messages import Role
@@ -69,9 +69,12 @@ def simulate_deaths(seed: int) -> Deaths:
     return run_virtually(partial(lose_somebody, seed), seed=seed)
 
 
-def power_of_two(peer: str, _round: int, count: int) -> NDArray[np.float32]:
-    """The contribution of the n-th peer is 2 to the n, in every element."""
-    return np.full(count, 2.0 ** (int(peer[:8], 16) - 1), np.float32)
+def telling(peer: str, _round: int, count: int) -> NDArray[np.float32]:
+    """Every element says whose it is: the n-th peer's are 64 + 2 to the n.
+
+    A mean then tells who is in it; and no norm is far from the others'.
+    """
+    return np.full(count, 64 + 2.0 ** (int(peer[:8], 16) - 1), np.float32)
 
 
 async def lose_somebody(seed: int) -> Deaths:
@@ -94,7 +97,7 @@ async def lose_somebody(seed: int) -> Deaths:
             delay_s=rng.choice([0.001, 0.01]),
             jitter_s=rng.choice([0.0, 0.005]),
             bytes_per_s=rate,
-            delta=power_of_two if rng.random() < 0.5 else None,
+            delta=telling if rng.random() < 0.5 else None,
         )
         names = [f"p{index}" for index in range(count)]
         with_spare = rng.random() < 0.5
@@ -186,6 +189,9 @@ class _Loss:
         await swarm.come_to_rest(sorted(swarm.peers), within_s=QUIET_S)
         swarm.check_final(sorted(swarm.peers))
         swarm.master.coordinator.validate()
+        for event in swarm.master.coordinator.context.events:
+            if event.kind is EventKind.BAD:  # nobody lies here
+                raise ViolationError(event.text)
 
     # ------------------------------------------------------------ instants
 

@@ -54,6 +54,10 @@ from ..protocol.messages import (
     Welcome,
 )
 
+# Later rounds of a fragment that are ordered while a committed one still lacks frames. Nobody sends
+# that one any more by then: a link may have taken its frames with it, and a sender gives up what a
+# slow listener has not got after fewer rounds than that.
+OVERTAKEN_MAX = 8
 ROUNDS_HELD_MAX = 256  # undecided or unapplied rounds; a joiner that falls further behind refetches
 
 
@@ -378,8 +382,19 @@ class Replica:
         )
         return [TellTrainer(opened)]
 
+    def _end_overtaken(self, fragment: int) -> list[Deed]:
+        """Committed rounds whose results will not come any more: ask to be brought in sync."""
+        numbers = sorted(here.round for here in self.rounds.values() if here.fragment == fragment)
+        deeds: list[Deed] = []
+        for number in numbers[:-OVERTAKEN_MAX]:
+            here = self.rounds[number]
+            if here.commit is not None and here.phase is Phase.REDUCING:
+                deeds += [*self._end(here, committed=False), *self._lost_result(here.commit)]
+        return deeds
+
     def _reduce(self, message: Reduce) -> list[Deed]:
         deeds = self._end_void(message.fragment, message.round)
+        deeds += self._end_overtaken(message.fragment)
         here = self.rounds.get(message.round)
         if here is None:
             here = RoundHere(message.round, message.fragment, message.version, at_step=0)

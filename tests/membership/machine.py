@@ -163,19 +163,49 @@ class MasterMachine(RuleBasedStateMachine):
                 self.world.attach(other)
         self.everybody(then)
 
-    @rule(index=peers, victim=peers, then=cycles)
-    def answer_late(self, index: int, victim: int, then: int) -> None:
+    @rule(index=peers, victim=peers, bad=booleans, then=cycles)
+    def answer_late(self, index: int, victim: int, bad: bool, then: int) -> None:
         """What a peer says about an attempt arrives when the next one has begun."""
         self.to_the_middle()
-        peer = self.peer(index)
+        peer, other = self.peer(index), self.peer(victim)
         for number in list(peer.orders):
             peer.reduce(number, self.world.by_id)
-        if victim != index:
-            self.world.detach(self.peer(victim))
+        if victim != index and not bad:
+            self.world.detach(other)
+        elif victim != index:
+            for number in list(other.orders):
+                third = next(p.peer for p in self.world.peers if p not in (peer, other))
+                other.give_up(number, (third,), "?", bad=True)
+            self.world.flush(other)
         self.world.flush(peer)
         for other in self.world.peers:
             if other is not peer:
                 self.world.work(other)
+        self.everybody(then)
+
+    @rule(victim=peers, heirs_die=booleans, then=cycles)
+    def let_listeners_inherit(self, victim: int, heirs_die: bool, then: int) -> None:
+        """An owner dies when only those who do not add have its results; perhaps they die, too."""
+        self.to_the_middle()
+        listeners = [
+            peer
+            for peer in self.world.peers
+            for order in peer.orders.values()
+            if peer.peer not in [c.peer for c in order.contributors]
+        ]
+        if not listeners or self.peer(victim) in listeners:
+            return
+        for peer in listeners:
+            for number in list(peer.orders):
+                peer.reduce(number, self.world.by_id)
+        self.world.restart_peer(self.peer(victim), keep_state=True)
+        for peer in self.world.peers:  # flushes are answered, nobody goes on yet
+            self.world.deliver(peer)
+            self.world.flush(peer)
+        event("listeners may inherit")
+        if heirs_die:
+            for peer in listeners:
+                self.world.restart_peer(peer, keep_state=True)
         self.everybody(then)
 
     @rule(index=peers, seconds=st.sampled_from([0.0, 1.0, 2 * DEADLINE_S]), then=cycles)

@@ -255,6 +255,8 @@ class ModelPeer:
         for a in message.assignments:
             for chunk in range(a.first_chunk, a.first_chunk + a.chunk_count):
                 if a.anew and chunk in running.chunks:
+                    adding = [contributor.peer for contributor in running.order.contributors]
+                    assert self.peer not in adding, "told to make anew what a survivor holds"
                     self.give_up(number, (), "it holds another result")
                     return
                 running.owners[chunk], running.since[chunk] = a.owner, message.attempt

@@ -5,7 +5,6 @@ The bugs, by what they break:
     commit before journal      the messages of a decision overtake its record
     any result                 the first digest reported is committed, majority or not
     impatient                  a result is committed when the quorum has it, not all survivors
-    old attempt                answers of an earlier attempt count for the present one
     waits for the dead         a lost contributor stays in the attempt
     refused but added          a contribution called bad stays in the committed result
     joiner left out            a joiner is not among the receivers, so it cannot replay
@@ -30,12 +29,13 @@ and about repairs:
     throws away                a lost owner's chunks are all made anew, held or not
     heir adds again            an heir adds up again instead of spreading what it holds
     dead heirs                 a lost owner's chunks stay where they are
-    deaf to listeners          a lost listener that inherited chunks is not missed
     same number                a rerun with fewer contributors goes on under the old number
     below the quorum           a result that too few are left to hold is committed
 
-Two more are caught by one conversation of the master each:
+Some are caught by one conversation with the master each:
 
+    old attempt                answers of an earlier attempt count for the present one
+    deaf to listeners          a lost listener that inherited chunks is not missed
     the lost accuse            what a lost peer has said about others still counts
     any manifest               results with one digest agree whatever their manifests
 
@@ -63,7 +63,7 @@ from holdfast.membership.ledger import Ledger
 from holdfast.membership.rounds import Round
 from holdfast.protocol.errors import LocalProtocolError
 from holdfast.protocol.messages import Donate, Flush, Message, Repair
-from tests.membership import test_repair
+from tests.membership import test_repair, test_rounds
 from tests.membership.machine import MasterMachine
 from tests.membership.model import ModelPeer
 
@@ -126,7 +126,7 @@ def _(patch: Patch) -> None:
     patch.setattr(Attempt, "unreported", unreported)
 
 
-@bug("old attempt")
+@conversation("old attempt", test_rounds.test_a_death_is_repaired_among_the_survivors)
 def _(patch: Patch) -> None:
     def attempt(self: Ledger, number: int, _attempt_number: int) -> Attempt | None:
         round_ = self.rounds.get(number)
@@ -142,7 +142,15 @@ def _(patch: Patch) -> None:
 
 @bug("refused but added")
 def _(patch: Patch) -> None:
-    patch.setattr(Ledger, "refuse_update", lambda self, round_, peer, why: None)
+    original = course.Course._contributor_failed
+
+    def failed(self: course.Course, member: Any, message: Any, attempt: Attempt) -> None:
+        if message.bad:
+            self.begin(self.ledger.rounds[message.round], attempt.contributors)
+        else:
+            original(self, member, message, attempt)
+
+    patch.setattr(course.Course, "_contributor_failed", failed)
 
 
 @bug("joiner left out")
@@ -310,7 +318,7 @@ def _(patch: Patch) -> None:
     patch.setattr(ModelPeer, "handle", handle)
 
 
-@bug("deaf to listeners")
+@conversation("deaf to listeners", test_repair.test_what_only_a_spare_holds_is_spread_by_the_spare)
 def _(patch: Patch) -> None:
     original = Attempt.lose
 
