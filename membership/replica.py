@@ -386,7 +386,7 @@ class Replica:
         """Committed rounds whose results will not come any more: ask to be brought in sync."""
         numbers = sorted(here.round for here in self.rounds.values() if here.fragment == fragment)
         deeds: list[Deed] = []
-        for number in numbers[:-OVERTAKEN_MAX]:
+        for number in numbers[: 1 - OVERTAKEN_MAX]:  # the one that is ordered now counts, too
             here = self.rounds[number]
             if here.commit is not None and here.phase is Phase.REDUCING:
                 deeds += [*self._end(here, committed=False), *self._lost_result(here.commit)]

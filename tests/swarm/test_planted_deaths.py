@@ -5,7 +5,6 @@ The bugs:
     divisor of all        an owner divides by everybody's weight, whoever is in the chunk
     set not told          a result does not say who is missing in it
     heir encodes anew     an heir spreads other bytes than those that it holds
-    half a result         a flush is answered with chunks that are not there yet
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import pytest
 
 from holdfast.collectives.allreduce import Reduction
 from holdfast.collectives.arithmetic import Factors
-from holdfast.collectives.ledger import Ledger
 from holdfast.collectives.result import Result
 from holdfast.daemon.deaths import simulate_deaths
 from holdfast.daemon.simulator import ViolationError
@@ -70,17 +68,6 @@ def _(patch: Patch) -> None:
         original(self, assignment, chunks)
 
     patch.setattr(Reduction, "_send_repaired", send_repaired)
-
-
-@bug("half a result")
-def _(patch: Patch) -> None:
-    original = Ledger.held
-
-    def held(self: Ledger) -> bytes:
-        count = len(self._chunks)
-        return ((1 << count) - 1).to_bytes(len(original(self)), "little")
-
-    patch.setattr(Ledger, "held", held)
 
 
 def is_violated(seed: int) -> bool:
