@@ -25,8 +25,10 @@ from ..protocol.sockets import SocketNetwork
 from .bridge import UnixBridge
 from .exit_codes import ExitCode
 from .http import Json, control_side
-from .peer import BACKOFF_FIRST_S, BACKOFF_MAX_S, PeerConfig, PeerService, no_master
+from .parts import PeerConfig
+from .peer import PeerService
 from .places import make_private
+from .session import BACKOFF_FIRST_S, BACKOFF_MAX_S, no_master
 from .supervisor import Supervisor, TrainerEnd
 from .tasks import wait_for_signals
 
@@ -226,7 +228,7 @@ class Peer:
             "in_sync": replica.in_sync,
             "phase": service.report.phase,
             "why": service.report.why,
-            "told": service.report.told,
+            "told": list(service.report.told),
             "step": progress.step,
             "tokens": progress.tokens,
             "tokens_per_s": progress.tokens_per_s,

@@ -38,6 +38,8 @@ from ..protocol.messages import (
     Applied,
     ArenaOpened,
     Commit,
+    Contributor,
+    ContributorRun,
     Finished,
     FragmentHead,
     FragmentSize,
@@ -57,7 +59,8 @@ from ..protocol.messages import (
 )
 from ..protocol.network import Party
 from .master import MasterService
-from .peer import PeerConfig, PeerService
+from .parts import PeerConfig
+from .peer import PeerService
 from .store import GrantRow, Store
 from .trainer_port import TrainerEvents
 
@@ -133,25 +136,45 @@ class Witness:
         while len(self.contributions) > CONTRIBUTIONS_KEPT_MAX:
             del self.contributions[next(iter(self.contributions))]
 
-    def saw_mean(self, peer: str, commit: Commit, mean: NDArray[np.float32]) -> None:
-        """The divisor is the weight that went in, and what went in is what the record names."""
+    def saw_mean(
+        self, peer: str, commit: Commit, mean: NDArray[np.float32], chunk_elements: int
+    ) -> None:
+        """The divisor is the weight that went in, and what went in is what the record names.
+
+        Chunk by chunk: after a repair they have different contributors.
+        """
         self.note("mean", peer, commit.round)
-        total = sum(c.weight for c in commit.contributors)
+        everybody = b"\xff" * (len(commit.contributors) // 8 + 1)
+        start = 0
+        for run in commit.manifest or (ContributorRun(everybody, len(mean) // chunk_elements + 1),):
+            end = min(len(mean), start + run.chunk_count * chunk_elements)
+            bits = int.from_bytes(run.contributors, "little")
+            present = [c for at, c in enumerate(commit.contributors) if bits >> at & 1]
+            self._check_part(peer, commit, present, slice(start, end), mean[start:end])
+            start = end
+        if start < len(mean):
+            raise ViolationError(f"round {commit.round}: the manifest ends at {start}")
+
+    def _check_part(
+        self,
+        peer: str,
+        commit: Commit,
+        present: Sequence[Contributor],
+        part: slice,
+        mean: NDArray[np.float32],
+    ) -> None:
+        posted = [
+            self.contributions[commit.round, c.peer][part].astype(np.float64) for c in present
+        ]
+        total = sum(c.weight for c in present)
         expected = np.zeros(mean.shape, np.float64)
-        for contributor in commit.contributors:
-            posted = self.contributions[(commit.round, contributor.peer)].astype(np.float64)
-            expected += posted * (contributor.weight / total * contributor.scale)
-        largest = max(
-            (
-                float(np.max(np.abs(self.contributions[(commit.round, c.peer)]), initial=0.0))
-                for c in commit.contributors
-            ),
-            default=0.0,
-        )
+        for contributor, values in zip(present, posted, strict=True):
+            expected += values * (contributor.weight / total * contributor.scale)
+        largest = max((float(np.max(np.abs(values), initial=0.0)) for values in posted), default=0)
         if not np.allclose(mean, expected, rtol=1e-5, atol=largest / 50 if self.coarse else 1e-6):
-            names = [c.peer[:8] for c in commit.contributors]
+            names = [c.peer[:8] for c in present]
             raise ViolationError(
-                f"round {commit.round} at {peer[:8]}: the mean is not that of {names}"
+                f"round {commit.round} at {peer[:8]}: the mean of {part} is not that of {names}"
             )
 
 
@@ -326,7 +349,11 @@ class WitnessedPeer(PeerService):
         super()._perform(todo)
 
     async def _apply(self, commit: Commit) -> None:
-        self.witness.saw_mean(self.config.me, commit, self._results[commit.round].values)
+        result, order = self.reducer.result(commit.round), self.replica.rounds[commit.round].order
+        assert order is not None
+        if result.manifest != commit.manifest:
+            raise ViolationError(f"round {commit.round}: {self.config.me[:8]} has another manifest")
+        self.witness.saw_mean(self.config.me, commit, result.values, order.plan.chunk_elements)
         await trio.sleep(self.apply_s)
         await super()._apply(commit)
 

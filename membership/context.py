@@ -6,6 +6,7 @@ of its statements is the order of the effects, and a decision is recorded before
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 from ..protocol.messages import TEXT_CHARS_MAX, Message, RefusalCode, Told
@@ -25,6 +26,8 @@ class Context:
 
     Attributes:
       now_s: the time of the present call.
+      settled_s: the time of the last call after which everything that follows was done. What was
+        due by then has been; what is due later still has to be, though ``now_s`` may be past it.
       out: effects of the present call, in order.
     """
 
@@ -38,6 +41,7 @@ class Context:
         self.events: deque[Event] = deque(maxlen=EVENTS_MAX)
         self.departed: deque[tuple[Member, str]] = deque(maxlen=DEPARTED_MAX)
         self.now_s = 0.0
+        self.settled_s = -math.inf
         self.out: list[Effect] = []
 
     def take_effects(self) -> list[Effect]:

@@ -44,6 +44,7 @@ from ..protocol.messages import (
     Founded,
     FragmentHead,
     Heartbeat,
+    Held,
     Hello,
     Leaving,
     Measured,
@@ -137,8 +138,9 @@ class Coordinator:
             Founded: self._on_founded,
             Ready: self.conductor.ready,
             NotReady: self.conductor.not_ready,
-            Reduced: self.conductor.reduced,
-            ReduceFailed: self.conductor.reduce_failed,
+            Reduced: self.conductor.course.reduced,
+            Held: self.conductor.course.held,
+            ReduceFailed: self.conductor.course.reduce_failed,
             Measured: self.conductor.measured,
             Probed: self.probing.probed,
             Applied: self._on_applied,
@@ -262,7 +264,7 @@ class Coordinator:
                     member.draining_s + drain_s
                     for member in self.context.roster
                     if member.draining_s is not None
-                    and member.draining_s + drain_s > self.context.now_s
+                    and member.draining_s + drain_s > self.context.settled_s
                 ),
                 default=math.inf,
             ),
@@ -336,7 +338,7 @@ class Coordinator:
         member.progress = message
         received = before is None or message.bulk_received_bytes > before.bulk_received_bytes
         if received or (before and message.bulk_sent_bytes > before.bulk_sent_bytes):
-            self.conductor.moved(member)
+            self.conductor.course.moved(member)
         state = before is None or message.state_received_bytes > before.state_received_bytes
         if received or state:
             self.syncing.moved(member, state=state)
@@ -458,6 +460,7 @@ class Coordinator:
             changed |= self._release_leaving()
             changed |= self._finish()
             if not changed:
+                self.context.settled_s = self.context.now_s
                 return
         raise LocalProtocolError("the master's rules do not come to rest")
 

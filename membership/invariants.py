@@ -86,5 +86,10 @@ def _check_rounds(coordinator: Coordinator) -> None:
         assert survivors, "a reduction without contributors"
         assert set(survivors) <= set(roster.members), "a reduction waits for somebody who is gone"
         assert attempt.unreported(), "everybody has reported and nothing was decided"
-        assert not attempt.lost, "somebody is lost and the attempt goes on"
+        assert not round_.refused.intersection(attempt.peers()), "a refused update is still in"
+        assert len(survivors) >= coordinator.conductor.ledger.quorum(round_.original_count)
+        assert not attempt.flushing or attempt.unheard() or attempt.may_learn_more(), "answered"
+        assert not attempt.held.keys() & attempt.lost.keys(), "the lost have a say"
+        assert attempt.lost.keys() <= attempt.shut, "somebody is lost and the attempt goes on"
+        assert attempt.flushing or not attempt.shut & set(attempt.owners), "the dead own chunks"
         assert len(set(attempt.peers())) == len(attempt.peers())

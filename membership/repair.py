@@ -1,8 +1,9 @@
-"""Who takes over the chunks of a lost owner. Pure; ``conductor`` asks and sends.
+"""Who takes over the chunks of a lost owner. Pure; ``course`` asks and sends.
 
-A chunk whose result a survivor holds is spread from there, as it is. A chunk that nobody holds gets a
-new owner, who adds up anew what the contributors send again. Chunks are dealt evenly; of equals the
-survivor that joined first comes first.
+A chunk whose result somebody holds is spread from there, as it is: from a survivor, or from one that
+only listens if no survivor has it. A chunk that nobody holds gets a new owner among the survivors,
+who adds up what the contributors send again. Chunks are dealt evenly; of equals the one that joined
+first comes first.
 """
 
 from __future__ import annotations
@@ -20,22 +21,25 @@ def plan_repair(
     receivers: Sequence[str],
     held: Mapping[str, bytes],
 ) -> tuple[Assignment, ...]:
-    """Give every chunk of a lost owner to a survivor.
+    """Give every chunk of a lost owner to somebody who is left.
 
     Args:
       owners: by chunk.
       survivors: contributors that are left, in order; all of them are in ``held``.
       receivers: of the order; ``lacking`` refers to them.
-      held: by peer: a bit for each chunk whose result it holds. A receiver that has not said counts
-        as holding nothing.
+      held: by peer, none of the lost: a bit for each chunk whose result it holds. A receiver that
+        has not said counts as holding nothing.
     """
-    load = dict.fromkeys(survivors, 0)
+    listeners = [peer for peer in receivers if peer in held and peer not in survivors]
+    load = dict.fromkeys([*survivors, *listeners], 0)
     places = {peer: at for at, peer in enumerate(receivers)}
     chosen: list[tuple[int, tuple[str, bool, bytes]]] = []
     for chunk, owner in enumerate(owners):
         if owner not in lost:
             continue
-        holders = [peer for peer in survivors if holds(held[peer], chunk)]
+        holders = [peer for peer in survivors if holds(held[peer], chunk)] or [
+            peer for peer in listeners if holds(held[peer], chunk)
+        ]
         heir = min(holders or survivors, key=load.__getitem__)
         load[heir] += 1
         lacking = bytearray((len(receivers) + 7) // 8)

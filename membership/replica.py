@@ -11,10 +11,10 @@ A round at a peer:
       |                  |                            |
       +------------------+----------Abort-------------+---------------------------------> (gone)
 
-A later attempt's ``Reduce`` goes back to REDUCING. ``Commit`` may come before our own reduction is
-done (a spare that lags): the round then waits in REDUCING with its commit known. A committed round
-of a fragment that is still being fetched waits too: that is how a joiner replays what was decided
-while it copied the base.
+A later attempt's ``Reduce`` or ``Repair`` goes back to REDUCING. ``Commit`` may come before our own
+reduction is done (a spare that lags): the round then waits in REDUCING with its commit known. A
+committed round of a fragment that is still being fetched waits too: that is how a joiner replays what
+was decided while it copied the base.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ from ..protocol.messages import (
     Abort,
     Applied,
     Commit,
+    ContributorRun,
     Donate,
     Finish,
+    Flush,
     FragmentHead,
     Message,
     NotReady,
@@ -40,6 +42,7 @@ from ..protocol.messages import (
     Reduced,
     ReduceFailed,
     Release,
+    Repair,
     Role,
     RoundEnded,
     RoundOpened,
@@ -51,6 +54,10 @@ from ..protocol.messages import (
     Welcome,
 )
 
+# Later rounds of a fragment that are ordered while a committed one still lacks frames. Nobody sends
+# that one any more by then: a link may have taken its frames with it, and a sender gives up what a
+# slow listener has not got after fewer rounds than that.
+OVERTAKEN_MAX = 8
 ROUNDS_HELD_MAX = 256  # undecided or unapplied rounds; a joiner that falls further behind refetches
 
 
@@ -85,6 +92,20 @@ class ReloadTrainer(Deed):
 class StartReduction(Deed):
     order: Reduce
     contribute: bool
+
+
+@frozen
+class FlushReduction(Deed):
+    """Shut the lost out of the round's reduction, then answer with ``Held``."""
+
+    order: Flush
+
+
+@frozen
+class RepairReduction(Deed):
+    """Go on without the lost; report ``reduction_done`` when the result is (or still is) whole."""
+
+    order: Repair
 
 
 @frozen
@@ -169,6 +190,7 @@ class FragmentHere:
     fetching: SyncFragment | None = None
     synced_due: bool = False  # a fetch is installed and ``Synced`` not yet sent
     received_bytes: int = 0
+    bad_donors: tuple[str, ...] = ()  # of that fetch
 
 
 def next_boundary(step: int, sync_every: int, fragment_count: int) -> int:
@@ -289,6 +311,10 @@ class Replica:
                 return self._open(message)
             case Reduce():
                 return self._reduce(message)
+            case Flush():
+                return self._flush(message)
+            case Repair():
+                return self._repair(message)
             case Commit():
                 return self._commit(message)
             case Abort():
@@ -356,8 +382,19 @@ class Replica:
         )
         return [TellTrainer(opened)]
 
+    def _end_overtaken(self, fragment: int) -> list[Deed]:
+        """Committed rounds whose results will not come any more: ask to be brought in sync."""
+        numbers = sorted(here.round for here in self.rounds.values() if here.fragment == fragment)
+        deeds: list[Deed] = []
+        for number in numbers[: 1 - OVERTAKEN_MAX]:  # the one that is ordered now counts, too
+            here = self.rounds[number]
+            if here.commit is not None and here.phase is Phase.REDUCING:
+                deeds += [*self._end(here, committed=False), *self._lost_result(here.commit)]
+        return deeds
+
     def _reduce(self, message: Reduce) -> list[Deed]:
         deeds = self._end_void(message.fragment, message.round)
+        deeds += self._end_overtaken(message.fragment)
         here = self.rounds.get(message.round)
         if here is None:
             here = RoundHere(message.round, message.fragment, message.version, at_step=0)
@@ -375,6 +412,21 @@ class Replica:
             return deeds
         return [*deeds, StartReduction(message, contribute)]
 
+    def _flush(self, message: Flush) -> list[Deed]:
+        here = self.rounds.get(message.round)
+        if here is None or here.order is None or message.attempt <= here.attempt:
+            return []
+        return [FlushReduction(message)]
+
+    def _repair(self, message: Repair) -> list[Deed]:
+        here = self.rounds.get(message.round)
+        if here is None or here.phase not in (Phase.REDUCING, Phase.REDUCED):
+            return []
+        if message.attempt <= here.attempt or here.commit is not None:
+            return []
+        here.phase, here.attempt, here.digest = Phase.REDUCING, message.attempt, b""
+        return [RepairReduction(message)]
+
     def _fail(self, here: RoundHere, reason: str) -> list[Deed]:
         return [TellMaster(ReduceFailed(here.round, here.attempt, (), False, reason))]
 
@@ -391,12 +443,9 @@ class Replica:
         if here.commit is not None:
             return []
         here.commit, here.at_step = message, message.at_step
-        if here.phase is Phase.REDUCED and (here.attempt, here.digest) != (
-            message.attempt,
-            message.digest,
-        ):
+        if here.phase is Phase.REDUCED and here.digest != message.digest:
             return [*self._end(here, committed=False), *self._lost_result(message)]
-        if here.attempt != message.attempt:
+        if here.phase is not Phase.REDUCED and here.attempt != message.attempt:
             return [*self._end(here, committed=False), *self._lost_result(message)]
         return self._advance(message.fragment)
 
@@ -455,7 +504,13 @@ class Replica:
         ready = Ready(here.round, message.tokens, norm, held.root, message.step)
         return [TellMaster(ready)]
 
-    def reduction_done(self, round_id: int, attempt: int, digest: bytes) -> list[Deed]:
+    def reduction_done(
+        self,
+        round_id: int,
+        attempt: int,
+        digest: bytes,
+        manifest: tuple[ContributorRun, ...] = (),
+    ) -> list[Deed]:
         here = self.rounds.get(round_id)
         if here is None or here.attempt != attempt or here.phase is not Phase.REDUCING:
             return []
@@ -465,11 +520,12 @@ class Replica:
                 commit = here.commit
                 return [*self._end(here, committed=False), *self._lost_result(commit)]
             return self._advance(here.fragment)
-        return [TellMaster(Reduced(round_id, attempt, digest))]
+        return [TellMaster(Reduced(round_id, attempt, digest, manifest))]
 
     def reduction_failed(
         self, round_id: int, attempt: int, accused: Iterable[str], bad: bool, reason: str
     ) -> list[Deed]:
+        """Our reduction ended, or (``accused`` and not ``bad``) waits for a repair or an abort."""
         here = self.rounds.get(round_id)
         if here is None or here.attempt != attempt or here.phase is not Phase.REDUCING:
             return []
@@ -497,13 +553,16 @@ class Replica:
                 deeds += self._offer(other)
         return deeds
 
-    def fetched(self, head: FragmentHead, received_bytes: int) -> list[Deed]:
-        """A fetch is verified and installed."""
+    def fetched(
+        self, head: FragmentHead, received_bytes: int, bad_donors: Iterable[str] = ()
+    ) -> list[Deed]:
+        """A fetch is verified and installed; ``bad_donors`` served wrong blocks."""
         held = self.fragments[head.fragment]
         if held.fetching is None or held.fetching.head != head:
             return []
         held.fetching, held.version, held.root = None, head.version, head.root
         held.synced_due, held.received_bytes = True, received_bytes
+        held.bad_donors = tuple(bad_donors)
         self.trainer_loaded = False
         return self._advance(head.fragment)
 
@@ -537,7 +596,7 @@ class Replica:
         if held.synced_due:
             held.synced_due = False
             head = FragmentHead(fragment, held.version, held.root)
-            deeds.append(TellMaster(Synced(head, held.received_bytes)))
+            deeds.append(TellMaster(Synced(head, held.received_bytes, held.bad_donors)))
         if self.valid and not self.trainer_loaded:
             deeds += self._reload()
         return deeds

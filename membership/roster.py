@@ -60,6 +60,9 @@ class Fetch:
     head: FragmentHead
     donors: list[str]  # those that still have the version pinned
     moved_s: float  # when it last got further
+    # Committed rounds whose result the member lacks, by the version before them, and why. It can
+    # go on from a copy only if that is of a later version.
+    gaps: dict[int, str] = Factory(dict)
 
 
 @define
@@ -93,6 +96,7 @@ class Member:
     draining_s: float | None = None  # since when it wants to leave
     progress: Progress | None = None
     bad_donors: set[str] = Factory(set)  # who served this member wrong blocks
+    bad_blocks_count: int = 0  # transfers to others in which it served blocks with wrong digests
     sync_failures: int = 0  # transfers that failed in a row
 
     @property

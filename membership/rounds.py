@@ -3,14 +3,16 @@
     OPEN --enough are ready--> REDUCING --all survivors report one digest--> COMMITTED
       |                         |  ^  |
       |                         +--+  | nobody left, no majority, too many attempts
-      |                   rerun with  |
-      |                the survivors  v
+      |        repaired, or run again |
+      |            with the survivors v
       +-- too few are ready ------> ABORTED
 
-A rerun is a new *attempt* of the same round with the contributors that are left. An aborted round
-costs nothing but time: what it would have added is still in its contributors' local weights.
+A repair goes on with what the survivors hold, see ``attempt``. A rerun begins from nothing with the
+contributors that are left; it is for what a repair cannot mend: an update that must not be added, a
+stall that nobody can explain. An aborted round costs nothing but time: what it would have added is
+still in its contributors' local weights.
 
-Nothing here sends or records; ``conductor`` does.
+Nothing here sends or records; ``conductor`` and ``course`` do.
 """
 
 from __future__ import annotations
@@ -18,13 +20,12 @@ from __future__ import annotations
 import enum
 import math
 import statistics
-from collections import Counter
 from collections.abc import Collection, Mapping
 
 from attrs import Factory, define
 
-from ..protocol.messages import Contributor, Ready
-from .plan import PlanEstimate
+from ..protocol.messages import Ready
+from .attempt import Attempt
 
 NORM_CLIP = 3.0  # over so many times the median norm an update is scaled down to it
 NORM_REFUSE = 10.0  # over so many times it is refused
@@ -44,6 +45,7 @@ class Turn(enum.Enum):
 
     CLOSE = "close"
     RERUN = "rerun"
+    REPAIR = "repair"
     AGREE = "agree"
     VOID = "void"
 
@@ -52,55 +54,10 @@ NEXT_PHASE: dict[tuple[Phase, Turn], Phase] = {
     (Phase.OPEN, Turn.CLOSE): Phase.REDUCING,
     (Phase.OPEN, Turn.VOID): Phase.ABORTED,
     (Phase.REDUCING, Turn.RERUN): Phase.REDUCING,
+    (Phase.REDUCING, Turn.REPAIR): Phase.REDUCING,
     (Phase.REDUCING, Turn.AGREE): Phase.COMMITTED,
     (Phase.REDUCING, Turn.VOID): Phase.ABORTED,
 }
-
-
-@define
-class Attempt:
-    """One reduction: who adds, who receives, and what came back."""
-
-    number: int
-    contributors: tuple[Contributor, ...]  # in order of member number
-    receivers: tuple[str, ...]
-    estimate: PlanEstimate
-    started_s: float
-    moved_s: float  # when it last showed a sign of getting on
-    digests: dict[str, bytes] = Factory(dict)  # what receivers reported, contributors or not
-    lost: dict[str, str] = Factory(dict)  # contributors that are gone or must go, and why
-    gone: set[str] = Factory(set)  # receivers whose connection ended; a new one starts anew
-    accusers: dict[str, set[str]] = Factory(dict)  # accused contributor -> who lost it
-    accused_s: float = math.inf  # when the first accusation came
-    missed: dict[str, str] = Factory(dict)  # receivers that will not get the result
-    quorum_s: float | None = None  # when the quorum had reported
-
-    def peers(self) -> list[str]:
-        return [contributor.peer for contributor in self.contributors]
-
-    def reached(self) -> list[str]:
-        """Receivers that still have the connection over which they got the reduction."""
-        return [peer for peer in self.receivers if peer not in self.gone]
-
-    def survivors(self) -> list[str]:
-        return [peer for peer in self.peers() if peer not in self.lost]
-
-    def unreported(self) -> list[str]:
-        return [peer for peer in self.survivors() if peer not in self.digests]
-
-    def agreed(self) -> bytes | None:
-        """The digest of more than half of the survivors; None if there is none."""
-        reported = Counter(self.digests[peer] for peer in self.survivors() if peer in self.digests)
-        if not reported:
-            return None
-        digest, count = reported.most_common(1)[0]
-        return digest if 2 * count > len(self.survivors()) else None
-
-    def most_accused(self) -> str | None:
-        """Whom most contributors lost; of equals the one that comes last in the attempt."""
-        order = {peer: index for index, peer in enumerate(self.peers())}
-        accused = [peer for peer in self.accusers if peer not in self.lost]
-        return max(accused, key=lambda p: (len(self.accusers[p]), order[p]), default=None)
 
 
 @define
@@ -125,6 +82,8 @@ class Round:
     refused: set[str] = Factory(set)  # sent what must not be added; out for this round
     digest: bytes = b""  # of the committed result
     stall_count: int = 0  # attempts in which nothing moved
+    repair_count: int = 0
+    rerun_count: int = 0  # from nothing, after the first attempt
     outcome: str = ""  # a sentence, once it is over
 
     def turn(self, turn: Turn) -> None:
@@ -136,10 +95,7 @@ class Round:
         self.ready.pop(peer, None)
         self.declined.pop(peer, None)
         if self.attempt is not None:
-            self.attempt.gone.add(peer)
-            self.attempt.digests.pop(peer, None)
-            if peer in self.attempt.peers():
-                self.attempt.lost.setdefault(peer, why)
+            self.attempt.forget(peer, why)
 
     def running(self) -> Attempt:
         """The present attempt of a round that has one."""

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from ..protocol.messages import Contributor, FragmentHead
+from .attempt import Attempt
 from .roster import CopyState, Member, can_contribute, role_of
-from .rounds import Attempt, Phase, Round, answered
+from .rounds import Phase, Round, answered
 
 if TYPE_CHECKING:
     from .coordinator import Coordinator
@@ -20,7 +21,7 @@ def describe(coordinator: Coordinator, now_s: float) -> dict[str, Any]:
     history, conductor = context.history, coordinator.conductor
     state, why_waiting = _state(coordinator, now_s)
     contributors = {member.peer for member in conductor.contributors()}
-    last = next((r for r in reversed(conductor.past) if r.phase is Phase.COMMITTED), None)
+    last = next((r for r in reversed(conductor.ledger.past) if r.phase is Phase.COMMITTED), None)
     return {
         "run": {"id": context.run_id, "name": context.spec.run.name},
         "now_s": now_s,
@@ -29,7 +30,9 @@ def describe(coordinator: Coordinator, now_s: float) -> dict[str, Any]:
         "why_waiting": why_waiting,
         "step": history.step,
         "committed": history.commit_count,
-        "aborted": conductor.abort_count,
+        "aborted": conductor.ledger.abort_count,
+        "repaired": conductor.ledger.repair_count,
+        "rerun": conductor.ledger.rerun_count,
         "rounds_wanted": context.spec.run.rounds,
         "view": context.roster.view_number,
         "counts": {
@@ -48,7 +51,7 @@ def describe(coordinator: Coordinator, now_s: float) -> dict[str, Any]:
             {**_facts(coordinator, member), "why": reason} for member, reason in context.departed
         ],
         "rounds": [_round(coordinator, r, now_s) for r in conductor.rounds.values()],
-        "past_rounds": [_past(r) for r in conductor.past],
+        "past_rounds": [_past(r) for r in conductor.ledger.past],
         "revoked": dict(history.revoked),
         "events": [
             {"kind": e.kind.value, "peer": e.peer, "text": e.text, "at_s": e.at_s}
@@ -76,8 +79,8 @@ def _state(coordinator: Coordinator, now_s: float) -> tuple[str, str]:
     here = len(conductor.contributors())
     if here < needed:
         return "waiting for members", _why_few(coordinator, here, needed)
-    if now_s < conductor.backoff.until_s:
-        wait_s = conductor.backoff.until_s - now_s
+    if now_s < conductor.ledger.backoff.until_s:
+        wait_s = conductor.ledger.backoff.until_s - now_s
         return "training", f"the last round was aborted; the next opens in {wait_s:.1f} s"
     return "training", ""
 
@@ -121,6 +124,11 @@ def _why_round(coordinator: Coordinator, round_: Round) -> str:
             if peer not in round_.ready and peer not in round_.declined
         ]
         what = f"to be ready for round {round_.number}"
+    elif round_.running().flushing:
+        attempt = round_.running()
+        waiting = attempt.unheard() or [p for p in attempt.served() if p not in attempt.held]
+        lost = ", ".join(context.name(peer) for peer in attempt.lost)
+        what = f"to say what it holds of round {round_.number}, which goes on without {lost}"
     else:
         waiting = round_.running().unreported()
         what = f"to finish the reduction of round {round_.number}"
@@ -163,6 +171,7 @@ def _facts(coordinator: Coordinator, member: Member) -> dict[str, Any]:
             "state_received": progress.state_received_bytes if progress else 0,
         },
         "bandwidth": _bandwidth(coordinator, member),
+        "bad_blocks": member.bad_blocks_count,
         "heads": [
             {
                 "fragment": fragment,
@@ -259,7 +268,11 @@ def _round(coordinator: Coordinator, round_: Round, now_s: float) -> dict[str, A
         "declined": dict(round_.declined),
         "attempt": attempt.number if attempt else 0,
         "contributors": _contributors(attempt.contributors) if attempt else [],
-        "reported": sorted(attempt.digests) if attempt else [],
+        "reported": sorted(attempt.outcomes) if attempt else [],
+        "lost": dict(attempt.lost) if attempt else {},
+        "flushing": attempt.flushing if attempt else False,
+        "repairs": round_.repair_count,
+        "reruns": round_.rerun_count,
     }
 
 
@@ -274,6 +287,9 @@ def _past(round_: Round) -> dict[str, Any]:
         "outcome": round_.phase.value,
         "why": round_.outcome,
         "attempts": attempt.number if attempt else 0,
+        "repairs": round_.repair_count,
+        "reruns": round_.rerun_count,
+        "lost": dict(attempt.lost) if attempt else {},
         "contributors": _contributors(attempt.contributors) if attempt else [],
         "declined": dict(round_.declined),
         "digest": round_.digest.hex(),

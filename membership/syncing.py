@@ -175,11 +175,15 @@ class Syncing:
                 member, head.fragment, f"it reports version {head.version}, not {wanted.version}"
             )
             return
+        self._name_bad_donors(member, copy.fetch, message.bad_donors)
+        gaps = {version: why for version, why in copy.fetch.gaps.items() if version >= head.version}
         copy.version, copy.root = head.version, head.root
         self._check(member, head.fragment)
         if copy.state in RECEIVED_STATES:
             member.sync_failures = 0
             self._vote(member, head)
+            if gaps:
+                self.late(member, head.fragment, gaps[min(gaps)])
 
     def failed(self, member: Member, message: SyncFailed) -> None:
         if message.fragment >= len(member.copies):
@@ -190,16 +194,23 @@ class Syncing:
             return
         if copy.fetch.head.version != message.version:
             return  # about a transfer that was replaced in the meantime
-        for donor in message.bad_donors:
-            if donor in copy.fetch.donors:
-                member.bad_donors.add(donor)
-                self.context.announce(
-                    EventKind.BAD,
-                    donor,
-                    f"{self.context.name(donor)} served wrong blocks of fragment "
-                    f"{message.fragment} to {said(member)}",
-                )
+        self._name_bad_donors(member, copy.fetch, message.bad_donors)
         self._fail(member, message.fragment, quoted(message.reason))
+
+    def _name_bad_donors(self, member: Member, fetch: Fetch, bad: Iterable[str]) -> None:
+        """Announce and count donors of a transfer that served blocks with wrong digests."""
+        for peer in bad:
+            donor = self.context.roster.get(peer)
+            if donor is None or peer not in fetch.donors:
+                continue
+            member.bad_donors.add(peer)
+            donor.bad_blocks_count += 1
+            self.context.announce(
+                EventKind.BAD,
+                peer,
+                f"{said(donor)} served wrong blocks of fragment {fetch.head.fragment} to "
+                f"{said(member)}",
+            )
 
     def moved(self, member: Member, *, state: bool) -> None:
         """Bytes arrive at the member: of a state transfer (``state``), or of a reduction."""
@@ -210,10 +221,18 @@ class Syncing:
             elif not math.isinf(copy.due_s):
                 copy.due_s = now_s + self.context.spec.membership.deadline_s
 
-    def late(self, member: Member, fragment: int, why: str) -> None:
-        """The member did not get, or did not apply, what was committed."""
-        if member.copies[fragment].state is not CopyState.FETCHING:
+    def late(self, member: Member, fragment: int, why: str, version: int | None = None) -> None:
+        """The member did not get, or did not apply, what was committed.
+
+        Args:
+          version: before the round that it lacks. A transfer that runs is not broken off for it;
+            if it brings the member no further than that, another one follows.
+        """
+        copy = member.copies[fragment]
+        if copy.fetch is None:
             self._move(member, fragment, CopyEvent.LATE, why)
+        elif version is not None:
+            copy.fetch.gaps[version] = why
 
     def committed(self, commit: Commit, receivers: Iterable[str], wrong: dict[str, str]) -> None:
         """A version was committed: who gets its result has a deadline, who does not is stale.
@@ -229,7 +248,7 @@ class Syncing:
                 continue
             copy = member.copies[commit.fragment]
             if member.peer in wrong:
-                self.late(member, commit.fragment, wrong[member.peer])
+                self.late(member, commit.fragment, wrong[member.peer], commit.version)
             elif copy.state in RECEIVED_STATES and member.peer not in got:
                 why = f"it was not among the receivers of round {commit.round}"
                 self.late(member, commit.fragment, why)

@@ -439,10 +439,14 @@ class Applied(Message):
 
 @frozen
 class Synced(Message):
-    """Peer: a fragment fetched after ``SyncFragment`` is in place, buffered rounds included."""
+    """Peer: a fragment fetched after ``SyncFragment`` is in place, buffered rounds included.
+
+    ``bad_donors`` served blocks with wrong digests; others have made up for them.
+    """
 
     head: FragmentHead
     received_bytes: int = field(validator=_count)
+    bad_donors: tuple[str, ...] = field(default=(), validator=_peers)
 
 
 @frozen

@@ -11,7 +11,8 @@ import pytest
 import trio
 
 from holdfast.daemon.master import MasterService
-from holdfast.daemon.peer import PeerConfig, PeerService
+from holdfast.daemon.parts import PeerConfig
+from holdfast.daemon.peer import PeerService
 from holdfast.daemon.simulator import RUN_ID, SimTrainer, Witness, small_layout
 from holdfast.daemon.store import GrantRow, Store
 from holdfast.membership.coordinator import Coordinator

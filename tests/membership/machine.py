@@ -94,7 +94,7 @@ class MasterMachine(RuleBasedStateMachine):
 
     def in_the_middle(self) -> bool:
         rounds = self.world.master.conductor.rounds.values()
-        return any(r.phase is Phase.REDUCING and not r.running().digests for r in rounds)
+        return any(r.phase is Phase.REDUCING and not r.running().outcomes for r in rounds)
 
     @rule(index=peers, wrong=booleans, said=booleans, middle=booleans)
     def reduce(self, index: int, wrong: bool, said: bool, middle: bool) -> None:
@@ -103,7 +103,7 @@ class MasterMachine(RuleBasedStateMachine):
         peer = self.peer(index)
         for number in list(peer.orders):
             event(f"reduced {'wrong' if wrong else 'right'}")
-            peer.reduce(number, wrong=wrong)
+            peer.reduce(number, self.world.by_id, wrong=wrong)
         if said:
             self.world.flush(peer)
 
@@ -150,7 +150,7 @@ class MasterMachine(RuleBasedStateMachine):
         self.to_the_middle()
         peer = self.peer(index)
         for number in list(peer.orders):
-            peer.reduce(number, wrong=wrong)
+            peer.reduce(number, self.world.by_id, wrong=wrong)
         self.world.flush(peer)
         for other in self.world.peers:
             if other is not peer:
@@ -163,19 +163,49 @@ class MasterMachine(RuleBasedStateMachine):
                 self.world.attach(other)
         self.everybody(then)
 
-    @rule(index=peers, victim=peers, then=cycles)
-    def answer_late(self, index: int, victim: int, then: int) -> None:
+    @rule(index=peers, victim=peers, bad=booleans, then=cycles)
+    def answer_late(self, index: int, victim: int, bad: bool, then: int) -> None:
         """What a peer says about an attempt arrives when the next one has begun."""
         self.to_the_middle()
-        peer = self.peer(index)
+        peer, other = self.peer(index), self.peer(victim)
         for number in list(peer.orders):
-            peer.reduce(number)
-        if victim != index:
-            self.world.detach(self.peer(victim))
+            peer.reduce(number, self.world.by_id)
+        if victim != index and not bad:
+            self.world.detach(other)
+        elif victim != index:
+            for number in list(other.orders):
+                third = next(p.peer for p in self.world.peers if p not in (peer, other))
+                other.give_up(number, (third,), "?", bad=True)
+            self.world.flush(other)
         self.world.flush(peer)
         for other in self.world.peers:
             if other is not peer:
                 self.world.work(other)
+        self.everybody(then)
+
+    @rule(victim=peers, heirs_die=booleans, then=cycles)
+    def let_listeners_inherit(self, victim: int, heirs_die: bool, then: int) -> None:
+        """An owner dies when only those who do not add have its results; perhaps they die, too."""
+        self.to_the_middle()
+        listeners = [
+            peer
+            for peer in self.world.peers
+            for order in peer.orders.values()
+            if peer.peer not in [c.peer for c in order.contributors]
+        ]
+        if not listeners or self.peer(victim) in listeners:
+            return
+        for peer in listeners:
+            for number in list(peer.orders):
+                peer.reduce(number, self.world.by_id)
+        self.world.restart_peer(self.peer(victim), keep_state=True)
+        for peer in self.world.peers:  # flushes are answered, nobody goes on yet
+            self.world.deliver(peer)
+            self.world.flush(peer)
+        event("listeners may inherit")
+        if heirs_die:
+            for peer in listeners:
+                self.world.restart_peer(peer, keep_state=True)
         self.everybody(then)
 
     @rule(index=peers, seconds=st.sampled_from([0.0, 1.0, 2 * DEADLINE_S]), then=cycles)
@@ -199,9 +229,13 @@ class MasterMachine(RuleBasedStateMachine):
         peer = self.peer(index)
         for number in list(peer.orders):
             event(f"accused {len(accused)} {'bad' if bad else 'lost'}")
-            order = peer.orders.pop(number)
             names = tuple(self.peer(i).peer for i in sorted(accused))
-            peer.outbox.append(ReduceFailed(number, order.attempt, names, bad, "?"))
+            if bad or not set(names) - {peer.peer}:
+                peer.give_up(number, names, "?", bad)
+            else:
+                peer.reducing[number].lost = True
+                attempt = peer.reducing[number].attempt
+                peer.outbox.append(ReduceFailed(number, attempt, names, False, "?"))
         self.world.flush(peer)
         self.everybody(then)
 
@@ -257,7 +291,7 @@ class MasterMachine(RuleBasedStateMachine):
             self.to_the_middle()
             for other in self.world.peers:
                 for number in list(other.orders):
-                    other.reduce(number)
+                    other.reduce(number, self.world.by_id)
                 self.world.flush(other)
             self.world.work(peer)
         self.everybody(then)

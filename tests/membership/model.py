@@ -4,13 +4,19 @@ State is a hash: a version's root is the hash of the version before it and the c
 two peers agree exactly if they went through the same history. Every message sits in a queue until
 the test delivers it; connections, processes, trainers and the master die when the test says so, the
 master also between a record and the messages after it.
+
+A reduction's chunks are modelled, too: a chunk is made once, by its owner, of those contributors that
+have sent it and are not shut out there, and whoever can reach the owner takes it from there. The
+digest is that of all chunks' sets, so honest peers that end with unlike sets report unlike digests.
+Links between peers live as long as both processes; who is cut off from the master still gives and
+takes.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from attrs import Factory, define
 
@@ -27,12 +33,15 @@ from holdfast.protocol.messages import (
     Abort,
     Applied,
     Commit,
+    ContributorRun,
     Donate,
+    Flush,
     Found,
     Founded,
     FragmentHead,
     FragmentSize,
     Heartbeat,
+    Held,
     Hello,
     Leaving,
     Message,
@@ -43,6 +52,7 @@ from holdfast.protocol.messages import (
     Reduced,
     ReduceFailed,
     Release,
+    Repair,
     Role,
     Synced,
     SyncFailed,
@@ -53,11 +63,45 @@ from tests.membership.table import LAYOUT, LINEAGE, RUN_ID
 from tests.membership.witness import Witness, hashed
 
 DEADLINE_S = 10.0
+SIZE = FragmentSize(5 * 4_096, 0, 1)  # six chunks
 CALM_ROUNDS = 120  # steps of half a second in which a run without faults must get on
 
 
-def honest_digest(order: Reduce) -> bytes:
-    return hashed(order.round, order.attempt, order.contributors)
+Made = tuple[int, int]  # a chunk's result: the attempt that made it, and who is in it, as bits
+
+
+@define
+class Reducing:
+    """A reduction at a peer."""
+
+    order: Reduce
+    attempt: int  # the order's, or the last repair's
+    owners: list[str]  # by chunk
+    since: list[int]  # by chunk: the attempt that made the owner so
+    makers: list[str]  # by chunk: who adds up; another than the owner if that only spreads
+    spread_to: dict[int, bytes] = Factory(dict)  # by chunk that is only spread: to whom
+    shut: set[str] = Factory(set)
+    chunks: dict[int, Made] = Factory(dict)  # results that are here
+    lost: bool = False  # it has told the master of a loss and waits for a repair
+
+    def bits(self) -> bytes:
+        held = sum(1 << chunk for chunk in self.chunks)
+        return held.to_bytes((len(self.owners) + 7) // 8, "little")
+
+    def digest(self) -> bytes:
+        sets = [self.chunks[chunk] for chunk in range(len(self.owners))]
+        return hashed(self.order.round, self.order.attempt, sets)
+
+    def manifest(self) -> tuple[ContributorRun, ...]:
+        count = len(self.order.contributors)
+        sets = [present for _made, present in self.chunks.values()]
+        if all(present == (1 << count) - 1 for present in sets):
+            return ()
+        size = (count + 7) // 8
+        return tuple(
+            ContributorRun(self.chunks[chunk][1].to_bytes(size, "little"), 1)
+            for chunk in range(len(self.owners))
+        )
 
 
 @define
@@ -79,6 +123,8 @@ class ModelPeer:
     outbox: deque[Message] = Factory(deque)
     opens: dict[int, Open] = Factory(dict)  # not answered yet
     orders: dict[int, Reduce] = Factory(dict)  # not finished yet
+    reducing: dict[int, Reducing] = Factory(dict)  # finished ones, too, until the round is over
+    lied: set[int] = Factory(set)  # rounds that it reported a wrong digest for
     results: dict[int, tuple[int, bytes]] = Factory(dict)  # by round: attempt, digest
     pending: dict[int, Commit] = Factory(dict)  # by round: decided, not applied
     fetching: dict[int, SyncFragment] = Factory(dict)
@@ -121,6 +167,7 @@ class ModelPeer:
         self.frozen = False
         for memory in (self.opens, self.orders, self.results, self.pending, self.pins):
             memory.clear()
+        self.reducing.clear()
         if any(fragment in self.fetching for fragment in range(len(self.state))) or not keep_state:
             self.state, self.lineage = [], b""
         self.fetching.clear()
@@ -138,11 +185,15 @@ class ModelPeer:
                 self._open(message)
             case Reduce():
                 self._reduce(message)
+            case Flush():
+                self._flush(message)
+            case Repair():
+                self._repair(message)
             case Commit():
                 self.pending[message.round] = message
                 self.advance(message.fragment)
             case Abort():
-                for memory in (self.opens, self.orders, self.results):
+                for memory in (self.opens, self.orders, self.results, self.reducing):
                     memory.pop(message.round, None)
             case SyncFragment():
                 self._sync(message)
@@ -155,6 +206,7 @@ class ModelPeer:
         told = {commit.round for commit in message.committed}
         self.opens.clear()
         self.orders.clear()
+        self.reducing.clear()
         self.fetching.clear()
         self.results = {
             number: result
@@ -177,10 +229,55 @@ class ModelPeer:
             self.opens[message.round] = message
 
     def _reduce(self, message: Reduce) -> None:
-        self.opens.pop(message.round, None)
-        self.results.pop(message.round, None)
+        number = message.round
+        for memory in (self.opens, self.results, self.reducing):
+            memory.pop(number, None)
         if self.peer in message.receivers:
-            self.orders[message.round] = message
+            owners = [run.peer for run in message.plan.owners for _ in range(run.chunk_count)]
+            since = [message.attempt] * len(owners)
+            self.orders[number] = message
+            self.reducing[number] = Reducing(
+                message, message.attempt, owners, since, makers=list(owners)
+            )
+
+    def _flush(self, message: Flush) -> None:
+        running = self.reducing.get(message.round)
+        if running is not None:
+            running.shut.update(message.lost)
+            self.outbox.append(Held(message.round, message.attempt, running.bits()))
+
+    def _repair(self, message: Repair) -> None:
+        number, running = message.round, self.reducing.get(message.round)
+        if running is None or number in self.pending:
+            return
+        running.shut.update(message.lost)
+        running.attempt, running.lost = message.attempt, False
+        for a in message.assignments:
+            for chunk in range(a.first_chunk, a.first_chunk + a.chunk_count):
+                if a.anew and chunk in running.chunks:
+                    adding = [contributor.peer for contributor in running.order.contributors]
+                    assert self.peer not in adding, "told to make anew what a survivor holds"
+                    self.give_up(number, (), "it holds another result")
+                    return
+                running.owners[chunk], running.since[chunk] = a.owner, message.attempt
+                if a.anew:
+                    running.makers[chunk] = a.owner
+                    running.spread_to.pop(chunk, None)
+                else:
+                    running.spread_to[chunk] = a.lacking
+        if number in self.results:
+            digest = self.results[number][1]
+            self.results[number] = (message.attempt, digest)
+            self.outbox.append(Reduced(number, message.attempt, digest, running.manifest()))
+
+    def give_up(
+        self, number: int, accused: tuple[str, ...], reason: str, bad: bool = False
+    ) -> None:
+        """The reduction ends here."""
+        attempt = self.reducing[number].attempt
+        for memory in (self.orders, self.results, self.reducing):
+            memory.pop(number, None)
+        self.outbox.append(ReduceFailed(number, attempt, accused, bad, reason))
 
     def _sync(self, message: SyncFragment) -> None:
         fragment, head = message.head.fragment, message.head
@@ -212,8 +309,9 @@ class ModelPeer:
                 self.results.pop(number, None)
                 continue
             result = self.results.get(number)
-            if commit.version == held[0] and result == (commit.attempt, commit.digest):
+            if commit.version == held[0] and result and result[1] == commit.digest:
                 del self.pending[number], self.results[number]
+                self.reducing.pop(number, None)
                 head = FragmentHead(fragment, held[0] + 1, hashed(held[1], commit.digest))
                 self.state[fragment] = (head.version, head.root)
                 self.outbox.append(Applied(number, head))
@@ -234,15 +332,97 @@ class ModelPeer:
         else:
             self.outbox.append(Ready(number, weight, norm, held[1], message.at_step))
 
-    def reduce(self, number: int, *, wrong: bool = False) -> None:
-        """Finish a reduction, right or wrong."""
-        order = self.orders.pop(number)
-        digest = hashed("wrong", self.peer, number) if wrong else honest_digest(order)
-        self.results[number] = (order.attempt, digest)
+    def reduce(self, number: int, others: Mapping[str, ModelPeer], *, wrong: bool = False) -> None:
+        """Get as far as the others let us, and report; right or wrong."""
+        running, order = self.reducing[number], self.orders[number]
+        missing = {
+            running.owners[chunk]
+            for chunk in range(len(running.owners))
+            if not self._obtain(number, chunk, others)
+        }
+        if missing:
+            self._tell_loss(number, missing, others)
+            return
+        del self.orders[number]
+        if wrong:
+            self.lied.add(number)
+        digest = hashed("wrong", self.peer, number) if wrong else running.digest()
+        self.results[number] = (running.attempt, digest)
         if number in self.pending:
             self.advance(order.fragment)
         else:
-            self.outbox.append(Reduced(number, order.attempt, digest))
+            self.outbox.append(Reduced(number, running.attempt, digest, running.manifest()))
+
+    def _tell_loss(self, number: int, missing: set[str], others: Mapping[str, ModelPeer]) -> None:
+        """Accuse those whom we need and cannot reach, once per attempt."""
+        running = self.reducing[number]
+        needed = missing - {self.peer}
+        if self.peer in missing:
+            needed |= {c.peer for c in running.order.contributors}
+        gone = {p for p in needed - running.shut if not others[p].takes_part(running.order)}
+        if gone and not running.lost:
+            running.lost = True
+            accused = tuple(sorted(gone))
+            self.outbox.append(ReduceFailed(number, running.attempt, accused, False, "lost"))
+
+    def takes_part(self, order: Reduce) -> bool:
+        """Whether our process has this reduction, or may still hear of it."""
+        running = self.reducing.get(order.round)
+        if running is not None:
+            return running.order.attempt == order.attempt
+        return order in self.inbox
+
+    def _obtain(self, number: int, chunk: int, others: Mapping[str, ModelPeer]) -> bool:
+        """Have the chunk's result: make it, or take it from its owner."""
+        running = self.reducing[number]
+        if chunk in running.chunks:
+            return True
+        name = running.owners[chunk]
+        if name == self.peer:
+            return self._make(number, chunk, others)
+        owner = others[name]
+        there = owner.reducing.get(number)
+        if (
+            there is None
+            or owner.frozen
+            or there.order.attempt != running.order.attempt
+            or there.since[chunk] != running.since[chunk]
+            or name in running.shut
+            or self.peer in there.shut
+        ):
+            return False
+        if chunk in there.spread_to:
+            at = running.order.receivers.index(self.peer)
+            lacking = there.spread_to[chunk]
+            assert lacking[at // 8] >> at % 8 & 1, "nobody sends what we were said to have"
+        elif not owner._make(number, chunk, others):
+            return False
+        running.chunks[chunk] = there.chunks[chunk]
+        return True
+
+    def _make(self, number: int, chunk: int, others: Mapping[str, ModelPeer]) -> bool:
+        """As its owner: add up what has come, if all has that can still come."""
+        running = self.reducing[number]
+        if chunk in running.chunks:
+            return True
+        if running.makers[chunk] != self.peer:
+            return False
+        present = 0
+        for at, contributor in enumerate(running.order.contributors):
+            if contributor.peer in running.shut:
+                continue
+            there = others[contributor.peer].reducing.get(number)
+            if (
+                there is None
+                or others[contributor.peer].frozen
+                or there.order.attempt != running.order.attempt
+                or there.since[chunk] != running.since[chunk]
+                or self.peer in there.shut
+            ):
+                return False
+            present |= 1 << at
+        running.chunks[chunk] = (running.since[chunk], present)
+        return True
 
     def fetch(self, fragment: int, donors: Sequence[ModelPeer]) -> None:
         """Finish a transfer if a donor has the version pinned, give up if none will."""
@@ -270,7 +450,7 @@ def founded_by(peer: ModelPeer) -> Founded:
     )
     peer.lineage = LINEAGE
     peer.state = [(head.version, head.root) for head in heads]
-    return Founded(LAYOUT, (FragmentSize(16, 16, 0),) * len(heads), heads, LINEAGE)
+    return Founded(LAYOUT, (SIZE,) * len(heads), heads, LINEAGE)
 
 
 class MasterDiedError(Exception):
@@ -339,6 +519,7 @@ class World:
         for round_ in self.master.conductor.rounds.values():
             if round_.phase is Phase.REDUCING:
                 key = (round_.number, round_.running().number)
+                assert key in self.witness.moved_s, "an attempt that nobody was told of"
                 assert self.now_s <= self.witness.moved_s[key] + limit_s, "an attempt hangs"
 
     def restart_master(self) -> None:
@@ -401,7 +582,7 @@ class World:
         for number in list(peer.opens):
             peer.train(number)
         for number in list(peer.orders):
-            peer.reduce(number)
+            peer.reduce(number, self.by_id)
         self.flush(peer)
 
     def wait(self, seconds: float) -> None:

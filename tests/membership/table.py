@@ -13,10 +13,12 @@ from holdfast.protocol.messages import (
     VERSION_MAX,
     VERSION_MIN,
     Applied,
+    Flush,
     Founded,
     FragmentHead,
     FragmentSize,
     Heartbeat,
+    Held,
     Hello,
     Layout,
     Message,
@@ -234,6 +236,13 @@ class Table:
         for peer in peers:
             self.ready(peer)
         return self.hear(peers[0], Reduce)
+
+    def hold(self, flush: Flush, *peers: str, results: bytes | None = None) -> None:
+        """These have shut out the lost and hold these results (default: none)."""
+        owners = self.master.conductor.rounds[flush.round].running().owners
+        empty = bytes((len(owners) + 7) // 8)
+        for peer in peers:
+            self.say(peer, Held(flush.round, flush.attempt, empty if results is None else results))
 
     def reduced(self, order: Reduce, *peers: str, digest: bytes = DIGEST) -> None:
         for peer in peers:

@@ -30,6 +30,7 @@ from holdfast.protocol.messages import (
     Open,
     Progress,
     Reduced,
+    ReduceFailed,
     RefusalCode,
     Release,
     Role,
@@ -346,6 +347,32 @@ def test_a_synced_version_ahead_of_the_fetched_one_is_fine() -> None:
     assert table.roles()["c"] == "spare"
     table.applied(order, A, B)
     assert table.roles()["c"] == "contributor*"
+
+
+def test_a_joiner_that_lost_a_result_while_it_fetched_fetches_again() -> None:
+    table = Table()
+    table.start(A, B)
+    table.join(C)
+    order = table.reduce(A, B)
+    table.reduced(order, A, B)
+    table.applied(order, A, B)
+    table.say(C, ReduceFailed(order.round, 1, (A,), False, "no link"))
+    table.forget()
+    table.say(C, Synced(head_of(0, 0), 64))  # and nothing leads from there to the newest version
+    assert table.hear(C, SyncFragment).head == head_of(0, 1)
+    table.say(C, Synced(head_of(0, 1), 64))
+    assert table.roles()["c"] == "contributor*"
+
+
+def test_a_donor_of_wrong_blocks_is_named_though_the_transfer_succeeded() -> None:
+    table = Table()
+    table.start(A, B)
+    table.join(C)
+    table.say(C, Synced(head_of(0, 0), 64, (A, D)))
+    assert "a (aaaaaaaa) served wrong blocks of fragment 0 to c (cccccccc)" in table.announced()
+    assert "dddddddd" not in table.announced()
+    counts = {m["name"]: m["bad_blocks"] for m in table.master.status(table.now_s)["members"]}
+    assert counts == {"a": 1, "b": 0, "c": 0}
 
 
 def test_identical_state_costs_no_transfer() -> None:

@@ -5,7 +5,6 @@ The bugs, by what they break:
     commit before journal      the messages of a decision overtake its record
     any result                 the first digest reported is committed, majority or not
     impatient                  a result is committed when the quorum has it, not all survivors
-    old attempt                answers of an earlier attempt count for the present one
     waits for the dead         a lost contributor stays in the attempt
     refused but added          a contribution called bad stays in the committed result
     joiner left out            a joiner is not among the receivers, so it cannot replay
@@ -22,6 +21,25 @@ The bugs, by what they break:
     no way back                a healed contributor is not asked again
     vacancies lost             a place that is given up is never filled
     never finishes stalls      an attempt in which nothing moves goes on for ever
+
+and about repairs:
+
+    repairs too early          a repair does not wait for all to have shut out the lost
+    keeps accepting            a survivor takes results from the lost after its flush
+    throws away                a lost owner's chunks are all made anew, held or not
+    heir adds again            an heir adds up again instead of spreading what it holds
+    dead heirs                 a lost owner's chunks stay where they are
+    same number                a rerun with fewer contributors goes on under the old number
+    below the quorum           a result that too few are left to hold is committed
+
+Some are caught by one conversation with the master each:
+
+    old attempt                answers of an earlier attempt count for the present one
+    deaf to listeners          a lost listener that inherited chunks is not missed
+    the lost accuse            what a lost peer has said about others still counts
+    any manifest               results with one digest agree whatever their manifests
+
+What a peer's own code could do wrong in a repair is planted in tests/swarm/test_planted_deaths.py.
 """
 
 from __future__ import annotations
@@ -35,15 +53,19 @@ from hypothesis import Phase as Phases
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from holdfast.membership import conductor, coordinator, roster, syncing
+from holdfast.membership import conductor, coordinator, course, invariants, repair, roster, syncing
+from holdfast.membership.attempt import Attempt, Outcome
 from holdfast.membership.context import Context
 from holdfast.membership.detector import Detector
 from holdfast.membership.effects import Effect, Record, Send
 from holdfast.membership.journal import History, RoundCommitted, RoundNumbered
-from holdfast.membership.rounds import Attempt, Round
+from holdfast.membership.ledger import Ledger
+from holdfast.membership.rounds import Round
 from holdfast.protocol.errors import LocalProtocolError
-from holdfast.protocol.messages import Donate
+from holdfast.protocol.messages import Donate, Flush, Message, Repair
+from tests.membership import test_repair, test_rounds
 from tests.membership.machine import MasterMachine
+from tests.membership.model import ModelPeer
 
 Patch = pytest.MonkeyPatch
 BUGS: dict[str, Callable[[Patch], None]] = {}
@@ -52,6 +74,19 @@ BUGS: dict[str, Callable[[Patch], None]] = {}
 def bug(name: str) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
     def register(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
         BUGS[name] = plant
+        return plant
+
+    return register
+
+
+CONVERSATIONS: dict[str, tuple[Callable[[Patch], None], Callable[[], None]]] = {}
+
+
+def conversation(
+    name: str, finds: Callable[[], None]
+) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
+    def register(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
+        CONVERSATIONS[name] = plant, finds
         return plant
 
     return register
@@ -74,8 +109,8 @@ def _(patch: Patch) -> None:
 
 @bug("any result")
 def _(patch: Patch) -> None:
-    def agreed(self: Attempt) -> bytes | None:
-        return next(iter(self.digests.values()), None)
+    def agreed(self: Attempt) -> Outcome | None:
+        return next(iter(self.outcomes.values()), None)
 
     patch.setattr(Attempt, "agreed", agreed)
 
@@ -91,13 +126,13 @@ def _(patch: Patch) -> None:
     patch.setattr(Attempt, "unreported", unreported)
 
 
-@bug("old attempt")
+@conversation("old attempt", test_rounds.test_a_death_is_repaired_among_the_survivors)
 def _(patch: Patch) -> None:
-    def attempt(self: conductor.Conductor, number: int, _attempt_number: int) -> Attempt | None:
+    def attempt(self: Ledger, number: int, _attempt_number: int) -> Attempt | None:
         round_ = self.rounds.get(number)
         return round_.attempt if round_ is not None else None
 
-    patch.setattr(conductor.Conductor, "_attempt", attempt)
+    patch.setattr(Ledger, "attempt", attempt)
 
 
 @bug("waits for the dead")
@@ -107,22 +142,26 @@ def _(patch: Patch) -> None:
 
 @bug("refused but added")
 def _(patch: Patch) -> None:
-    def refuse(self: conductor.Conductor, round_: Round, peer: str, why: str) -> None:
-        if round_.attempt is not None:
-            self._start_attempt(round_, round_.attempt.contributors)
+    original = course.Course._contributor_failed
 
-    patch.setattr(conductor.Conductor, "_refuse_update", refuse)
+    def failed(self: course.Course, member: Any, message: Any, attempt: Attempt) -> None:
+        if message.bad:
+            self.begin(self.ledger.rounds[message.round], attempt.contributors)
+        else:
+            original(self, member, message, attempt)
+
+    patch.setattr(course.Course, "_contributor_failed", failed)
 
 
 @bug("joiner left out")
 def _(patch: Patch) -> None:
-    original = conductor.Conductor._receivers
+    original = course.Course._receivers
 
-    def receivers(self: conductor.Conductor, adding: set[str]) -> tuple[str, ...]:
+    def receivers(self: course.Course, adding: set[str]) -> tuple[str, ...]:
         members = self.context.roster.members
         return tuple(p for p in original(self, adding) if p in adding or members[p].in_sync)
 
-    patch.setattr(conductor.Conductor, "_receivers", receivers)
+    patch.setattr(course.Course, "_receivers", receivers)
 
 
 @bug("transfer too early")
@@ -219,7 +258,111 @@ def _(patch: Patch) -> None:
 
 @bug("never finishes stalls")
 def _(patch: Patch) -> None:
-    patch.setattr(conductor.Conductor, "_stall_limit_s", lambda self, attempt: math.inf)
+    patch.setattr(course.Course, "_stall_limit_s", lambda self, attempt: math.inf)
+
+
+@bug("repairs too early")
+def _(patch: Patch) -> None:
+    original = Attempt.begin_flush
+
+    def begin_flush(self: Attempt, now_s: float) -> None:
+        original(self, now_s)
+        self.held.update(dict.fromkeys(self.survivors()[1:], bytes((len(self.owners) + 7) // 8)))
+
+    patch.setattr(Attempt, "begin_flush", begin_flush)
+
+
+@bug("throws away")
+def _(patch: Patch) -> None:
+    original = repair.plan_repair
+
+    def plan_repair(owners: Any, lost: Any, left: Any, receivers: Any, _held: Any) -> Any:
+        return original(owners, lost, left, receivers, dict.fromkeys(left, b""))
+
+    patch.setattr(course, "plan_repair", plan_repair)
+
+
+@bug("dead heirs")
+def _(patch: Patch) -> None:
+    patch.setattr(course, "plan_repair", lambda *_: ())
+
+
+@bug("keeps accepting")
+def _(patch: Patch) -> None:
+    original = ModelPeer.handle
+
+    def handle(self: ModelPeer, message: Message) -> None:
+        original(self, message)
+        if isinstance(message, Flush | Repair) and message.round in self.reducing:
+            self.reducing[message.round].shut.clear()
+
+    patch.setattr(ModelPeer, "handle", handle)
+
+
+@bug("heir adds again")
+def _(patch: Patch) -> None:
+    original = ModelPeer.handle
+
+    def handle(self: ModelPeer, message: Message) -> None:
+        original(self, message)
+        if isinstance(message, Repair) and message.round in self.reducing:
+            running = self.reducing[message.round]
+            for chunk in [c for c in running.spread_to if running.owners[c] == self.peer]:
+                present = sum(
+                    1 << at
+                    for at, contributor in enumerate(running.order.contributors)
+                    if contributor.peer not in running.shut
+                )
+                running.chunks[chunk] = (message.attempt, present)
+
+    patch.setattr(ModelPeer, "handle", handle)
+
+
+@conversation("deaf to listeners", test_repair.test_what_only_a_spare_holds_is_spread_by_the_spare)
+def _(patch: Patch) -> None:
+    original = Attempt.lose
+
+    def lose(self: Attempt, peer: str, why: str) -> None:
+        if peer in self.peers():
+            original(self, peer, why)
+
+    patch.setattr(Attempt, "lose", lose)
+
+
+@bug("same number")
+def _(patch: Patch) -> None:
+    original = course.Course.begin
+
+    def begin(self: course.Course, round_: Round, contributors: Any) -> None:
+        if round_.attempt is not None:
+            round_.attempt.number = round_.attempt.flush_number = round_.attempt.number - 1
+        original(self, round_, contributors)
+
+    patch.setattr(course.Course, "begin", begin)
+
+
+@bug("below the quorum")
+def _(patch: Patch) -> None:
+    patch.setattr(course.Course, "_too_few", lambda self, round_: not round_.running().survivors())
+    patch.setattr(invariants, "check", lambda coordinator: None)
+
+
+@conversation("the lost accuse", test_repair.test_what_a_removed_peer_has_said_about_others_is_void)
+def _(patch: Patch) -> None:
+    def most_accused(self: Attempt) -> str | None:
+        counts = {p: len(a) for p, a in self.accusers.items() if p not in self.lost}
+        return max(counts, key=lambda peer: counts[peer], default=None)
+
+    patch.setattr(Attempt, "most_accused", most_accused)
+
+
+@conversation(
+    "any manifest",
+    test_repair.test_results_with_equal_digests_and_unlike_manifests_do_not_agree,
+)
+def _(patch: Patch) -> None:
+    patch.setattr(Outcome, "__eq__", lambda self, other: self.digest == other.digest)
+    patch.setattr(Outcome, "__hash__", lambda self: hash(self.digest))
 
 
 FINDS = settings(
@@ -242,7 +385,16 @@ def test_a_planted_bug_is_found(name: str, monkeypatch: Patch) -> None:
     print(f"{name}: {str(caught.value)[:150]}")
 
 
+@pytest.mark.parametrize("name", CONVERSATIONS)
+def test_a_planted_bug_fails_a_conversation(name: str, monkeypatch: Patch) -> None:
+    plant, finds = CONVERSATIONS[name]
+    finds()
+    plant(monkeypatch)
+    with pytest.raises(AssertionError):
+        finds()
+
+
 def test_every_bug_is_listed_above() -> None:
     assert __doc__ is not None
-    for name in BUGS:
+    for name in [*BUGS, *CONVERSATIONS]:
         assert f"    {name} " in __doc__

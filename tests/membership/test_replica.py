@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.membership.replica import Deed, ReloadTrainer, Replica, TellTrainer
+from holdfast.membership.replica import (
+    OVERTAKEN_MAX,
+    Deed,
+    ReloadTrainer,
+    Replica,
+    TellMaster,
+    TellTrainer,
+)
 from holdfast.protocol.messages import (
     Abort,
     Commit,
@@ -17,6 +24,7 @@ from holdfast.protocol.messages import (
     Plan,
     Posted,
     Reduce,
+    ReduceFailed,
     Role,
     RoundEnded,
     RoundOpened,
@@ -102,3 +110,24 @@ def test_a_round_opens_for_the_trainer_at_its_base_version(applied: bool) -> Non
         replica.applied(1, FragmentHead(0, 1, ROOT))
     opened = told(replica.receive(Open(2, 0, 1, 10)))
     assert [type(message) for message in opened] == ([RoundOpened] if applied else [])
+
+
+def test_a_committed_result_that_later_ones_overtake_is_given_up() -> None:
+    """The frames were lost with a link after their sender was done: nobody sends them again."""
+    replica = a_contributor()
+    others = (Contributor("b" * 32, 80, 1.0), Contributor("c" * 32, 80, 1.0))
+    plan = Plan(1024, (OwnerRun("b" * 32, 1),), "fp32", "fp32")
+    said: list[Message] = []
+    for number in range(1, OVERTAKEN_MAX + 2):
+        receivers = (ME, *(contributor.peer for contributor in others))
+        order = Reduce(number, 1, 0, number - 1, 1, others, receivers, plan)
+        deeds = replica.receive(order)
+        said = [deed.message for deed in deeds if isinstance(deed, TellMaster)]
+        assert not said or number == OVERTAKEN_MAX + 1
+        if number > 1:
+            replica.reduction_done(number, 1, DIGEST)
+        replica.receive(Commit(number, 1, 0, number - 1, EVERY * number, others, DIGEST))
+    (failed,) = said
+    assert isinstance(failed, ReduceFailed)
+    assert (failed.round, failed.accused) == (1, ())
+    assert 1 not in replica.rounds

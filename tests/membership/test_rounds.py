@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.membership.conductor import BAD_MAX
 from holdfast.membership.effects import Record, Send
 from holdfast.membership.journal import RoundCommitted, RoundNumbered
+from holdfast.membership.ledger import BAD_MAX
 from holdfast.membership.pace import RETRY_S
 from holdfast.protocol.messages import (
     Abort,
     Applied,
     Commit,
+    ContributorRun,
     Finish,
+    Flush,
+    Heartbeat,
     Leaving,
     NotReady,
     Open,
@@ -23,6 +26,7 @@ from holdfast.protocol.messages import (
     ReduceFailed,
     RefusalCode,
     Released,
+    Repair,
     SyncFragment,
     Told,
     TrainerAttached,
@@ -97,7 +101,7 @@ def test_fragments_take_turns_at_evenly_spread_steps() -> None:
         seen.append((order.fragment, order.version))
     assert seen == [(0, 0), (1, 0), (0, 1), (1, 1)]
     opened = table.hear(A, Open)
-    steps = [round_.at_step for round_ in table.master.conductor.past]
+    steps = [round_.at_step for round_ in table.master.conductor.ledger.past]
     assert steps == [50, 100, 150, 200]
     assert opened.at_step == 250
 
@@ -301,13 +305,25 @@ def test_who_calls_everybody_bad_is_left_out_itself() -> None:
     order = table.reduce(A, B, C, D)
     table.forget()
     table.say(D, ReduceFailed(order.round, 1, (A, B, C), True, "all of it is nonsense"))
-    assert [c.peer for c in table.hear(A, Reduce).contributors] == [A, B, C]
+    assert table.hear(A, Flush).lost == (D,)
 
 
 # ---------------------------------------------------------------- deaths in the middle
 
 
-def test_a_death_reruns_the_round_with_the_survivors() -> None:
+def test_a_sign_of_life_after_the_wait_for_the_next_round_does_not_cancel_it() -> None:
+    table = Table()
+    table.start(A, B, C)
+    table.reduce(A, B, C)
+    table.leave(B)
+    table.leave(C)
+    due_s = table.master.next_deadline_s()
+    table.now_s = due_s + 0.01  # the heartbeat overtakes the tick
+    table.say(A, Heartbeat(1))
+    assert table.master.next_deadline_s() <= due_s
+
+
+def test_a_death_is_repaired_among_the_survivors() -> None:
     table = Table()
     table.start(A, B, C)
     order = table.reduce(A, B, C)
@@ -315,18 +331,24 @@ def test_a_death_reruns_the_round_with_the_survivors() -> None:
     table.forget()
     table.leave(B)
     view = table.hear(A, View)
-    again = table.hear(A, Reduce)
-    assert again.attempt == 2
-    assert again.view == view.number
-    assert [c.peer for c in again.contributors] == [A, C]
     assert [info.peer for info in view.members] == [A, C]
+    flush = table.hear(A, Flush)
+    assert table.hear(C, Flush) == flush == Flush(order.round, 2, (B,))
+    table.hold(flush, A, C)
+    repair = table.hear(A, Repair)
+    assert table.hear(C, Repair) == repair
+    assert (repair.attempt, repair.lost) == (2, (B,))
+    table.hears_no(A, Reduce)
     table.reduced(order, A, C)  # late answers of the first attempt
     assert not table.records(RoundCommitted)
-    table.reduced(again, A, C, digest=OTHER_DIGEST)
+    manifest = (ContributorRun(b"\x05" + bytes(7), 1),)
+    for peer in (A, C):
+        table.say(peer, Reduced(order.round, 2, OTHER_DIGEST, manifest))
     (record,) = table.records(RoundCommitted)
     assert record.commit.digest == OTHER_DIGEST
     assert record.commit.attempt == 2
-    assert record.commit.contributors == again.contributors
+    assert record.commit.contributors == order.contributors
+    assert record.commit.manifest == manifest
 
 
 def test_a_result_that_all_survivors_hold_is_committed_over_a_death() -> None:
@@ -359,7 +381,7 @@ def test_an_accused_that_dies_is_not_held_against_its_accuser() -> None:
     table.hears_no(A, Reduce)
     table.wait(0.5, A, B, C)
     table.leave(B)
-    assert [c.peer for c in table.hear(A, Reduce).contributors] == [A, C]
+    assert table.hear(A, Flush).lost == (B,)
 
 
 def test_an_accused_that_stays_is_removed_after_the_settle_time() -> None:
@@ -374,7 +396,7 @@ def test_an_accused_that_stays_is_removed_after_the_settle_time() -> None:
     table.hears_no(A, Reduce)
     table.wait(0.1, A, B, C)
     assert table.dropped(B) is RefusalCode.LAGGING
-    assert [c.peer for c in table.hear(A, Reduce).contributors] == [A, C]
+    assert table.hear(A, Flush).lost == (B,)
 
 
 def test_of_two_that_accuse_each_other_the_newer_one_goes() -> None:
@@ -385,18 +407,6 @@ def test_of_two_that_accuse_each_other_the_newer_one_goes() -> None:
     table.say(A, ReduceFailed(order.round, 1, (C,), False, "no bytes"))
     table.wait(2.0, A, B, C)
     assert table.dropped(C) is RefusalCode.LAGGING
-
-
-def test_who_blames_nobody_is_left_out_of_the_round_only() -> None:
-    table = Table()
-    table.start(A, B, C)
-    order = table.reduce(A, B, C)
-    table.forget()
-    table.say(B, ReduceFailed(order.round, 1, (), False, "out of memory"))
-    again = table.hear(A, Reduce)
-    assert [c.peer for c in again.contributors] == [A, C]
-    assert B in again.receivers
-    assert B in table.master.context.roster
 
 
 def test_nobody_waits_for_an_attempt_in_which_nothing_moves() -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
+import attrs
+
 from holdfast.membership.journal import (
     JournalRecord,
     PlaceTaken,
@@ -17,10 +19,13 @@ from holdfast.membership.journal import (
     RoundNumbered,
     RunFounded,
 )
+from holdfast.membership.manifest import is_everywhere
 from holdfast.protocol.messages import (
     Commit,
     Donate,
+    Flush,
     FragmentHead,
+    Held,
     Message,
     Open,
     Ready,
@@ -28,6 +33,7 @@ from holdfast.protocol.messages import (
     Reduced,
     ReduceFailed,
     Release,
+    Repair,
     Synced,
     SyncFailed,
     SyncFragment,
@@ -62,6 +68,9 @@ class Witness:
         self.moved_s: dict[tuple[int, int], float] = {}  # when an attempt last got on
         self.running: dict[int, Reduce] = {}  # by fragment: the reduction that runs
         self.receiving: set[tuple[int, int, str]] = set()  # round, attempt, who gets its result
+        self.flushed: dict[tuple[int, int], dict[str, bytes]] = {}  # who said what they hold
+        self.owners: dict[int, list[str]] = {}  # by round: who owns which chunk now
+        self.repairs: set[tuple[int, int]] = set()
         self.undecided: dict[str, tuple[Reduced, ...]] = {}  # as the peer's last Hello said
         self.truth: dict[int, bytes] = {}  # by fragment: the root that honest arithmetic gives
 
@@ -93,7 +102,12 @@ class Witness:
                 key = (message.round, message.attempt)
                 if peer in self.sessions.get(key, set()):
                     self.reported[key][peer] = message.digest
+                    self.failed[key].discard(peer)  # what it had lost was given to it
                     self.moved_s[key] = now_s
+            case Held():
+                key = (message.round, message.attempt)
+                if key in self.flushed:
+                    self.flushed[key][peer] = message.results
             case ReduceFailed():
                 self._failed(peer, message)
             case Synced() | SyncFailed():
@@ -116,7 +130,7 @@ class Witness:
                 assert record.round > max(self.numbers, default=0), "a round number was reused"
                 self.numbers.append(record.round)
             case RoundCommitted():
-                self._commit(record.commit)
+                self._commit(record.commit, world)
             case RootKnown():
                 self._root(record.head)
                 self._true_root(record.head, world)
@@ -148,7 +162,7 @@ class Witness:
             if not peer.corrupt:
                 assert held == (version, self.roots.get((fragment, version))), "not in sync"
 
-    def _commit(self, commit: Commit) -> None:
+    def _commit(self, commit: Commit, world: World) -> None:
         key = (commit.round, commit.attempt)
         assert commit.round not in self.committed, "one round, two commits"
         assert commit.version == self.versions.get(commit.fragment, 0), "not the next version"
@@ -161,8 +175,15 @@ class Witness:
         agreeing = [peer for peer in stayed if reported[peer] == commit.digest]
         assert 2 * len(agreeing) > len(stayed) or not stayed, "no majority"
         assert any(digest == commit.digest for digest in reported.values()), "nobody holds it"
-        peers = {contributor.peer for contributor in commit.contributors}
-        assert not peers & self.bad.get(commit.round, set()), "a refused update was added"
+        honest = {peer for peer in reported if commit.round not in world.by_id[peer].lied}
+        assert len({reported[peer] for peer in honest}) <= 1, "honest peers hold unlike results"
+        peers = [contributor.peer for contributor in commit.contributors]
+        for peer in honest & stayed:
+            assert is_everywhere(commit.manifest, peers.index(peer)), "a survivor was left out"
+        first = self.orders[min(k for k in self.orders if k[0] == commit.round)]
+        needed = world.master.conductor.ledger.quorum(len(first.contributors))
+        assert len(stayed) >= needed, "committed below the quorum"
+        assert not set(peers) & self.bad.get(commit.round, set()), "a refused update was added"
         self.committed[commit.round] = commit
         self.versions[commit.fragment] = commit.version + 1
         self.truth[commit.fragment] = hashed(self.truth[commit.fragment], commit.digest)
@@ -182,6 +203,12 @@ class Witness:
                 assert self.committed.get(message.round) == message, "sent before it was journaled"
             case Reduce():
                 self._order(message, now_s)
+            case Flush():
+                latest = max(k for k in self.orders if k[0] == message.round)
+                self.moved_s[latest] = now_s
+                self.flushed.setdefault((message.round, message.attempt), {})
+            case Repair():
+                self._repair(message, now_s)
             case Donate():
                 self.pinned.add((peer, message.head, message.receiver))
             case Release():
@@ -218,3 +245,42 @@ class Witness:
         self.moved_s[key] = now_s
         self.running[message.fragment] = message
         self.receiving.update((*key, receiver) for receiver in message.receivers)
+        self.owners[message.round] = [
+            run.peer for run in message.plan.owners for _ in range(run.chunk_count)
+        ]
+
+    def _repair(self, message: Repair, now_s: float) -> None:
+        key = (message.round, message.attempt)
+        if key in self.repairs:
+            return
+        self.repairs.add(key)
+        before = max(k for k in self.orders if k[0] == message.round)
+        assert message.attempt > before[1], "a repair under an old number"
+        stayed = self.sessions[before] - set(message.lost)
+        owners = self.owners[message.round]
+        held = self.flushed.get(key)
+        if held is None:  # all who stay have reported: only listeners are served
+            assert stayed - self.failed[before] <= set(self.reported[before]), "no flush before"
+        else:
+            assert stayed <= set(held), "somebody has not shut out the lost yet"
+            held = {peer: bits for peer, bits in held.items() if peer not in message.lost}
+        given: set[int] = set()
+        for a in message.assignments:
+            assert a.owner in (stayed if a.anew else {*stayed, *(held or ())}), "no such heir"
+            for chunk in range(a.first_chunk, a.first_chunk + a.chunk_count):
+                assert chunk not in given, "two owners for a chunk"
+                assert owners[chunk] in message.lost, "a chunk was taken from a survivor"
+                given.add(chunk)
+                if held is not None:
+                    having = {p for p in held if held[p][chunk // 8] >> chunk % 8 & 1}
+                    assert a.anew == (not having), "not what is held decides who makes a chunk"
+                    assert a.anew or a.owner in having, "it is to spread what it does not hold"
+                owners[chunk] = a.owner
+        assert not set(owners) & set(message.lost), "a chunk without a living owner"
+        order = attrs.evolve(self.orders[before], attempt=message.attempt)
+        self.orders[key], self.sessions[key] = order, set(stayed)
+        self.reported[key] = {} if held is not None else dict(self.reported[before])
+        self.failed[key] = set() if held is not None else set(self.failed[before])
+        self.moved_s[key] = now_s
+        self.running[order.fragment] = order
+        self.receiving.update((*key, p) for *old, p in list(self.receiving) if (*old,) == before)

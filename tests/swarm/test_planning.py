@@ -6,8 +6,8 @@ import pytest
 import trio
 
 from holdfast.daemon.simulator import Swarm, small_layout
+from holdfast.membership.attempt import Attempt
 from holdfast.membership.plan import PlanEstimate
-from holdfast.membership.rounds import Attempt
 
 SPEC = """
 [run]
@@ -23,7 +23,7 @@ grace_s = 1
 
 def last_attempt(swarm: Swarm) -> Attempt:
     assert swarm.master is not None
-    return swarm.master.coordinator.conductor.past[-1].running()
+    return swarm.master.coordinator.conductor.ledger.past[-1].running()
 
 
 async def test_who_is_seen_to_be_fast_owns_more_and_rounds_get_faster() -> None:

@@ -165,7 +165,7 @@ async def test_a_joiner_over_a_link_slower_than_the_rounds_replays_them() -> Non
 async def test_leaving_lets_the_round_in_flight_finish() -> None:
     async with a_swarm("abc", "d") as swarm:
         await swarm.peers["b"].service.leave("enough for today")
-        assert not swarm.peers["b"].alive or swarm.peers["b"].service._released.is_set()
+        assert not swarm.peers["b"].alive or swarm.peers["b"].service.session.released.is_set()
         await swarm.until(lambda: swarm.role("d") is Role.CONTRIBUTOR)
         await settled(swarm, "acd")
 

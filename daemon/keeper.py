@@ -1,0 +1,168 @@
+"""The shared state in a peer's memory: its making, its transfer from and to others.
+
+    donate    serves blocks of pinned versions to others, as long as the layout is the run's
+    fetch     copies one version of a fragment from donors; one task per fragment
+
+The state is changed by outer steps, too; those are the ``Reducer``'s.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import trio
+
+from ..checkpoint.state import SharedState
+from ..checkpoint.transfer import Donor, FetchFailedError, Joiner
+from ..protocol.arena import Arena
+from ..protocol.errors import PeerLostError, RemoteProtocolError, StateMismatchError
+from ..protocol.messages import (
+    BlocksRefused,
+    BlocksRequest,
+    Donate,
+    Founded,
+    FragmentSize,
+    Index,
+    IndexRequest,
+    Layout,
+    Message,
+    Release,
+    SyncFragment,
+)
+from .layout import fragments_of, sizes_of
+from .parts import Parts, cancel
+
+log = logging.getLogger("holdfast.peer")
+
+
+class StateKeeper:
+    """Owns the shared state and the arena in which the trainer posts.
+
+    Attributes:
+      layout: the run's; None until it is known.
+      state, posted: there as soon as the layout is.
+      received_bytes: of blocks, since the service began.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self.layout: Layout | None = None
+        self.known_state: SharedState | None = None
+        self.known_posted: Arena | None = None
+        self.received_bytes = 0
+        self._parts = parts
+        self._donor: Donor | None = None
+        self._donor_scope = trio.CancelScope()
+        self._joiner: Joiner | None = None
+        self._fetches: dict[int, trio.CancelScope] = {}
+
+    @property
+    def state(self) -> SharedState:
+        """Nothing that needs it begins before the layout is known."""
+        assert self.known_state is not None
+        return self.known_state
+
+    @property
+    def posted(self) -> Arena:
+        """As ``state``."""
+        assert self.known_posted is not None
+        return self.known_posted
+
+    def size(self, fragment: int) -> FragmentSize:
+        return self.state.sizes[fragment]
+
+    # ------------------------------------------------------------ its making
+
+    def use_layout(self, layout: Layout) -> bool:
+        """The run's tensors are known: make room for the shared state. False: it was there."""
+        if self.layout == layout and self.known_state is not None:
+            return False
+        parts = self._parts
+        self.layout = layout
+        sizes = sizes_of(fragments_of(layout, parts.spec.diloco.fragments))
+        shared, self.known_posted = parts.trainer.open_arenas(sizes)
+        self.known_state = SharedState(sizes, shared, parts.config.run_id)
+        self._donor_scope.cancel()
+        self._donor_scope = trio.CancelScope()
+        self._donor = Donor(self.state, parts.hub, parts.network)
+        self._joiner = Joiner(self.state, parts.hub, parts.network)
+        parts.start(self._donate, self._donor, self._donor_scope)
+        return True
+
+    def discard(self) -> Layout | None:
+        """What we hold is no state of the run: forget it. Returns the layout that it had."""
+        log.warning("our state belongs to another lineage than the run's: discarded")
+        layout, self.layout = self.layout, None
+        self.known_state = self.known_posted = None
+        return layout
+
+    async def take_initial(self) -> None:
+        """What the trainer posted becomes version 0 of the run."""
+        state, posted, parts = self.state, self.posted, self._parts
+        assert self.layout is not None
+        layout = self.layout
+
+        def work() -> None:
+            for fragment in range(len(state.sizes)):
+                state.load_initial(fragment, posted.values(fragment), posted.counters(fragment))
+
+        await parts.network.run_sync(work)
+        heads = state.heads()
+        lineage = state.lineage()
+        parts.replica.founded(lineage, heads)
+        parts.tell_master(Founded(layout, state.sizes, heads, lineage))
+
+    # ------------------------------------------------------------ giving it to others
+
+    async def _donate(self, donor: Donor, scope: trio.CancelScope) -> None:
+        with scope:
+            await donor.run()
+
+    def pin(self, order: Donate) -> None:
+        if self.known_state is not None:
+            self.known_state.pin(order.head.fragment, order.head.version, order.receiver)
+
+    def unpin(self, order: Release) -> None:
+        if self.known_state is not None:
+            self.known_state.release(order.fragment, order.version, order.receiver)
+
+    async def on_link_message(self, peer: str, message: Message) -> None:
+        """A member says something on a link's control stream: both sides of state transfer."""
+        if isinstance(message, IndexRequest | BlocksRequest):
+            if self._donor is not None:
+                self._donor.receive(peer, message)
+        elif isinstance(message, Index | BlocksRefused):
+            if self._joiner is not None:
+                self._joiner.receive(peer, message)
+        else:
+            raise RemoteProtocolError(f"{type(message).__name__} on a link")
+
+    # ------------------------------------------------------------ getting it from others
+
+    def fetch(self, order: SyncFragment) -> None:
+        scope = self._fetches[order.head.fragment] = trio.CancelScope()
+        self._parts.start(self._fetch, order, scope)
+
+    def stop_fetch(self, fragment: int) -> None:
+        cancel(self._fetches, fragment)
+
+    async def _fetch(self, order: SyncFragment, scope: trio.CancelScope) -> None:
+        assert self._joiner is not None
+        joiner, parts, head = self._joiner, self._parts, order.head
+        parts.report.phase = f"fetching fragment {head.fragment}"
+
+        def progress(done_count: int, all_count: int) -> None:
+            parts.report.why = f"{done_count} of {all_count} blocks"
+
+        with scope:
+            try:
+                got = await joiner.fetch(order, progress)
+            except (PeerLostError, StateMismatchError) as error:
+                self._fetches.pop(head.fragment, None)
+                bad = error.bad_donors if isinstance(error, FetchFailedError) else ()
+                parts.perform(parts.replica.fetch_failed(head, bad, str(error)))
+            else:
+                self._fetches.pop(head.fragment, None)
+                self.received_bytes += got.received_bytes
+                parts.tell_measured()  # the line's first work
+                parts.report.phase, parts.report.why = "in the run", ""
+                parts.perform(parts.replica.fetched(head, got.received_bytes, got.bad_donors))

@@ -1,0 +1,102 @@
+"""What the parts of a peer service share, and what its person is shown."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+
+import trio
+from attrs import define, field
+
+from ..collectives.hub import LinkHub
+from ..membership.replica import Deed, Replica
+from ..membership.spec import RunSpec
+from ..protocol.addresses import Address
+from ..protocol.messages import LinkLoad, Measured, Message
+from ..protocol.network import Network
+from .trainer_port import TrainerPort
+
+TOLD_MAX = 20  # sentences for this peer's person that the status page keeps
+
+
+@define
+class PeerConfig:
+    """What a peer is told by its command line and its certificate."""
+
+    me: str
+    name: str
+    run_id: str
+    masters: Sequence[Address]
+    bind: Sequence[Address]
+    advertise: Sequence[Address] = ()  # port 0: the bound one; empty: guessed from ``bind``
+    incarnation: int = 0
+    upload_bytes_per_s: float | None = None
+    download_bytes_per_s: float | None = None
+    patience_s: float | None = 120.0  # without any master for so long: give up; None: never
+
+
+@define
+class PeerReport:
+    """What the status page shows of this peer."""
+
+    phase: str = "starting"
+    why: str = ""
+    told: deque[str] = field(factory=lambda: deque(maxlen=TOLD_MAX))
+
+
+@define(eq=False)
+class Parts:
+    """One per peer service. Everything in it belongs to the event loop.
+
+    Attributes:
+      spec: the run's, from the first ``Welcome`` on.
+      tell_master: puts a message into the session's outbox; without a session it is dropped, the
+        next ``Hello`` says where we are.
+      perform: carries out deeds of the replica, in order; nothing in it waits.
+      nursery: of the service, while it runs.
+    """
+
+    config: PeerConfig
+    network: Network
+    hub: LinkHub
+    trainer: TrainerPort
+    replica: Replica
+    report: PeerReport
+    tell_master: Callable[[Message], None]
+    perform: Callable[[list[Deed]], None]
+    known_spec: RunSpec | None = None
+    nursery: trio.Nursery | None = None
+
+    @property
+    def spec(self) -> RunSpec:
+        """Nothing that needs it begins before the first ``Welcome``."""
+        assert self.known_spec is not None
+        return self.known_spec
+
+    def tell_measured(self) -> None:
+        """Report to the master what the lines carried since the last time, and how busy they were."""
+        seen = self.hub.take_measurements()
+        self.tell_master(
+            Measured(
+                sent_bytes=seen.sent.carried_bytes,
+                sending_s=seen.sent.busy_s,
+                received_bytes=seen.received.carried_bytes,
+                receiving_s=seen.received.busy_s,
+                links=tuple(
+                    LinkLoad(peer, reading.carried_bytes, reading.busy_s)
+                    for peer, reading in seen.sent_to.items()
+                ),
+            )
+        )
+
+    def start(self, function: Callable[..., Awaitable[None]], *args: object) -> None:
+        """Run a task until the service ends."""
+        assert self.nursery is not None
+        self.nursery.start_soon(function, *args)
+
+
+def cancel(scopes: dict[int, trio.CancelScope], key: int) -> None:
+    """End a task that may be over already."""
+    scope = scopes.pop(key, None)
+    if scope is not None:
+        scope.cancel()

@@ -1,0 +1,267 @@
+"""A peer's session with the master: dialled again and again, until the run lets the peer go.
+
+    keep
+     └── converse       one connection: Hello, Welcome, then
+          ├── write     outbox -> stream
+          ├── beat
+          ├── renew     the certificate, in time
+          └── read      stream -> ``hear``; its end is the session's
+
+What is said is for ``hear`` to decide; only the session's own end is decided here. A message that
+cannot be sent is dropped: the next ``Hello`` tells what the peer holds.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import trio
+
+from ..membership.spec import RunSpec
+from ..protocol.addresses import Address
+from ..protocol.errors import EvictedError, RemoteProtocolError, UserError
+from ..protocol.messages import (
+    Heartbeat,
+    Hello,
+    Message,
+    RefusalCode,
+    Refused,
+    Renew,
+    Welcome,
+)
+from ..protocol.network import Channel, Network, Party
+from ..protocol.stream import MessageStream
+from .exit_codes import ExitCode
+from .parts import PeerConfig, PeerReport
+
+log = logging.getLogger("holdfast.peer")
+
+OUTBOX_COUNT_MAX = 4_096  # messages to the master that wait to be written; more: the session ends
+DIAL_S = 10.0  # one attempt to reach the master, TLS handshake included
+BACKOFF_FIRST_S = 0.2
+BACKOFF_MAX_S = 5.0
+
+# After these there is no point in coming back by ourselves.
+FINAL_CODES = {
+    RefusalCode.VERSION,
+    RefusalCode.TOKEN,
+    RefusalCode.RUN,
+    RefusalCode.LAYOUT,
+    RefusalCode.KICKED,
+    RefusalCode.FULL,
+    RefusalCode.FINISHED,
+    RefusalCode.LEFT,
+    RefusalCode.UNREACHABLE,
+}
+
+# How a session ends when it is nobody's decision.
+SESSION_ERRORS = (
+    RemoteProtocolError,
+    OSError,
+    trio.BrokenResourceError,
+    trio.ClosedResourceError,
+    trio.EndOfChannel,
+    trio.TooSlowError,
+)
+
+
+class MasterSession:
+    """Keeps a peer connected to its run's master.
+
+    Args:
+      hello: what to begin with now.
+      welcome: called with each ``Welcome``; returns the run's spec.
+      hear: called with every other message of the master.
+      term: the highest term of a master that was obeyed; older masters are not.
+      renew: makes a certificate request; None: the certificate is never renewed.
+
+    Attributes:
+      released: the master has let us go, or sent us away after we had asked for that.
+      leaving: we want to go.
+      finished: the run is over, and so may the session be.
+    """
+
+    def __init__(
+        self,
+        config: PeerConfig,
+        network: Network,
+        report: PeerReport,
+        *,
+        hello: Callable[[], Hello],
+        welcome: Callable[[Welcome], RunSpec],
+        hear: Callable[[Message], None],
+        term: Callable[[], int],
+        renew: Callable[[], bytes] | None,
+        renew_every_s: float,
+    ) -> None:
+        self.released = trio.Event()
+        self.leaving = False
+        self.finished = False
+        self._config = config
+        self._network = network
+        self._report = report
+        self._hello = hello
+        self._welcome = welcome
+        self._hear = hear
+        self._term = term
+        self._renew = renew
+        self._renew_every_s = renew_every_s
+        self._outbox: trio.MemorySendChannel[Message] | None = None
+
+    @property
+    def connected(self) -> bool:
+        return self._outbox is not None
+
+    def tell(self, message: Message) -> None:
+        """Send to the master, in order; dropped without a session."""
+        if self._outbox is None:
+            return
+        try:
+            self._outbox.send_nowait(message)
+        except trio.WouldBlock:
+            log.warning("the master does not read: dropping the session")
+            self._outbox.close()
+            self._outbox = None
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            self._outbox = None
+
+    # ------------------------------------------------------------ one session after the other
+
+    async def keep(self) -> None:
+        """Stay in touch until the master has released us.
+
+        Raises:
+          EvictedError: the master refuses this peer and coming back would not help.
+          UserError: no master was found for ``patience_s``.
+        """
+        backoff_s = BACKOFF_FIRST_S
+        last_contact_s = trio.current_time()
+        failure = ""
+        while True:
+            for address in self._config.masters:
+                channel, why = await self._dial(address)
+                if channel is None:
+                    failure = why
+                    continue
+                began_s = trio.current_time()
+                await self._hold(channel)
+                if self.released.is_set():
+                    return
+                last_contact_s = trio.current_time()
+                if last_contact_s - began_s > BACKOFF_MAX_S:
+                    backoff_s = BACKOFF_FIRST_S
+            patience_s = self._config.patience_s
+            if patience_s is not None and trio.current_time() - last_contact_s > patience_s:
+                raise no_master(self._config.masters, failure)
+            await trio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
+
+    async def _dial(self, address: Address) -> tuple[Channel | None, str]:
+        """A connection, or why there is none."""
+        try:
+            with trio.fail_after(DIAL_S):
+                return await self._network.dial(address, party=Party.MASTER), ""
+        except (OSError, trio.TooSlowError, RemoteProtocolError) as error:
+            why = str(error) or "it does not answer in time"
+            self._report.phase = "looking for the master"
+            self._report.why = f"{address}: {why}"
+            return None, why
+
+    async def _hold(self, channel: Channel) -> None:
+        """One session, to its end; raises EvictedError if there should be no other."""
+        try:
+            await self._converse(channel)
+        except EvictedError as error:
+            code = RefusalCode(error.code)
+            if (code is RefusalCode.LEFT and self.leaving) or (
+                code is RefusalCode.FINISHED and self.finished
+            ):
+                self.released.set()  # nothing is amiss; whoever drains ends the service
+                return
+            log.info("the master sent us away: %s", error.reason)
+            self._report.why = error.reason
+            if code in FINAL_CODES or self.leaving:
+                raise
+        except SESSION_ERRORS as error:
+            log.info("no session with the master: %r", error)
+        finally:
+            self._outbox = None
+            with trio.CancelScope(shield=True) as scope:
+                scope.deadline = trio.current_time() + 1
+                await trio.aclose_forcefully(channel.stream)
+
+    # ------------------------------------------------------------ one session
+
+    async def _converse(self, channel: Channel) -> None:
+        stream = MessageStream(channel.stream)
+        await stream.send(self._hello())
+        with trio.fail_after(3 * DIAL_S):  # the master dials us back before it answers
+            first = await stream.receive()
+        if isinstance(first, Refused):
+            raise EvictedError(first.code.value, first.reason)
+        if not isinstance(first, Welcome):
+            raise RemoteProtocolError(f"{type(first).__name__} instead of Welcome")
+        if first.term < self._term():
+            raise RemoteProtocolError("a master of an older term answered")
+        self._outbox, queue = trio.open_memory_channel[Message](OUTBOX_COUNT_MAX)
+        spec = self._welcome(first)
+        ended: Exception | None = None  # the writer may end the session before the reader does
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._write, stream, queue, nursery.cancel_scope)
+            nursery.start_soon(self._beat, spec.heartbeat_s)
+            nursery.start_soon(self._renew_certificate)
+            ended = await self._read(stream, spec.membership.deadline_s)
+            nursery.cancel_scope.cancel()
+        if isinstance(ended, EvictedError):
+            raise ended
+        log.info("the session with the master ended: %s", ended or "its connection broke")
+
+    async def _read(self, stream: MessageStream, deadline_s: float) -> Exception:
+        """Obey the master until the session ends; returns why it did."""
+        try:
+            while True:
+                with trio.fail_after(deadline_s):
+                    message = await stream.receive()
+                if isinstance(message, Refused):
+                    return EvictedError(message.code.value, message.reason)
+                if isinstance(message, Welcome):
+                    self._welcome(message)  # the run was founded meanwhile
+                else:
+                    self._hear(message)
+        except SESSION_ERRORS as error:
+            return error
+
+    async def _write(
+        self,
+        stream: MessageStream,
+        queue: trio.MemoryReceiveChannel[Message],
+        session: trio.CancelScope,
+    ) -> None:
+        with suppress(*SESSION_ERRORS):  # the reader will say more, if there is more to say
+            async for message in queue:
+                await stream.send(message)
+        session.cancel()
+
+    async def _beat(self, every_s: float) -> None:
+        sequence = 0
+        while True:
+            self.tell(Heartbeat(sequence))
+            sequence += 1
+            await trio.sleep(every_s)
+
+    async def _renew_certificate(self) -> None:
+        if self._renew is None:
+            return
+        while True:
+            await trio.sleep(self._renew_every_s)
+            self.tell(Renew(self._renew()))
+
+
+def no_master(addresses: Sequence[Address], failure: str) -> UserError:
+    return UserError(
+        f"no master of this run at {', '.join(map(str, addresses))}: {failure}",
+        exit_code=ExitCode.UNREACHABLE,
+        hint="is `holdfast master` running, and is its port open from here?",
+    )

@@ -1,0 +1,180 @@
+"""A peer's conversation with its local trainer: it comes, posts, goes; what it does is measured.
+
+The port carries the messages; when a trainer may begin and what counts, the replica decides.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+
+import numpy as np
+import trio
+
+from ..membership.roster import layout_difference
+from ..protocol.arena import LOSS_SLOT, STEP_SLOT, TOKENS_SLOT, Values
+from ..protocol.messages import (
+    TEXT_CHARS_MAX,
+    ArenaOpened,
+    InitialPosted,
+    Layout,
+    Message,
+    Metrics,
+    Posted,
+    PostInitial,
+    Progress,
+    Rejected,
+    TrainerAttached,
+    TrainerLost,
+)
+from .keeper import StateKeeper
+from .layout import fragments_of
+from .parts import Parts
+
+log = logging.getLogger("holdfast.peer")
+
+PACE_S = 10.0  # tokens/s is the mean over so long
+NORM_CHUNK_COUNT = 1 << 18  # elements squared at a time in float64
+
+
+class Training:
+    """Implements ``TrainerEvents``.
+
+    Attributes:
+      layout: of the trainer that is attached; None without one.
+    """
+
+    def __init__(self, parts: Parts, keeper: StateKeeper) -> None:
+        self.layout: Layout | None = None
+        self._parts = parts
+        self._keeper = keeper
+        self._founding = False
+        self._metrics: dict[str, float] = {}
+        self._pace: deque[tuple[float, int]] = deque()  # (time, tokens) of late, oldest first
+
+    # ------------------------------------------------------------ the trainer reports
+
+    def trainer_came(self, layout: Layout) -> None:
+        """A script attached."""
+        self.layout = layout
+        self._parts.tell_master(TrainerAttached(layout))
+        if self._keeper.layout is not None:
+            self.admit()
+
+    def trainer_said(self, message: Message) -> None:
+        """Something from the script."""
+        match message:
+            case Posted():
+                self._parts.start(self._check_posted, message)
+            case InitialPosted():
+                if self._founding:
+                    self._founding = False
+                    self._parts.start(self._keeper.take_initial)
+            case Metrics():
+                self._metrics.update(message.values)
+            case _:
+                log.warning("unexpected %s from the trainer", type(message).__name__)
+
+    def trainer_went(self, reason: str) -> None:
+        """The script is gone (it may come back)."""
+        self.layout = None
+        self._parts.tell_master(TrainerLost(reason))
+        self._parts.perform(self._parts.replica.trainer_lost())
+
+    async def _check_posted(self, message: Posted) -> None:
+        """Measure the pseudo-gradient's norm; refuse what is not finite before anyone sees it."""
+        parts, posted = self._parts, self._keeper.known_posted
+        if posted is None or not 0 <= message.fragment < len(posted.sizes):
+            return
+        values = posted.values(message.fragment)
+        norm = await parts.network.run_sync(lambda: l2_norm(values))
+        if math.isfinite(norm):
+            parts.perform(parts.replica.posted(message, norm, ""))
+            return
+        reason = "the pseudo-gradient is not finite (NaN or infinity)"
+        parts.report.told.append(f"round {message.round}: {reason}")
+        log.warning("round %d: %s", message.round, reason)
+        parts.perform(parts.replica.posted(message, None, reason))
+
+    # ------------------------------------------------------------ what it is told
+
+    def admit(self) -> None:
+        """A trainer and the run's layout are there: let the one have the other, or refuse it."""
+        layout, state = self._keeper.layout, self._keeper.state
+        if self.layout is None or layout is None:
+            return
+        parts = self._parts
+        if self.layout != layout:
+            difference = layout_difference(layout, self.layout)
+            parts.trainer.tell(
+                Rejected(f"its tensors are not the run's: {difference}"[:TEXT_CHARS_MAX])
+            )
+            return
+        diloco = parts.spec.diloco
+        parts.trainer.tell(
+            ArenaOpened(
+                tuple(f.tensors for f in fragments_of(layout, diloco.fragments)),
+                state.sizes,
+                diloco.overlap,
+                diloco.merge,
+            )
+        )
+        parts.perform(parts.replica.trainer_came())
+
+    def found(self) -> None:
+        """The run is empty and ours are its first weights."""
+        if self.layout is None:
+            return
+        self._founding = True
+        if self._keeper.use_layout(self.layout):
+            self.admit()
+        self._parts.trainer.tell(PostInitial())
+
+    def reject(self, reason: str) -> None:
+        """It works on memory that is no longer the run's."""
+        if self.layout is not None:
+            self.layout = None
+            self._parts.trainer.tell(Rejected(reason))
+
+    # ------------------------------------------------------------ what it does
+
+    def progress(self) -> Progress:
+        """What the trainer does right now, as the master and the status page see it."""
+        step = tokens = 0
+        loss = None
+        posted = self._keeper.known_posted
+        if posted is not None:
+            step = int(posted.slots[STEP_SLOT])
+            tokens = int(posted.slots[TOKENS_SLOT])
+            value = float(posted.loss[0])
+            loss = value if int(posted.slots[LOSS_SLOT]) and math.isfinite(value) else None
+        hub = self._parts.hub
+        return Progress(
+            step,
+            tokens,
+            self._tokens_per_s(tokens),
+            loss,
+            self._parts.report.phase,
+            hub.sent_bytes,
+            hub.received_bytes,
+            self._keeper.received_bytes,
+            dict(self._metrics),
+        )
+
+    def _tokens_per_s(self, tokens: int) -> float:
+        now_s = trio.current_time()
+        self._pace.append((now_s, tokens))
+        while now_s - self._pace[0][0] > PACE_S:
+            self._pace.popleft()
+        then_s, tokens_then = self._pace[0]
+        return max(0.0, (tokens - tokens_then) / (now_s - then_s)) if now_s > then_s else 0.0
+
+
+def l2_norm(values: Values) -> float:
+    """Euclidean norm, summed in float64; not finite when any element is not."""
+    total = 0.0
+    for start in range(0, len(values), NORM_CHUNK_COUNT):
+        part = values[start : start + NORM_CHUNK_COUNT].astype(np.float64)
+        total += float(np.dot(part, part))
+    return math.sqrt(total) if math.isfinite(total) else math.inf

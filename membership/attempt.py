@@ -1,0 +1,172 @@
+"""One try at a round's reduction as data: who adds, who is lost, who holds what, what came out.
+
+An attempt begins with a ``Reduce`` and lives through repairs. A *flush* asks everybody to accept
+nothing more of the lost and to say which chunks' results they hold; the *repair* that follows
+gives the chunks of the lost to others and goes on under the flush's number:
+
+    running --somebody is lost--> flushing --all have said what they hold--> running, next number
+                                  |      ^
+                                  +------+ somebody else is lost: the asking begins again
+
+Nothing here sends or records; ``course`` does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+
+from attrs import Factory, define, frozen
+
+from ..protocol.messages import Assignment, Contributor, ContributorRun
+from .plan import PlanEstimate
+from .repair import holds
+
+
+@frozen
+class Outcome:
+    """What a receiver says that it holds when its result is whole."""
+
+    digest: bytes
+    manifest: tuple[ContributorRun, ...]  # empty: all contributors are in all chunks
+
+
+@define
+class Attempt:
+    """One reduction: who adds, who receives, and what came back.
+
+    Attributes:
+      number: under which reports count; the order's, later that of the last repair.
+      contributors: of the order, in order of member number; the lost, too.
+      receivers: of the order; who is no contributor only listens.
+      owners: by chunk, as the plan and the repairs since have it.
+    """
+
+    number: int
+    contributors: tuple[Contributor, ...]
+    receivers: tuple[str, ...]
+    owners: list[str]
+    estimate: PlanEstimate
+    started_s: float
+    moved_s: float  # when it last showed a sign of getting on
+    outcomes: dict[str, Outcome] = Factory(dict)  # what receivers reported, contributors or not
+    lost: dict[str, str] = Factory(dict)  # whom it goes on without, and why: all who added or owned
+    gone: set[str] = Factory(set)  # receivers whose connection ended; a new one starts anew
+    missed: dict[str, str] = Factory(dict)  # receivers that will not get the result
+    blind: dict[str, set[str]] = Factory(dict)  # receivers in ``missed``: only for want of these
+    accusers: dict[str, set[str]] = Factory(dict)  # accused -> who lost it
+    accused_s: float = math.inf  # when the first accusation came
+    quorum_s: float | None = None  # when the quorum had reported
+    shut: set[str] = Factory(set)  # of the lost: those that the others are told to shut out
+    flush_number: int = 0  # of the repair that is being prepared, or was the last
+    flush_s: float = math.inf  # when the flush began that has not ended
+    held: dict[str, bytes] = Factory(dict)  # what receivers said they hold, in this flush
+
+    @property
+    def flushing(self) -> bool:
+        return self.flush_s < math.inf
+
+    def peers(self) -> list[str]:
+        """Who was to add."""
+        return [contributor.peer for contributor in self.contributors]
+
+    def survivors(self) -> list[str]:
+        """Contributors that are left: their reports decide."""
+        return [peer for peer in self.peers() if peer not in self.lost]
+
+    def needed(self) -> list[str]:
+        """Whom the others depend on: survivors, and listeners that have inherited chunks."""
+        heirs = set(self.owners).difference(self.peers(), self.lost)
+        return [*self.survivors(), *(peer for peer in self.receivers if peer in heirs)]
+
+    def takes_part(self, peers: Iterable[str]) -> list[str]:
+        """Those of these that add, or own chunks; the lost, too."""
+        those = {*self.peers(), *self.owners, *self.lost}
+        return [peer for peer in peers if peer in those]
+
+    def reached(self) -> list[str]:
+        """Receivers that still have the connection over which they got the reduction."""
+        return [peer for peer in self.receivers if peer not in self.gone]
+
+    def served(self) -> list[str]:
+        """Of those, who still takes part: flushes and repairs are for them."""
+        return [peer for peer in self.reached() if peer not in self.lost]
+
+    def unreported(self) -> list[str]:
+        return [peer for peer in self.survivors() if peer not in self.outcomes]
+
+    def agreed(self) -> Outcome | None:
+        """The outcome of more than half of the survivors; None if there is none."""
+        reported = Counter(self.outcomes[p] for p in self.survivors() if p in self.outcomes)
+        if not reported:
+            return None
+        outcome, count = reported.most_common(1)[0]
+        return outcome if 2 * count > len(self.survivors()) else None
+
+    # ------------------------------------------------------------ losses
+
+    def lose(self, peer: str, why: str) -> None:
+        """Go on without a contributor or an heir; of several reasons the first one stays."""
+        self.lost.setdefault(peer, why)
+        self.outcomes.pop(peer, None)
+        self.held.pop(peer, None)
+
+    def forget(self, peer: str, why: str) -> None:
+        """The receiver's connection has ended."""
+        self.gone.add(peer)
+        self.outcomes.pop(peer, None)
+        self.held.pop(peer, None)
+        if peer in self.peers() or peer in self.owners:
+            self.lose(peer, why)
+
+    def accuse(self, peer: str, accuser: str, now_s: float) -> None:
+        """Somebody has lost a peer that it needs; of the lost that is no news."""
+        if peer not in self.lost:
+            self.accusers.setdefault(peer, set()).add(accuser)
+            self.accused_s = min(self.accused_s, now_s)
+
+    def most_accused(self) -> str | None:
+        """Whom most others lost; of equals the one that comes last in the attempt."""
+        order = {peer: index for index, peer in enumerate(self.receivers)}
+        counts = {  # what the lost have said about others counts for nothing
+            peer: len(accusers - self.lost.keys())
+            for peer, accusers in self.accusers.items()
+            if peer not in self.lost and accusers - self.lost.keys()
+        }
+        return max(counts, key=lambda p: (counts[p], order[p]), default=None)
+
+    # ------------------------------------------------------------ flush and repair
+
+    def begin_flush(self, now_s: float) -> None:
+        self.shut = set(self.lost)
+        self.flush_number = max(self.number, self.flush_number) + 1
+        self.flush_s = now_s
+        self.held.clear()
+
+    def unheard(self) -> list[str]:
+        """Without whose answer to the flush nothing can be repaired."""
+        return [peer for peer in self.needed() if peer not in self.held]
+
+    def may_learn_more(self) -> bool:
+        """Whether a listener that has not answered yet may hold what nobody else does."""
+        listeners = [p for p in self.served() if p not in self.held and p not in self.missed]
+        return bool(listeners) and any(
+            owner in self.lost and not any(holds(bits, chunk) for bits in self.held.values())
+            for chunk, owner in enumerate(self.owners)
+        )
+
+    def begin_repair(self, assignments: Iterable[Assignment], now_s: float) -> None:
+        """The flush is over; go on under its number. Everybody reports anew."""
+        for assignment in assignments:
+            start = assignment.first_chunk
+            end = start + assignment.chunk_count
+            self.owners[start:end] = [assignment.owner] * assignment.chunk_count
+        self.number, self.flush_s, self.moved_s = self.flush_number, math.inf, now_s
+        self.outcomes.clear()
+        self.accusers.clear()
+        self.accused_s, self.quorum_s = math.inf, None
+        for peer, wanting in list(self.blind.items()):
+            if wanting <= self.shut:  # it is given now what it lacked
+                del self.blind[peer]
+                self.missed.pop(peer, None)

@@ -1,0 +1,494 @@
+"""The course of a reduction at the master: from the order, over deaths and repairs, to a commit.
+
+    begin --Reduce--> running --all survivors report one outcome--> recorded, Commit
+                       |  ^ ^
+                       |  | '-- Repair <--everybody said what it holds-- Flush <--somebody is lost
+                       |  '---- Reduce: an update was refused, or nothing moves for a deadline
+                       '--> Abort: fewer than the quorum are left, or they do not agree
+
+A loss costs the chunks that the lost owned. First everybody who is left stops accepting from the
+lost and says what it holds (``Flush``, ``Held``); only then are those chunks given to others
+(``Repair``), so nothing of the lost can come later and make a second result. A chunk that somebody
+holds is spread from there, one that nobody holds is added up again from those who are left. Which
+contributors are in which chunk is part of the outcome that all have to agree on. Another loss in
+between begins a new flush.
+
+Messages only add facts. ``advance`` looks at the facts and acts, so it does not matter in which
+order a death, an accusation and a late result arrive. Nobody waits for the dead: a closed connection
+counts at once, an accused that still looks alive has ``settle_s``, who does not answer a flush and
+an attempt in which nothing moves have ``deadline_s``, and who finishes long after the quorum did is
+left behind.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from ..protocol.messages import (
+    OWNER_RUNS_MAX,
+    Assignment,
+    Commit,
+    Contributor,
+    Flush,
+    Held,
+    Reduce,
+    Reduced,
+    ReduceFailed,
+    RefusalCode,
+    Repair,
+)
+from .attempt import Attempt, Outcome
+from .bandwidth import Bandwidth, Bandwidths
+from .context import Context, quoted, said
+from .effects import EventKind
+from .journal import RoundCommitted
+from .ledger import Ledger
+from .manifest import fits
+from .plan import make_plan
+from .repair import plan_repair
+from .roster import Member
+from .rounds import Round, Turn
+from .shares import NobodyReachableError
+from .syncing import Syncing
+
+# From nothing, in one round; then it is aborted and a new one asks everybody again. Repairs need no
+# limit: each costs a contributor.
+RERUNS_MAX = 7
+STALLS_MAX = 2  # attempts of a round in which nothing moved and nobody could be blamed
+HEIRS_SAID_MAX = 4  # named in an event
+
+
+class Course:
+    """Brings the reductions of a ledger's rounds to their end."""
+
+    def __init__(
+        self, context: Context, syncing: Syncing, ledger: Ledger, bandwidths: Bandwidths
+    ) -> None:
+        self.context = context
+        self.syncing = syncing
+        self.ledger = ledger
+        self.bandwidths = bandwidths
+
+    # ------------------------------------------------------------ facts
+
+    def reduced(self, member: Member, message: Reduced) -> None:
+        attempt = self.ledger.attempt(message.round, message.attempt)
+        if attempt is None:
+            self._reduced_late(member, message)
+            return
+        if member.peer not in attempt.served():
+            return
+        if not fits(message.manifest, len(attempt.owners), len(attempt.contributors)):
+            self._violation(member, "its manifest is not of the round that it reports")
+            return
+        attempt.outcomes[member.peer] = Outcome(message.digest, message.manifest)
+        attempt.missed.pop(member.peer, None)
+        attempt.blind.pop(member.peer, None)
+        if member.peer in attempt.survivors():
+            attempt.moved_s = self.context.now_s
+            reported_count = len(attempt.survivors()) - len(attempt.unreported())
+            if attempt.quorum_s is None and reported_count >= self.ledger.quorum(
+                len(attempt.contributors)
+            ):
+                attempt.quorum_s = self.context.now_s
+
+    def _reduced_late(self, member: Member, message: Reduced) -> None:
+        """A receiver's digest that comes after the decision: it may have another result."""
+        round_ = self.ledger.committed(message.round)
+        if (
+            round_ is not None
+            and round_.running().number == message.attempt
+            and round_.digest != message.digest
+        ):
+            self._missed(member, message.round, "its result differs from the one committed")
+
+    def held(self, member: Member, message: Held) -> None:
+        """What a receiver holds after it has shut out the lost."""
+        round_ = self.ledger.rounds.get(message.round)
+        attempt = round_.attempt if round_ is not None else None
+        if attempt is None or not attempt.flushing or attempt.flush_number != message.attempt:
+            return
+        if member.peer not in attempt.served():
+            return
+        if len(message.results) != (len(attempt.owners) + 7) // 8:
+            self._violation(member, "it holds chunks that the round does not have")
+            return
+        attempt.held[member.peer] = message.results
+
+    def reduce_failed(self, member: Member, message: ReduceFailed) -> None:
+        attempt = self.ledger.attempt(message.round, message.attempt)
+        if attempt is None:
+            self._missed(member, message.round, quoted(message.reason))
+            return
+        if member.peer in attempt.peers():
+            if member.peer not in attempt.lost:
+                self._contributor_failed(member, message, attempt)
+            return
+        attempt.missed[member.peer] = quoted(message.reason)
+        attempt.outcomes.pop(member.peer, None)
+        named = attempt.takes_part(message.accused)
+        if named and not message.bad:
+            attempt.blind.setdefault(member.peer, set()).update(named)
+            return
+        attempt.blind.pop(member.peer, None)
+        if member.peer in attempt.owners:
+            attempt.lose(member.peer, f"it cannot spread the results it has: {message.reason}")
+
+    def _contributor_failed(self, member: Member, message: ReduceFailed, attempt: Attempt) -> None:
+        attempt.outcomes.pop(member.peer, None)
+        named = [peer for peer in attempt.takes_part(message.accused) if peer != member.peer]
+        others_count = len(attempt.peers()) - 1
+        bad = message.bad and bool(named)
+        if not named or (bad and others_count > 1 and 2 * len(named) > others_count):
+            # Blaming nobody, or most of the others, says something about the one who speaks.
+            why = f"it cannot finish the round: {quoted(message.reason)}"
+            attempt.lose(member.peer, why)
+            attempt.missed[member.peer] = why  # it lives, and is synced again afterwards
+            self.context.announce(EventKind.ROUND, member.peer, f"{said(member)}: {why}")
+        elif bad:
+            for peer in named:
+                if peer in attempt.peers():
+                    round_ = self.ledger.rounds[message.round]
+                    self.ledger.refuse_update(round_, peer, quoted(message.reason))
+                else:
+                    attempt.lose(peer, f"it spread what is no result: {quoted(message.reason)}")
+        else:
+            for peer in named:
+                attempt.accuse(peer, member.peer, self.context.now_s)
+
+    def moved(self, member: Member) -> None:
+        """Bulk bytes leave or reach the member: what it takes part in is not stalled."""
+        for round_ in self.ledger.reducing():
+            if member.peer in round_.running().unreported():
+                round_.running().moved_s = self.context.now_s
+
+    def _missed(self, member: Member, number: int, why: str) -> None:
+        round_ = self.ledger.committed(number)
+        if round_ is not None and member.copies[round_.fragment].version <= round_.version:
+            self.syncing.late(member, round_.fragment, why, round_.version)
+
+    def _violation(self, member: Member, why: str) -> None:
+        self.ledger.evict(member.peer, RefusalCode.PROTOCOL, why)
+
+    # ------------------------------------------------------------ attempts
+
+    def begin(self, round_: Round, contributors: tuple[Contributor, ...]) -> None:
+        """Order a reduction of these contributors, the first one of the round or another one."""
+        receivers = self._receivers({contributor.peer for contributor in contributors})
+        now_s = self.context.now_s
+        try:
+            plan, estimate = make_plan(
+                self.context.history.sizes[round_.fragment],
+                [contributor.peer for contributor in contributors],
+                receivers,
+                self.bandwidths.lines(receivers, self._caps()),
+                self.context.spec,
+            )
+        except NobodyReachableError as error:
+            self.ledger.abort(round_, str(error))
+            return
+        before = round_.attempt
+        number = 1 if before is None else max(before.number, before.flush_number) + 1
+        owners = [run.peer for run in plan.owners for _ in range(run.chunk_count)]
+        round_.attempt = Attempt(
+            number, contributors, receivers, owners, estimate, started_s=now_s, moved_s=now_s
+        )
+        message = Reduce(
+            round=round_.number,
+            attempt=number,
+            fragment=round_.fragment,
+            version=round_.version,
+            view=self.context.roster.view_number,
+            contributors=contributors,
+            receivers=receivers,
+            plan=plan,
+        )
+        for peer in receivers:
+            self.context.send(peer, message)
+
+    def _caps(self) -> dict[str, Bandwidth]:
+        """What the members' persons allow them to carry."""
+        return {
+            member.peer: Bandwidth(
+                member.upload_bytes_per_s or math.inf, member.download_bytes_per_s or math.inf
+            )
+            for member in self.context.roster
+            if member.upload_bytes_per_s or member.download_bytes_per_s
+        }
+
+    def _receivers(self, adding: set[str]) -> tuple[str, ...]:
+        """Whoever adds, and everybody who stays: a joiner replays what it gets from now on."""
+        return tuple(
+            member.peer
+            for member in self.context.roster.by_number()
+            if member.peer in adding or not (member.draining or member.relay)
+        )
+
+    # ------------------------------------------------------------ what follows from the facts
+
+    def advance(self, round_: Round) -> bool:
+        """Do what the facts call for. True if anything changed; then call again."""
+        attempt, now_s = round_.running(), self.context.now_s
+        if self._too_few(round_):
+            self._abort_for_few(round_)
+        elif round_.refused.intersection(attempt.peers()):
+            self._rerun(round_, whys(attempt))  # it may be in chunks that are done
+        elif not attempt.unreported():
+            self._decide(round_)
+        elif attempt.lost.keys() - attempt.shut:
+            self._flush(round_)
+        elif attempt.flushing and self._may_repair(attempt):
+            self._repair(round_)
+        elif now_s >= self._flush_limit_s(attempt):
+            self._remove_mute(round_)
+        elif now_s >= self._settle_limit_s(attempt):
+            self._remove_accused(round_)
+        elif now_s >= self._lag_limit_s(attempt):
+            self._leave_behind(attempt)
+        elif now_s >= self._stall_limit_s(attempt):
+            self._stalled(round_)
+        else:
+            return False
+        return True
+
+    def next_deadline_s(self) -> float:
+        """When ``advance`` has something to do at the latest, if nothing else happens."""
+        limits = [math.inf]
+        for round_ in self.ledger.reducing():
+            attempt = round_.running()
+            limits += [
+                self._listeners_limit_s(attempt),
+                self._flush_limit_s(attempt),
+                self._settle_limit_s(attempt),
+                self._lag_limit_s(attempt),
+                self._stall_limit_s(attempt),
+            ]
+        return min(limits)
+
+    def _too_few(self, round_: Round) -> bool:
+        survivors = round_.running().survivors()
+        return not survivors or len(survivors) < self.ledger.quorum(round_.original_count)
+
+    def _abort_for_few(self, round_: Round) -> None:
+        attempt = round_.running()
+        self.ledger.abort(
+            round_,
+            f"{len(attempt.survivors())} of {round_.original_count} contributors are left, "
+            f"{self.ledger.quorum(round_.original_count)} are needed: {whys(attempt)}",
+        )
+
+    # ------------------------------------------------------------ limits of time
+
+    def _flush_limit_s(self, attempt: Attempt) -> float:
+        """Who is needed and does not answer a flush by then is removed."""
+        return attempt.flush_s + self.context.spec.membership.deadline_s
+
+    def _listeners_limit_s(self, attempt: Attempt) -> float:
+        """Listeners that may hold what is lost have so long to answer a flush."""
+        if not attempt.flushing or attempt.unheard():
+            return math.inf  # they are not what is waited for
+        return attempt.flush_s + self.context.spec.settle_s
+
+    def _settle_limit_s(self, attempt: Attempt) -> float:
+        if attempt.most_accused() is None:
+            return math.inf
+        return attempt.accused_s + self.context.spec.settle_s
+
+    def _lag_limit_s(self, attempt: Attempt) -> float:
+        """Who needs more than twice the quorum's time (and a deadline) holds everybody up."""
+        if attempt.quorum_s is None:
+            return math.inf
+        taken_s = attempt.quorum_s - attempt.started_s
+        return attempt.quorum_s + max(self.context.spec.membership.deadline_s, taken_s)
+
+    def _stall_limit_s(self, attempt: Attempt) -> float:
+        if attempt.flushing or attempt.most_accused() is not None:
+            return math.inf  # we know already who is in the way; another limit runs
+        return attempt.moved_s + self.context.spec.membership.deadline_s
+
+    # ------------------------------------------------------------ who is in the way
+
+    def _remove_mute(self, round_: Round) -> None:
+        """Somebody shows signs of life, but does not say what it holds."""
+        for peer in round_.running().unheard():
+            self.ledger.evict(
+                peer, RefusalCode.LAGGING, f"it did not answer a flush of round {round_.number}"
+            )
+
+    def _remove_accused(self, round_: Round) -> None:
+        attempt = round_.running()
+        peer = attempt.most_accused()
+        assert peer is not None
+        accusers = ", ".join(sorted(self.context.name(p) for p in attempt.accusers[peer]))
+        self.ledger.evict(
+            peer,
+            RefusalCode.LAGGING,
+            f"unreachable in round {round_.number} for {quoted(accusers)}",
+        )
+
+    def _leave_behind(self, attempt: Attempt) -> None:
+        for peer in attempt.unreported():
+            self.ledger.evict(
+                peer, RefusalCode.LAGGING, "it did not finish a reduction that others did"
+            )
+
+    def _stalled(self, round_: Round) -> None:
+        """Nothing moved for a deadline, and nobody was accused."""
+        attempt = round_.running()
+        round_.stall_count += 1
+        survivors, waiting = attempt.survivors(), attempt.unreported()
+        reported_count = len(survivors) - len(waiting)
+        if 2 * reported_count > len(survivors) or (
+            reported_count and round_.stall_count >= STALLS_MAX
+        ):
+            self._leave_behind(attempt)
+        elif round_.stall_count >= STALLS_MAX:
+            self.ledger.abort(round_, f"nothing moved in {round_.stall_count} attempts")
+        else:
+            deadline_s = self.context.spec.membership.deadline_s
+            self._rerun(round_, f"nothing moved for {deadline_s:g} s")
+
+    def _rerun(self, round_: Round, why: str) -> None:
+        """Begin again with nothing but the inputs."""
+        attempt = round_.running()
+        if round_.rerun_count >= RERUNS_MAX:
+            self.ledger.abort(round_, f"{attempt.number} attempts failed, the last one: {why}")
+            return
+        left = tuple(c for c in attempt.contributors if c.peer in attempt.survivors())
+        round_.rerun_count += 1
+        self.ledger.rerun_count += 1
+        self.context.announce(
+            EventKind.ROUND,
+            None,
+            f"round {round_.number} starts over with {len(left)} contributors: {why}",
+        )
+        round_.turn(Turn.RERUN)
+        self.begin(round_, left)
+
+    # ------------------------------------------------------------ flush and repair
+
+    def _flush(self, round_: Round) -> None:
+        attempt = round_.running()
+        attempt.begin_flush(self.context.now_s)
+        message = Flush(round_.number, attempt.flush_number, tuple(attempt.lost))
+        for peer in attempt.served():
+            self.context.send(peer, message)
+
+    def _may_repair(self, attempt: Attempt) -> bool:
+        if attempt.unheard():
+            return False
+        return self.context.now_s >= self._listeners_limit_s(attempt) or not (
+            attempt.may_learn_more()
+        )
+
+    def _repair(self, round_: Round) -> None:
+        """Everybody has shut out the lost and said what they hold: give out what is missing."""
+        attempt = round_.running()
+        assignments = plan_repair(
+            attempt.owners, attempt.lost, attempt.survivors(), attempt.receivers, attempt.held
+        )
+        if len(assignments) > OWNER_RUNS_MAX:
+            self._rerun(round_, whys(attempt))
+            return
+        round_.turn(Turn.REPAIR)
+        round_.repair_count += 1
+        self.ledger.repair_count += 1
+        self.context.announce(EventKind.ROUND, None, self._repair_said(round_, assignments))
+        attempt.begin_repair(assignments, self.context.now_s)
+        self._send_repair(round_, assignments)
+
+    def _repair_said(self, round_: Round, assignments: Sequence[Assignment]) -> str:
+        attempt = round_.running()
+        lost = ", ".join(self.context.name(peer) for peer in attempt.lost)
+        counts: Counter[str] = Counter()
+        for assignment in assignments:
+            counts[assignment.owner] += assignment.chunk_count
+        anew_count = sum(a.chunk_count for a in assignments if a.anew)
+        heirs = [f"{self.context.name(p)} ({n})" for p, n in counts.most_common(HEIRS_SAID_MAX)]
+        if len(counts) > len(heirs):
+            heirs.append(f"{len(counts) - len(heirs)} more")
+        taken = f" by {', '.join(heirs)}" if heirs else ""
+        return (
+            f"repaired round {round_.number}: {lost} lost, {counts.total()} of "
+            f"{len(attempt.owners)} chunks taken over{taken}, {anew_count} of them added up again, "
+            f"nothing else rerun ({whys(attempt)})"
+        )
+
+    def _send_repair(self, round_: Round, assignments: tuple[Assignment, ...]) -> None:
+        attempt = round_.running()
+        message = Repair(round_.number, attempt.number, tuple(attempt.lost), assignments)
+        for peer in attempt.served():
+            self.context.send(peer, message)
+
+    def _serve_listeners(self, round_: Round, outcome: Outcome) -> None:
+        """Who only listens may lack what a lost owner has not sent: have it spread by others.
+
+        Nothing needs to be flushed: all who are asked hold the result that is being committed.
+        """
+        attempt = round_.running()
+        having = [p for p in attempt.survivors() if attempt.outcomes.get(p) == outcome]
+        waiting = [p for p in attempt.served() if p not in attempt.outcomes]
+        if not (having and waiting and attempt.lost.keys() & set(attempt.owners)):
+            return
+        everything = b"\xff" * ((len(attempt.owners) + 7) // 8)
+        held = dict.fromkeys([p for p in attempt.reached() if p not in waiting], everything)
+        assignments = plan_repair(attempt.owners, attempt.lost, having, attempt.receivers, held)
+        if len(assignments) > OWNER_RUNS_MAX:
+            return  # they are synced again, as everybody who misses a result
+        outcomes = dict(attempt.outcomes)
+        attempt.begin_flush(self.context.now_s)
+        attempt.begin_repair(assignments, self.context.now_s)
+        attempt.outcomes = outcomes
+        self._send_repair(round_, assignments)
+
+    # ------------------------------------------------------------ the decision
+
+    def _decide(self, round_: Round) -> None:
+        """Every survivor has reported."""
+        outcome = round_.running().agreed()
+        if outcome is None:
+            self.ledger.abort(round_, "the contributors hold different results and no majority")
+            return
+        self._serve_listeners(round_, outcome)
+        self._commit(round_, outcome)
+
+    def _commit(self, round_: Round, outcome: Outcome) -> None:
+        attempt = round_.running()
+        commit = Commit(
+            round=round_.number,
+            attempt=attempt.number,
+            fragment=round_.fragment,
+            version=round_.version,
+            at_step=round_.at_step,
+            contributors=attempt.contributors,
+            digest=outcome.digest,
+            manifest=outcome.manifest,
+        )
+        self.context.record(RoundCommitted(commit))
+        round_.digest = outcome.digest
+        wrong = dict(attempt.missed)
+        for peer, reported in attempt.outcomes.items():
+            if reported != outcome:
+                wrong[peer] = f"its result of round {round_.number} differs from the one committed"
+                text = f"{self.context.name(peer)}: {wrong[peer]}; it is synced again"
+                self.context.announce(EventKind.BAD, peer, text)
+        for peer in attempt.reached():
+            self.context.send(peer, commit)
+        self.syncing.committed(commit, attempt.reached(), wrong)
+        self.ledger.commit(round_, committed_said(round_))
+
+
+def whys(attempt: Attempt) -> str:
+    """Why the lost are lost."""
+    return "; ".join(attempt.lost.values())
+
+
+def committed_said(round_: Round) -> str:
+    """The outcome of a round, for its record."""
+    text = f"committed with {len(round_.running().contributors)} contributors"
+    for what, count in (("repaired", round_.repair_count), ("run again", round_.rerun_count)):
+        if count:
+            text += f", {what} {'once' if count == 1 else f'{count} times'}"
+    return text

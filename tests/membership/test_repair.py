@@ -1,0 +1,387 @@
+"""Repairs, as conversations: what the master asks for after a loss, and who gets which chunks."""
+
+from __future__ import annotations
+
+from holdfast.membership.journal import RoundCommitted
+from holdfast.membership.repair import plan_repair
+from holdfast.protocol.messages import (
+    Abort,
+    Assignment,
+    Commit,
+    ContributorRun,
+    Flush,
+    Held,
+    Reduce,
+    Reduced,
+    ReduceFailed,
+    RefusalCode,
+    Repair,
+    SyncFragment,
+)
+from tests.membership.table import DIGEST, A, B, C, D, E, Table
+
+
+def owners_of(table: Table, *owners: str) -> None:
+    """As if the plan had dealt the chunks so."""
+    for round_ in table.master.conductor.rounds.values():
+        round_.running().owners = list(owners)
+
+
+def test_a_chunk_that_a_survivor_holds_is_spread_and_the_others_are_made_anew() -> None:
+    table = Table()
+    table.start(A, B, C, spares=[D])
+    table.reduce(A, B, C)
+    owners_of(table, A, B, B, B, C)
+    table.leave(B)
+    flush = table.hear(A, Flush)
+    assert table.hear(D, Flush) == flush
+    table.hold(flush, A, results=b"\x07")
+    table.hears_no(A, Repair)  # C has not shut B out yet: a result of B may still reach it
+    table.hold(flush, C, results=b"\x10")
+    table.hears_no(A, Repair)  # the spare may hold chunk 3, which no survivor has
+    table.hold(flush, D)
+    repair = table.hear(A, Repair)
+    assert repair.assignments == (
+        Assignment(1, 2, A, anew=False, lacking=b"\x0e"),  # B, C and the spare D
+        Assignment(3, 1, C, anew=True, lacking=b"\x00"),
+    )
+    assert table.hear(C, Repair) == table.hear(D, Repair) == repair
+
+
+def test_a_death_while_the_others_are_asked_begins_the_asking_again() -> None:
+    table = Table()
+    table.start(A, B, C, D, E)
+    order = table.reduce(A, B, C, D, E)
+    owners_of(table, A, B, C, D, E)
+    table.leave(B)
+    first = table.hear(A, Flush)
+    table.hold(first, A, C, E)
+    table.leave(D)
+    second = table.hear(A, Flush)
+    assert second == Flush(order.round, first.attempt + 1, (B, D))
+    table.hold(first, A, C, E)  # old answers do not count
+    table.hears_no(A, Repair)
+    table.hold(second, A, C, E)
+    repair = table.hear(A, Repair)
+    assert (repair.attempt, repair.lost) == (second.attempt, (B, D))
+    assert [a.first_chunk for a in repair.assignments] == [1, 3]
+
+
+def test_the_death_of_the_repairer_is_repaired_again() -> None:
+    table = Table()
+    table.start(A, B, C, D, E)
+    table.reduce(A, B, C, D, E)
+    owners_of(table, B, C, D, E, B)
+    table.leave(B)
+    table.hold(table.hear(A, Flush), A, C, D, E)
+    first = table.hear(A, Repair)
+    (heir,) = {a.owner for a in first.assignments if a.first_chunk == 0}
+    table.leave(heir)
+    left = [peer for peer in (A, C, D, E) if peer != heir]
+    flush = table.hear(left[0], Flush)
+    if flush.lost == (B,):
+        flush = table.hear(left[0], Flush)
+    assert flush.lost == (B, heir)
+    table.hold(flush, *left)
+    again = table.hear(left[0], Repair)
+    assert 0 in [a.first_chunk for a in again.assignments]
+    assert heir not in [a.owner for a in again.assignments]
+
+
+def test_below_the_quorum_a_loss_aborts() -> None:
+    table = Table()
+    table.start(A, B, C)
+    order = table.reduce(A, B, C)
+    table.leave(B)
+    table.leave(C)
+    assert table.hear(A, Abort).round == order.round
+
+
+def test_who_does_not_answer_a_flush_is_removed() -> None:
+    table = Table("[membership]\ndeadline_s = 10.0\n")
+    table.start(A, B, C, D, E)
+    table.reduce(A, B, C, D, E)
+    table.leave(B)
+    table.hold(table.hear(A, Flush), A, C, E)
+    table.wait(10.0, A, C, D, E)
+    assert table.dropped(D) is RefusalCode.LAGGING
+    assert table.hear(A, Flush).lost == (B, D)
+
+
+def test_a_spare_that_does_not_answer_a_flush_holds_up_nobody_for_long() -> None:
+    table = Table("[membership]\ndeadline_s = 10.0\n")
+    table.start(A, B, C, spares=[D])
+    table.reduce(A, B, C)
+    owners_of(table, A, B, C)
+    table.leave(B)
+    table.hold(table.hear(A, Flush), A, C)
+    table.hears_no(D, Repair)
+    assert table.master.next_deadline_s() <= table.now_s + 1.0
+    table.wait(1.0, A, C, D)
+    table.hear(D, Repair)
+
+
+def test_a_spare_is_not_waited_for_when_survivors_hold_everything() -> None:
+    table = Table()
+    table.start(A, B, C, spares=[D])
+    table.reduce(A, B, C)
+    owners_of(table, B, B, C)
+    table.leave(B)
+    flush = table.hear(A, Flush)
+    table.hold(flush, A, results=b"\x01")
+    table.hold(flush, C, results=b"\x02")
+    assert [a.anew for a in table.hear(D, Repair).assignments] == [False, False]
+
+
+def test_what_only_a_spare_holds_is_spread_by_the_spare() -> None:
+    table = Table()
+    table.start(A, B, C, spares=[D])
+    order = table.reduce(A, B, C)
+    owners_of(table, B, B, C)
+    table.leave(B)
+    flush = table.hear(A, Flush)
+    table.hold(flush, A, C)
+    table.hold(flush, D, results=b"\x02")
+    repair = table.hear(A, Repair)
+    assert repair.assignments == (
+        Assignment(0, 1, A, anew=True, lacking=b"\x00"),
+        Assignment(1, 1, D, anew=False, lacking=b"\x07"),
+    )
+    table.leave(D)  # an heir's death is repaired as an owner's
+    second = table.hear(A, Flush)
+    assert second.lost == (B, D)
+    table.hold(second, A, results=b"\x03")
+    table.hold(second, C)
+    repair = table.hear(C, Repair)
+    repair = table.hear(C, Repair)
+    assert repair.assignments == (Assignment(1, 1, A, anew=False, lacking=b"\x0e"),)
+    for peer in (A, C):
+        table.say(peer, Reduced(order.round, repair.attempt, DIGEST))
+    table.hear(A, Commit)
+
+
+def test_a_spare_that_cannot_spread_what_it_holds_is_replaced() -> None:
+    table = Table()
+    table.start(A, B, C, spares=[D])
+    order = table.reduce(A, B, C)
+    owners_of(table, B, A, C)
+    table.leave(B)
+    flush = table.hear(A, Flush)
+    table.hold(flush, A, C)
+    table.hold(flush, D, results=b"\x01")
+    repair = table.hear(A, Repair)
+    table.forget()
+    table.say(D, ReduceFailed(order.round, repair.attempt, (), False, "no memory"))
+    again = table.hear(A, Flush)
+    assert again.lost == (B, D)
+    table.hears_no(D, Flush)
+    table.hold(again, A, C)
+    repair = table.hear(A, Repair)
+    assert repair.assignments[0].anew
+    for peer in (A, C):
+        table.say(peer, Reduced(order.round, repair.attempt, DIGEST))
+    table.applied(order, A, C)
+    table.hear(D, SyncFragment)
+
+
+def test_a_spare_that_came_too_late_with_what_it_held_is_synced_again() -> None:
+    table = Table("[membership]\ndeadline_s = 10.0\n")
+    table.start(A, B, C, spares=[D])
+    order = table.reduce(A, B, C)
+    owners_of(table, B, A, C)
+    table.leave(B)
+    table.hold(table.hear(A, Flush), A, C)
+    table.wait(1.0, A, C, D)
+    repair = table.hear(D, Repair)
+    assert repair.assignments[0].anew
+    table.say(D, ReduceFailed(order.round, repair.attempt, (), False, "it holds another result"))
+    table.hears_no(A, Flush)
+    for peer in (A, C):
+        table.say(peer, Reduced(order.round, repair.attempt, DIGEST))
+    table.applied(order, A, C)
+    table.hear(D, SyncFragment)
+
+
+def test_who_cannot_go_on_is_lost_to_the_round_but_not_to_the_run() -> None:
+    table = Table()
+    table.start(A, B, C, D)
+    order = table.reduce(A, B, C, D)
+    table.forget()
+    table.say(B, ReduceFailed(order.round, 1, (), False, "out of memory"))
+    flush = table.hear(A, Flush)
+    assert flush.lost == (B,)
+    table.hears_no(B, Flush)
+    table.hold(flush, A, C, D)
+    repair = table.hear(A, Repair)
+    for peer in (A, C, D):
+        table.say(peer, Reduced(order.round, repair.attempt, DIGEST))
+    assert table.hear(B, Commit).round == order.round
+    table.applied(order, A, C, D)
+    table.hear(B, SyncFragment)
+    assert B in table.master.context.roster
+
+
+def test_results_with_equal_digests_and_unlike_manifests_do_not_agree() -> None:
+    table = Table()
+    table.start(A, B, C, D)
+    order = table.reduce(A, B, C, D)
+    count = len(table.master.conductor.rounds[order.round].running().owners)
+    some = (ContributorRun(b"\x0d", count),)
+    for peer, manifest in ((A, ()), (B, some), (C, some), (D, some)):
+        table.say(peer, Reduced(order.round, 1, DIGEST, manifest))
+    (record,) = table.records(RoundCommitted)
+    assert record.commit.manifest == some
+    assert not table.master.context.roster.members[A].in_sync
+
+
+def test_a_manifest_of_another_round_is_a_violation() -> None:
+    table = Table()
+    table.start(A, B, C, D)
+    order = table.reduce(A, B, C, D)
+    count = len(table.master.conductor.rounds[order.round].running().owners)
+    table.say(A, Reduced(order.round, 1, DIGEST, (ContributorRun(b"\x0f", count + 1),)))
+    assert table.dropped(A) is RefusalCode.PROTOCOL
+    table.say(B, Reduced(order.round, 1, DIGEST, (ContributorRun(b"\x1f", count),)))
+    assert table.dropped(B) is RefusalCode.PROTOCOL
+
+
+def test_a_result_that_fewer_than_the_quorum_hold_is_not_committed() -> None:
+    table = Table()
+    table.start(A, B, C)
+    order = table.reduce(A, B, C)
+    table.reduced(order, A)
+    table.leave(B)
+    table.leave(C)
+    assert not table.records(RoundCommitted)
+    table.hear(A, Abort)
+
+
+def test_a_repair_is_told_to_people() -> None:
+    table = Table()
+    table.start(A, B, C)
+    order = table.reduce(A, B, C)
+    owners_of(table, A, B, B, B, C)
+    table.leave(B)
+    flush = table.hear(A, Flush)
+    status = table.master.status(table.now_s)
+    assert (
+        "to say what it holds of round 1, which goes on without b (bbbbbbbb)"
+        in (status["why_waiting"])
+    )
+    table.hold(flush, A, results=b"\x02")
+    table.hold(flush, C)
+    repair = table.hear(A, Repair)
+    status = table.master.status(table.now_s)
+    (running,) = status["rounds"]
+    assert (running["repairs"], running["reruns"]) == (1, 0)
+    assert list(running["lost"]) == [B]
+    (said,) = [e["text"] for e in status["events"] if "repaired" in e["text"]]
+    assert "repaired round 1: b (bbbbbbbb) lost, 3 of 5 chunks taken over by" in said
+    assert "2 of them added up again, nothing else rerun" in said
+    for peer in (A, C):
+        table.say(peer, Reduced(order.round, repair.attempt, DIGEST))
+    status = table.master.status(table.now_s)
+    assert (status["repaired"], status["rerun"]) == (1, 0)
+    (past,) = status["past_rounds"]
+    assert past["why"] == "committed with 3 contributors, repaired once"
+
+
+def test_chunks_that_do_not_exist_are_a_violation() -> None:
+    table = Table()
+    table.start(A, B, C, D)
+    table.reduce(A, B, C, D)
+    table.leave(B)
+    flush = table.hear(A, Flush)
+    table.say(D, Held(flush.round, flush.attempt, bytes(9)))
+    assert table.dropped(D) is RefusalCode.PROTOCOL
+
+
+def test_a_result_that_comes_during_the_flush_is_still_committed() -> None:
+    table = Table()
+    table.start(A, B, C)
+    order = table.reduce(A, B, C)
+    table.reduced(order, A)
+    table.leave(B)
+    table.reduced(order, C)
+    (record,) = table.records(RoundCommitted)
+    assert record.commit.attempt == 1
+
+
+def test_a_loss_that_was_told_before_the_repair_may_be_told_again() -> None:
+    table = Table("[membership]\ndeadline_s = 10.0\n")
+    table.start(A, B, C, D, E)
+    order = table.reduce(A, B, C, D, E)
+    table.say(A, ReduceFailed(order.round, 1, (D,), False, "reset"))
+    table.leave(B)
+    table.hold(table.hear(A, Flush), A, C, D, E)
+    repair = table.hear(A, Repair)
+    table.wait(2.0, A, C, D, E)
+    assert D in table.master.context.roster  # under this attempt nobody has complained yet
+    table.say(A, ReduceFailed(order.round, repair.attempt, (D,), False, "reset"))
+    table.wait(1.0, A, C, D, E)
+    assert table.dropped(D) is RefusalCode.LAGGING
+
+
+def test_a_refused_update_is_never_repaired_but_reduced_again_without_it() -> None:
+    table = Table()
+    table.start(A, B, C, D, E)
+    order = table.reduce(A, B, C, D, E)
+    table.forget()
+    table.leave(B)
+    table.hear(A, Flush)
+    table.say(A, ReduceFailed(order.round, 1, (D,), True, "not finite"))
+    again = table.hear(A, Reduce)
+    assert [c.peer for c in again.contributors] == [A, C, E]
+    assert again.attempt > 2
+
+
+def test_a_spare_gets_from_others_what_a_dead_owner_has_not_sent_it() -> None:
+    table = Table()
+    table.start(A, B, C, spares=[D])
+    order = table.reduce(A, B, C)
+    owners_of(table, A, B, C)
+    table.say(D, ReduceFailed(order.round, 1, (B,), False, "reset"))
+    table.reduced(order, A, C)
+    table.leave(B)
+    repair = table.hear(D, Repair)
+    assert repair.assignments == (Assignment(1, 1, A, anew=False, lacking=b"\x0a"),)
+    commit = table.hear(D, Commit)
+    assert (commit.attempt, commit.digest) == (repair.attempt, DIGEST)
+    table.say(D, Reduced(order.round, repair.attempt, DIGEST))
+    table.applied(order, A, C, D)
+    table.hears_no(D, SyncFragment)
+
+
+def test_chunks_are_dealt_evenly_and_runs_are_joined() -> None:
+    none = dict.fromkeys((A, C), b"\x00")
+    assert plan_repair([B] * 4, {B}, [A, C], [A, B, C], none) == tuple(
+        Assignment(chunk, 1, (A, C)[chunk % 2], anew=True, lacking=b"\x00") for chunk in range(4)
+    )
+    held = {A: b"\x00", C: b"\x0f"}
+    assert plan_repair([B] * 4, {B}, [A, C], [A, B, C], held) == (
+        Assignment(0, 4, C, anew=False, lacking=b"\x03"),
+    )
+
+
+def test_what_a_removed_peer_has_said_about_others_is_void() -> None:
+    table = Table("[membership]\ndeadline_s = 10.0\n")
+    table.start(A, B, C, D)
+    order = table.reduce(A, B, C, D)
+    table.say(D, *[ReduceFailed(order.round, 1, (p,), False, "no link") for p in (A, B, C)])
+    for peer in (A, B, C):
+        table.say(peer, ReduceFailed(order.round, 1, (D,), False, "no link"))
+    table.wait(5.0, A, B, C, D)
+    assert table.dropped(D) is RefusalCode.LAGGING
+    assert {A, B, C} <= set(table.master.context.roster.members)
+    table.hold(table.hear(A, Flush), A, B, C)
+    table.hear(A, Repair)
+
+
+def test_who_tells_of_a_loss_that_is_known_already_stays_in_the_round() -> None:
+    table = Table()
+    table.start(A, B, C, D)
+    order = table.reduce(A, B, C, D)
+    table.leave(B)
+    table.say(A, ReduceFailed(order.round, 1, (B,), False, "reset"))
+    table.hold(table.hear(A, Flush), A, C, D)
+    assert table.hear(A, Repair).lost == (B,)
