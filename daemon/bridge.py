@@ -112,7 +112,7 @@ class UnixBridge:
                 reason = "the training process is gone"
                 async with trio.open_nursery() as nursery:
                     self._scope = nursery.cancel_scope
-                    nursery.start_soon(self._write, stream, connection, queue, nursery.cancel_scope)
+                    nursery.start_soon(self._write, stream, connection, queue)
                     reason = await self._read(stream, events)
                     nursery.cancel_scope.cancel()
         except (RemoteProtocolError, trio.BrokenResourceError, trio.EndOfChannel, OSError) as error:
@@ -140,21 +140,21 @@ class UnixBridge:
         stream: MessageStream,
         connection: trio.socket.SocketType,
         queue: trio.MemoryReceiveChannel[Message],
-        trainer: trio.CancelScope,
     ) -> None:
         sent_count = 0
         try:
-            async for message in queue:
-                if isinstance(message, ArenaOpened):
-                    await self._send_arenas(connection, message)
-                else:
-                    await stream.send(message)
-                sent_count += 1
-                if self._shared is not None:
-                    self._shared.slots[MAIL_SLOT] = np.uint64(sent_count)
+            async with queue:  # once nobody sends from it, ``tell`` has nobody to tell
+                async for message in queue:
+                    if isinstance(message, ArenaOpened):
+                        await self._send_arenas(connection, message)
+                    else:
+                        await stream.send(message)
+                    sent_count += 1
+                    if self._shared is not None:
+                        self._shared.slots[MAIL_SLOT] = np.uint64(sent_count)
         except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
-            pass  # the reader says why
-        trainer.cancel()
+            # The trainer has left. The reader comes to that too, after all that it said before.
+            pass
 
     async def _send_arenas(self, connection: trio.socket.SocketType, message: ArenaOpened) -> None:
         """The frame of ``ArenaOpened``, its two file descriptors with the first byte."""

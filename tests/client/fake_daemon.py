@@ -4,6 +4,12 @@
         run = attach(model, socket_path=path)
 
 What the script raises is raised again when the block ends.
+
+Both sides run freely between the messages, so a script must not count on who is faster. It says
+nothing that the trainer may not be there for: a trainer waits for what comes next at its
+``hold_step``, while a round without overlap that it posted is not over, as a spare, and in a loop of
+steps until something has happened. The real daemon gives a ``hold_step`` with everything it says for
+the same reason.
 """
 
 from __future__ import annotations
@@ -15,6 +21,7 @@ import socket
 import struct
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
@@ -42,15 +49,31 @@ from holdfast.protocol.messages import (
 
 WAIT_S = 20.0  # for a trainer that is alive; then the test fails
 
+POLL_S = 0.001  # between two looks at what the trainer's thread is about to do
+
 M = TypeVar("M", bound=Message)
 Values = NDArray[np.float32]
+
+
+def settled(condition: Callable[[], bool]) -> None:
+    """Wait for what the other thread is about to do."""
+    deadline_s = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline_s, "it never came"
+        time.sleep(POLL_S)
+
+
+def wait_for(event: threading.Event) -> None:
+    """Wait until the other thread has come to where it sets the event."""
+    assert event.wait(WAIT_S), "the other thread never came to it"
 
 
 class FakeDaemon:
     """One trainer's daemon; every method is a line of the conversation.
 
-    A ``hold_step`` makes the trainer wait there for the next round. Scripts with several rounds
-    need it: else the trainer may be past the next round's step before that is opened.
+    A ``hold_step`` makes the trainer wait there for what comes next. Scripts that go on after a
+    message need it: else the trainer may be past the next round's step before that is opened, or
+    at its own end before the next message is said.
     """
 
     def __init__(self, stream: socket.socket) -> None:
@@ -80,11 +103,15 @@ class FakeDaemon:
         self._sent_count += 1
         if self._arenas is not None:
             self.shared.slots[MAIL_SLOT] = self._sent_count
-        if descriptors:
-            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
-            sent = self.stream.sendmsg([frame], [rights])
-            frame = frame[sent:]
-        self.stream.sendall(frame)
+        try:
+            if descriptors:
+                rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
+                sent = self.stream.sendmsg([frame], [rights])
+                frame = frame[sent:]
+            if frame:  # sending nothing fails too where the trainer has left
+                self.stream.sendall(frame)
+        except BrokenPipeError as error:
+            raise EOFError(f"the trainer closed the socket before it was told {message}") from error
 
     def hear(self, expected: type[M]) -> M:
         (length,) = struct.unpack(">I", self._read(4))

@@ -17,8 +17,9 @@ from torch import nn
 
 from holdfast.client.hook import Run, attach
 from holdfast.diloco.outer import outer_step
+from holdfast.protocol.arena import STEP_SLOT
 from holdfast.protocol.messages import Finished, Posted
-from tests.client.fake_daemon import WAIT_S, FakeDaemon, talking
+from tests.client.fake_daemon import WAIT_S, FakeDaemon, settled, talking
 
 Values = NDArray[np.float32]
 
@@ -228,10 +229,9 @@ def test_overlap_trains_on_while_the_round_runs_and_blocks_when_it_is_used_up() 
         daemon.open_round(1, at_step=2, hold_step=2)
         assert daemon.hear(Posted).step == 2
         assert daemon.posted.values(0).tolist() == [-1.0]
-        while daemon.posted.slots[0] < 2 + tau:
-            assert daemon.hears_nothing(0.001)
+        settled(lambda: daemon.posted.slots[STEP_SLOT] >= 2 + tau)
         assert daemon.hears_nothing()
-        assert daemon.posted.slots[0] == 2 + tau  # and not a step further
+        assert daemon.posted.slots[STEP_SLOT] == 2 + tau  # and not a step further
         daemon.share(0, 1, np.array([100.0], np.float32))
         daemon.end_round(1, step=2, hold_step=6)
         daemon.open_round(2, at_step=6)

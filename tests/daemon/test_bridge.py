@@ -322,6 +322,26 @@ async def test_a_trainer_that_takes_no_messages_is_disconnected(
         good.close()
 
 
+async def test_what_a_trainer_said_last_is_heard_even_if_it_left_while_it_was_told_something(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(folder) as (bridge, events):
+        leaving = await on_thread(lambda: dial(bridge, hello()))
+        await events.until(Layout)
+        send_all = trio.SocketStream.send_all
+
+        async def leave_just_before(stream: trio.SocketStream, data: bytes) -> None:
+            leaving.send(Metrics(1, {"figure": 7.0}))
+            leaving.close()
+            await send_all(stream, data)
+
+        monkeypatch.setattr(trio.SocketStream, "send_all", leave_just_before)
+        bridge.tell(Rejected("nobody hears this"))
+        assert await events.until(Metrics) == Metrics(1, {"figure": 7.0})
+        assert "closed its connection" in await events.until(str)
+        bridge.tell(Rejected("nor this"))
+
+
 async def test_the_socket_is_gone_with_the_daemon_and_the_trainer_hears_it(folder: Path) -> None:
     async with serving(folder) as (bridge, events):
         connection = await on_thread(lambda: dial(bridge, hello()))
