@@ -100,6 +100,15 @@ class _Batch:
     ready: list[int] = field(factory=list)
 
 
+@frozen
+class _Send:
+    """What one peer is to get."""
+
+    peer: str
+    source: FrameSource
+    contribution: bool
+
+
 class Reduction:
     """Replace nothing, return the contributors' weighted mean: see ``run`` and ``serve``.
 
@@ -252,6 +261,9 @@ class Reduction:
           until_sent: return as ``run`` does.
         """
         self._loop, self._whole = Loop(), whole
+        # Before lanes' threads may bring anything: what they complete finds who waits for it.
+        chunks = self._ledger.unheld()
+        sends = self._plan_sends(chunks)
         try:
             with ExitStack() as self._keys:
                 for attempt in sorted({self._order.attempt, self.attempt}):
@@ -259,7 +271,7 @@ class Reduction:
                 self._hub.stop_trailing(self._order.round)
                 with self._scope:
                     async with trio.open_nursery() as self._nursery:
-                        self._start()
+                        self._start(chunks, sends)
                         if until_sent:
                             await self._wait_sent()
                             self._scope.cancel()
@@ -277,15 +289,20 @@ class Reduction:
             key = (kind, self._order.round, attempt)
             self._keys.enter_context(self._hub.register(key, self, threads=True))
 
-    def _start(self) -> None:
+    def _start(self, chunks: Sequence[tuple[int, Part]], sends: Sequence[_Send]) -> None:
         assert self._nursery is not None
         self._watch_owing()
-        unheld = self._ledger.unheld()
-        self._contribute(unheld)
-        self._spread(unheld)
+        for send in sends:
+            self._start_send(send)
         for _worker in range(WORKERS):
             self._nursery.start_soon(self._work)
+        self._begin_complete(chunks)
         self._report_if_whole()
+
+    def _begin_complete(self, chunks: Iterable[tuple[int, Part]]) -> None:
+        """Add up what no frame will complete."""
+        for index in self._ledger.begin_complete(index for index, _part in chunks):
+            self._to_work.send_nowait(index)
 
     async def _wait_sent(self) -> None:
         while self._reported_attempt != self.attempt or self._unsent_count:
@@ -370,8 +387,6 @@ class Reduction:
         """
         self.flush(order.lost)
         self.attempt = order.attempt
-        if self._keys is not None:
-            self._register(order.attempt)
         anew: list[tuple[int, Part]] = []
         lacking: dict[str, list[int]] = {}  # what we hold and spread, by receiver
         for assignment in order.assignments:
@@ -383,12 +398,15 @@ class Reduction:
             elif assignment.owner == self._me:
                 for peer in self._members_of(assignment.lacking):
                     lacking.setdefault(peer, []).extend(chunks)
-        if self._nursery is not None:  # else ``_start`` sends what is to be sent
-            self._contribute(anew)
-            self._spread(anew)
+        if self._keys is not None:  # else ``serve`` does all that when it begins
+            sends = self._plan_sends(anew)
             for peer in self._rotated(lacking):
                 batch = _Batch(len(lacking[peer]), lacking[peer])
-                self._start_send(peer, _Results(self, batch), contribution=False)
+                sends.append(_Send(peer, _Results(self, batch), contribution=False))
+            self._register(order.attempt)  # from here on threads may bring frames of it
+            for send in sends:
+                self._start_send(send)
+            self._begin_complete(anew)
         self._watch_owing()
         self._report_if_whole()
 
@@ -399,43 +417,35 @@ class Reduction:
 
     # ------------------------------------------------------------ sending
 
-    def _contribute(self, chunks: Iterable[tuple[int, Part]]) -> None:
-        """Send what we, or we for our site, give to these chunks."""
-        batches: dict[str, _Batch] = {}
+    def _plan_sends(self, chunks: Iterable[tuple[int, Part]]) -> list[_Send]:
+        """What we send of these chunks: contributions, our own or our site's, and results."""
+        up: dict[str, _Batch] = {}
+        down: dict[str, _Batch] = {}
         for index, part in chunks:
-            if part.parent is None or not (part.gathers or self.encoded_input is not None):
-                continue
-            batch = batches.setdefault(part.parent, _Batch())
-            batch.count += 1
-            if part.gathers:
-                self._gathered[index] = batch
-            else:
-                batch.ready.append(index)
-        for peer in self._rotated(batches):
-            source = _Contributions(self, peer, batches[peer])
-            self._start_send(peer, source, contribution=True)
-
-    def _spread(self, chunks: Iterable[tuple[int, Part]]) -> None:
-        """Send on the results of these chunks as they get done; begin with those that can be."""
-        batches: dict[str, _Batch] = {}
-        gathered = []
-        for index, part in chunks:
-            takers = [batches.setdefault(peer, _Batch()) for peer in part.takers]
-            for batch in takers:
+            if part.parent is not None and (part.gathers or self.encoded_input is not None):
+                batch = up.setdefault(part.parent, _Batch())
                 batch.count += 1
-            self._takers[index] = takers
-            if part.gathers:
-                gathered.append(index)
-        for peer in self._rotated(batches):
-            self._start_send(peer, _Results(self, batches[peer]), contribution=False)
-        for index in self._ledger.begin_complete(gathered):
-            self._to_work.send_nowait(index)
+                if part.gathers:
+                    self._gathered[index] = batch
+                else:
+                    batch.ready.append(index)
+            self._takers[index] = [down.setdefault(peer, _Batch()) for peer in part.takers]
+            for batch in self._takers[index]:
+                batch.count += 1
+        return [
+            *(
+                _Send(p, _Contributions(self, p, up[p]), contribution=True)
+                for p in self._rotated(up)
+            ),
+            *(_Send(p, _Results(self, down[p]), contribution=False) for p in self._rotated(down)),
+        ]
 
-    def _start_send(self, peer: str, source: FrameSource, *, contribution: bool) -> None:
+    def _start_send(self, send: _Send) -> None:
+        peer = send.peer
         if self._ledger.is_shut_out(peer):
             return
         assert self._nursery is not None
-        task = partial(self._send, peer, source, contribution=contribution)
+        task = partial(self._send, send)
         if peer in self._needed:
             scope = trio.CancelScope()
             self._unsent_count += 1
@@ -455,18 +465,18 @@ class Reduction:
             self._unsent_count -= 1
             self._wake()
 
-    async def _send(self, peer: str, source: FrameSource, *, contribution: bool) -> None:
+    async def _send(self, send: _Send) -> None:
         """Have a link send all of a source.
 
         A receiver of results that is lost is skipped: if this node needs something of it, its watch
         says so; if not, whoever does will.
         """
         try:
-            link = await self._hub.link(peer, self._link_wait_s)
-            self._links = {**self._links, peer: link}
-            await link.send_from(source)
+            link = await self._hub.link(send.peer, self._link_wait_s)
+            self._links = {**self._links, send.peer: link}
+            await link.send_from(send.source)
         except PeerLostError as error:
-            if contribution:
+            if send.contribution:
                 self._lose(error)
 
     def _load_contribution(self, index: int, attempt: int) -> Frame | None:

@@ -361,3 +361,40 @@ def test_a_planted_bug_is_found(
     plant(monkeypatch)
     with pytest.raises((BaseExceptionGroup, AssertionError, BadContributionError)):
         histories(30, "cut off")
+
+
+# ---------------------------------------------------------------- frames that come at once
+
+
+async def test_what_threads_complete_while_a_reduction_begins_is_spread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Lanes' threads bring frames as soon as the keys are registered, before any task has begun."""
+    async with a_swarm(3) as swarm:
+        owner, contributor, listener = swarm.nodes
+        contributors = [(owner, 1, 1.0), (contributor, 1, 1.0)]
+        order = make_order(SIZE, contributors, swarm.nodes, owners=[owner])
+        values = np.ones(SIZE.value_count, np.float32)
+        counters = np.zeros(1, np.int64)
+
+        def reduction_at(node: Node) -> Reduction:
+            given = (None, None) if node is listener else (values, counters)
+            return Reduction(order, node.peer, SIZE, node.hub, node.network, *given)
+
+        at_owner, at_contributor = reduction_at(owner), reduction_at(contributor)
+
+        def bring(_round: int) -> None:
+            for index in range(11):
+                frame = at_contributor._load_contribution(index, 1)
+                assert frame is not None
+                place = at_owner.place(contributor.peer, frame[0])
+                assert place is not None
+                place[:] = frame[1]
+                at_owner.deliver(contributor.peer, frame[0], place)
+
+        monkeypatch.setattr(owner.hub, "stop_trailing", bring)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(at_owner.run)
+            with trio.fail_after(60):
+                result = await reduction_at(listener).run()
+        assert (result.values == 1).all()
