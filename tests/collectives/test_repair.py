@@ -384,7 +384,7 @@ async def test_what_threads_complete_while_a_reduction_begins_is_spread(
         at_owner, at_contributor = reduction_at(owner), reduction_at(contributor)
 
         def bring(_round: int) -> None:
-            for index in range(11):
+            for index in range(21):
                 frame = at_contributor._load_contribution(index, 1)
                 assert frame is not None
                 place = at_owner.place(contributor.peer, frame[0])
