@@ -639,6 +639,8 @@ class Reduction:
 
     def _became_complete(self) -> None:
         self._complete = True
+        for link in self._links.values():
+            link.acknowledge_now()
         self._report_if_whole()
 
     def _report_if_whole(self) -> None:

@@ -145,6 +145,7 @@ class Link:
         self._wanted_told = self.rules.first
         self._dials = False
         self._next_number = FIRST_LANE + 1  # that we dial
+        self._hurry = trio.Event()
         self._news = trio.Event()
         self._news_noted = False  # set from lanes' threads too; cleared before what came is read
         self._past_sent_bytes = 0  # of lanes that are gone
@@ -362,13 +363,19 @@ class Link:
     def _set_news(self) -> None:
         self._news.set()
 
+    def acknowledge_now(self) -> None:
+        """All that was expected has come: the other side need not keep it in memory any longer."""
+        self._hurry.set()
+
     async def _acknowledge(self) -> None:
         """Tell the other side what came, and how many lanes we want if that is not ours to do."""
         while True:
             long_frame = any(lane.receiving for lane in self._working.values())
             with trio.move_on_after(PROGRESS_S if long_frame else math.inf):
                 await self._news.wait()
-            await trio.sleep(ACKNOWLEDGE_S)
+            with trio.move_on_after(ACKNOWLEDGE_S):
+                await self._hurry.wait()
+            self._hurry = trio.Event()
             self._news = trio.Event()
             self._news_noted = False
             received = [lane.take_news() for lane in self.lanes]
