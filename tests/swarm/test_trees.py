@@ -51,15 +51,65 @@ def committed_plans(swarm: Swarm) -> list[dict[str, Any]]:
     return [r["plan"] for r in past if r["outcome"] == "committed"]
 
 
+def peers_of(swarm: Swarm, names: str) -> set[str]:
+    return {swarm.peers[name].peer for name in names}
+
+
 @pytest.mark.parametrize("codec", ["fp32", "int8"])
 async def test_a_lab_behind_one_line_crosses_it_once(codec: str) -> None:
+    """The first round measures the lines; from then on trees are planned, and take what they say."""
     async with a_lab_and_two_homes(codec) as swarm:
-        await swarm.until(lambda: swarm.committed >= 8)
+        await swarm.until(lambda: swarm.committed >= 6)
         await swarm.come_to_rest(LAB + HOMES)
         plans = committed_plans(swarm)
         swarm.check_final(LAB + HOMES)
-        for p in plans: print({k: round(v,2) if isinstance(v,float) else v for k,v in p.items() if k!="sites"})
-        st=swarm.master.coordinator.status(trio.current_time())
-        for m in st["members"]: print(m["name"], m["bandwidth"]["up_bytes_per_s"], m["bandwidth"]["down_bytes_per_s"])
-        print(swarm.story())
-    assert 0
+        lab = peers_of(swarm, LAB)
+    first, *others = plans
+    assert (first["tree"], first["sites"], first["tree_s"]) == (False, [], None)
+    for plan in others:
+        assert plan["tree"]
+        assert [set(site) for site in plan["sites"]] == [lab]
+        assert plan["bound_s"] <= plan["predicted_s"] <= 0.9 * plan["star_s"]
+        assert plan["took_s"] == pytest.approx(plan["predicted_s"], rel=0.3)
+        assert plan["took_s"] < 0.8 * first["took_s"]
+
+
+async def test_without_a_site_everything_is_a_star() -> None:
+    """All come from addresses of their own."""
+    async with a_lab_and_two_homes(site="") as swarm:
+        await swarm.until(lambda: swarm.committed >= 4)
+        plans = committed_plans(swarm)
+    assert {plan["tree"] for plan in plans} == {False}
+    assert {plan["star_s"] for plan in plans} == {None}
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8"])
+async def test_the_death_of_a_leader_costs_a_tree_and_no_round(codec: str) -> None:
+    """The round runs again as a star; when the leader is back, so are the trees."""
+    async with a_lab_and_two_homes(codec) as swarm:
+        master = swarm.master
+        assert master is not None
+        ledger = master.coordinator.conductor.ledger
+
+        def amid_a_tree() -> bool:
+            return any(
+                round_.running().sites and trio.current_time() > round_.running().started_s + 0.1
+                for round_ in ledger.reducing()
+            )
+
+        await swarm.until(amid_a_tree)
+        (round_,) = ledger.reducing()
+        swarm.crash("b")
+        await swarm.until(lambda: round_.phase is Phase.COMMITTED)
+        assert swarm.peers["b"].peer not in round_.running().survivors()
+        assert (round_.rerun_count, round_.repair_count) == (1, 0)
+        assert round_.running().sites == ()
+        events = master.coordinator.status(trio.current_time())["events"]
+        (said,) = [e["text"] for e in events if "starts over" in e["text"]]
+        assert "with 5 contributors, as a star" in said
+        assert "a tree cannot be repaired" in said
+        swarm.restart("b")
+        await swarm.until(lambda: swarm.in_sync("b") and amid_a_tree())
+        await swarm.come_to_rest(LAB + HOMES)
+        swarm.check_final(LAB + HOMES)
+        assert ledger.abort_count == 0
