@@ -498,9 +498,7 @@ class Swarm:
     def restart(self, name: str) -> SimPeer:
         """The machine comes back, with its identity and without its memory."""
         old = self.peers[name]
-        self.peers[name] = sim = self._boot(
-            name, old.peer, old.lives + 1, old.service.config.site
-        )
+        self.peers[name] = sim = self._boot(name, old.peer, old.lives + 1, old.service.config.site)
         return sim
 
     def heal_all(self) -> None:

@@ -115,7 +115,7 @@ def make_plan(
     # What a limited pair would do to a tree nobody has thought through; nobody measures any either.
     sited = None if work.pair_limits else _Sited.of(cut, members, work, lines.sites)
     if sited is None:
-        shares = best_shares(work)
+        shares = tuple(best_shares(work))
     else:
         work, shares = sited.star, sited.best.star
         codecs = {spec.reduce.codec_up, spec.reduce.codec_down}
@@ -173,9 +173,7 @@ class _Sited:
         sites = tuple(
             Site(tuple(sorted(number[p] for p in site.members)), site.line) for site in lines
         )
-        rates = tuple(
-            inner.get(peer, rate) for peer, rate in zip(members, work.rates, strict=True)
-        )
+        rates = tuple(inner.get(peer, rate) for peer, rate in zip(members, work.rates, strict=True))
         work = evolve(work, rates=rates)
         best = plan_tree(work, sites, inner_up_bytes=cut.inner_bytes, chunk_count=cut.chunk_count)
         return cls(cut, members, work, sites, best)

@@ -125,9 +125,7 @@ def plan_tree(
         planned.append(SitePlan(members, share, tuple(leading)))
     return TreePlan(
         sites=tuple(planned),
-        tree_s=tree_s(
-            work, sites, planned, inner_up_bytes=inner_up_bytes, chunk_count=chunk_count
-        ),
+        tree_s=tree_s(work, sites, planned, inner_up_bytes=inner_up_bytes, chunk_count=chunk_count),
         star=tuple(star_shares),
         star_s=shares_s(star, star_shares),
         star_bound_s=bound_s(star),

@@ -39,14 +39,14 @@ class Sited:
 @st.composite
 def sited(draw: st.DrawFn, codec: str | None = None) -> Sited:
     """Any sites: of contributors, of listeners, of both, of all; narrow enough that trees pay."""
-    count = draw(st.integers(1, 9))
+    count = draw(st.integers(1, 12))
     receivers = PEERS[: count + draw(st.integers(0, 4))]
     left = draw(st.permutations(receivers))
-    sites = []
+    sites: list[SiteLine] = []
     while len(left) >= 2 and len(sites) < 3:
-        size = draw(st.integers(2, len(left)))
-        members, left = tuple(left[:size]), left[size:]
-        inner = {peer: Bandwidth(draw(rates) * 10, draw(rates) * 10) for peer in members}
+        inside = draw(st.integers(2, len(left)))
+        members, left = tuple(left[:inside]), left[inside:]
+        inner = {peer: Bandwidth(100 * draw(rates), 100 * draw(rates)) for peer in members}
         sites.append(SiteLine(members, draw(bandwidths), inner))
     lines = Lines({peer: draw(bandwidths) for peer in receivers}, sites=tuple(sites))
     name = codec or draw(st.sampled_from(["fp32", "int8", "nf4", "bf16+zstd"]))

@@ -107,9 +107,7 @@ class Table:
     def join(
         self, peer: str, grant: Grant = CONTRIBUTOR, hello: Hello | None = None, host: str = ""
     ) -> None:
-        self.take(
-            self.master.attach(peer, hello or hello_of(peer), grant, self.now_s, host=host)
-        )
+        self.take(self.master.attach(peer, hello or hello_of(peer), grant, self.now_s, host=host))
 
     def say(self, peer: str, *messages: Message) -> None:
         for message in messages:

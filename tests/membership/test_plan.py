@@ -199,7 +199,8 @@ def test_a_tree_is_planned_where_it_saves_a_tenth(case: Sited) -> None:
         assert plan == star
         return
     assert estimate.tree_s is not None
-    assert estimate.star_s == star_estimate.star_s is not None
+    assert estimate.star_s is not None
+    assert estimate.star_s == star_estimate.star_s
     assert bool(plan.sites) == (estimate.tree_s <= 0.9 * estimate.star_s)
 
 
@@ -216,9 +217,7 @@ def test_shares_of_a_tree_are_those_of_the_sites_and_of_their_members() -> None:
     home, lan = Bandwidth(20 * MBIT, 300 * MBIT), Bandwidth(500 * MBIT, 500 * MBIT)
     fast = Bandwidth(1000 * MBIT, 1000 * MBIT)
     inner = dict(zip(PEERS[:4], [fast, lan, lan, lan], strict=True))
-    lines = Lines(
-        {peer: home for peer in PEERS[:8]}, sites=(SiteLine(tuple(PEERS[:4]), home, inner),)
-    )
+    lines = Lines(dict.fromkeys(PEERS[:8], home), sites=(SiteLine(tuple(PEERS[:4]), home, inner),))
     size = FragmentSize(2**24 * 5, 0, 0)
     plan, estimate = make_plan(size, PEERS[:8], PEERS[:8], lines, SPEC)
     chunks = owned(plan)
