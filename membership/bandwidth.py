@@ -171,7 +171,7 @@ class Bandwidths:
 
         Args:
           sites: groups of these peers that share a line each.
-          sending: those that contribute; who only listens sends nothing over its site's line.
+          sending: those that contribute. Of a site in which nobody does nothing is known.
           caps: what a peer's person allows it to carry; infinite: no cap that way; peers without
             any are left out.
         """
@@ -201,15 +201,24 @@ class Bandwidths:
         rates: Mapping[str, Bandwidth],
         caps: Mapping[str, Bandwidth],
     ) -> SiteLine | None:
-        """What is believed of a site; None unless all in it that send were measured."""
-        senders = [peer for peer in members if peer in sending] or members
-        known = {peer: rate for peer in members if (rate := self.known(peer)) is not None}
-        if not known.keys() >= {*senders}:
+        """What is believed of a site; None unless somebody in it sends, and all who do are known.
+
+        Who only listens counts by what it received: a probe of its uplink says what the whole line
+        can do, while everybody else's rates are shares of it.
+        """
+        senders = [peer for peer in members if peer in sending]
+        if not senders or any(self.known(peer) is None for peer in senders):
             return None
-        outs = {peer: self._lines[peer].out.rate() or RATE_MIN_BYTES_PER_S for peer in known}
+        up = down = 0.0
         inner = {}
         for peer in members:
-            out_rate = outs.get(peer, rates[peer].up_bytes_per_s)
+            cap, line = caps.get(peer, NO_CAP), self._lines.get(peer, _Line())
+            out_rate = line.out.rate() or rates[peer].up_bytes_per_s
+            if peer in senders:
+                up += min(out_rate, _believable(cap.up_bytes_per_s))
+                down += rates[peer].down_bytes_per_s
+            else:
+                down += min(line.down.rate() or 0.0, _believable(cap.down_bytes_per_s))
             mates = [mate for mate in members if mate != peer]
             sent = max(self.links.get(peer, {}).get(mate, 0.0) for mate in mates)
             taken = max(self.links.get(mate, {}).get(peer, 0.0) for mate in mates)
@@ -217,14 +226,8 @@ class Bandwidths:
                 max(out_rate, _believable(sent or INNER_TIMES * out_rate)),
                 max(out_rate, _believable(taken or INNER_TIMES * out_rate)),
             )
-            inner[peer] = _capped(within, caps.get(peer, NO_CAP))
-        outward = [_capped(Bandwidth(outs[p], 0.0), caps.get(p, NO_CAP)) for p in senders]
-        inward = [_capped(rate, caps.get(p, NO_CAP)) for p, rate in known.items()]
-        line = Bandwidth(
-            sum(rate.up_bytes_per_s for rate in outward),
-            sum(rate.down_bytes_per_s for rate in inward),
-        )
-        return SiteLine(members, line, inner)
+            inner[peer] = _capped(within, cap)
+        return SiteLine(members, Bandwidth(up, down), inner)
 
 
 def _capped(rate: Bandwidth, cap: Bandwidth) -> Bandwidth:
