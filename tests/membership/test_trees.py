@@ -16,10 +16,12 @@ from holdfast.protocol.messages import (
     Reduce,
     Reduced,
     ReduceFailed,
+    Repair,
+    SyncFragment,
 )
-from tests.membership.table import CONTRIBUTOR, DIGEST, A, B, C, D, E, Table, hello_of
+from tests.membership.table import CONTRIBUTOR, DIGEST, SPARE, A, B, C, D, E, Table, hello_of
 
-F = "f" * 32
+F, G = "f" * 32, "9" * 32
 LAB = (A, B, C, D)
 OUTSIDE = (E, F)
 HOME = "203.0.113.7"
@@ -147,9 +149,20 @@ def test_a_loss_in_the_star_that_follows_is_repaired() -> None:
 
 
 def test_a_loss_after_all_others_have_the_result_costs_nothing() -> None:
-    table, order = a_tree()
-    others = (A, C, D, E, F)
-    table.reduced(order, *others)
+    """Who only listens and lacks what the lost has not sent is synced again."""
+    table = lab_table()
+    table.join_in_sync(G, SPARE)
+    measure(table)
+    order = table.reduce(*LAB, *OUTSIDE)
+    assert order.plan.sites
+    table.hear(G, Reduce)
+    table.master.conductor.rounds[order.round].running().owners = [B]
+    table.reduced(order, A, C, D, E, F)
     table.leave(B)
     assert table.hear(A, Commit).attempt == order.attempt
     table.hears_no(A, Reduce)
+    table.hears_no(A, Repair)
+    table.hear(G, Commit)
+    table.say(G, ReduceFailed(order.round, order.attempt, (B,), False, "it is gone"))
+    table.applied(order, A, C, D, E, F)
+    assert table.hear(G, SyncFragment).head.version == order.version + 1
