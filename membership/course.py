@@ -43,7 +43,7 @@ from ..protocol.messages import (
     Repair,
 )
 from .attempt import Attempt, Outcome
-from .bandwidth import Bandwidth, Bandwidths
+from .bandwidth import Bandwidths
 from .context import Context, quoted, said
 from .effects import EventKind
 from .journal import RoundCommitted
@@ -51,7 +51,7 @@ from .ledger import Ledger
 from .manifest import fits
 from .plan import make_plan
 from .repair import plan_repair
-from .roster import Member, sites_of
+from .roster import Member, caps_of, sites_of
 from .rounds import Round, Turn
 from .shares import NobodyReachableError
 from .syncing import Syncing
@@ -188,7 +188,7 @@ class Course:
                 self.context.history.sizes[round_.fragment],
                 adding,
                 receivers,
-                self.bandwidths.lines(receivers, self._caps(), sites, adding),
+                self.bandwidths.lines(receivers, caps_of(roster), sites, adding),
                 self.context.spec,
                 star_only=before is not None,  # what goes wrong again can be repaired then
             )
@@ -219,16 +219,6 @@ class Course:
         )
         for peer in receivers:
             self.context.send(peer, message)
-
-    def _caps(self) -> dict[str, Bandwidth]:
-        """What the members' persons allow them to carry."""
-        return {
-            member.peer: Bandwidth(
-                member.upload_bytes_per_s or math.inf, member.download_bytes_per_s or math.inf
-            )
-            for member in self.context.roster
-            if member.upload_bytes_per_s or member.download_bytes_per_s
-        }
 
     def _receivers(self, adding: set[str]) -> tuple[str, ...]:
         """Whoever adds, and everybody who stays: a joiner replays what it gets from now on."""

@@ -104,7 +104,7 @@ def make_plan(
         delay_s=lines.delay_s,
     )
     estimate = PlanEstimate(
-        predicted_s=0.0,
+        predicted_s=bound_s(work),  # of nothing at all; else see below
         bound_s=bound_s(work),
         ring_s=ring_s(work),
         guessed_count=len(lines.guessed.intersection(members)),
@@ -133,17 +133,21 @@ def make_plan(
                 evolve(estimate, predicted_s=needed_s, bound_s=sited.best.tree_bound_s),
             )
     owned = _apportion(cut.chunk_count, shares)
-    own_up, own_down = [0.0] * len(contributors), [0.0] * len(contributors)
-    first = 0
-    for member, chunk_count in enumerate(owned):
-        own_up[member] = cut.wire_bytes(first, first + chunk_count, cut.up_bytes_per_value)
-        own_down[member] = cut.wire_bytes(first, first + chunk_count, cut.down_bytes_per_value)
-        first += chunk_count
-    owners = _runs(_dealt(contributors, owned))
     return (
-        evolve(bare, owners=owners),
-        evolve(estimate, predicted_s=reduction_s(work, own_up, own_down)),
+        evolve(bare, owners=_runs(_dealt(contributors, owned))),
+        evolve(estimate, predicted_s=_star_s(cut, work, owned)),
     )
+
+
+def _star_s(cut: _Cut, work: Workload, owned: Sequence[int]) -> float:
+    """What a star should need whose contributors own so many chunks."""
+    own_up, own_down, first = [], [], 0
+    for chunk_count in owned:
+        end = first + chunk_count
+        own_up.append(cut.wire_bytes(first, end, cut.up_bytes_per_value))
+        own_down.append(cut.wire_bytes(first, end, cut.down_bytes_per_value))
+        first = end
+    return reduction_s(work, own_up, own_down)
 
 
 @frozen

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import attrs
 from attrs import Factory, define, frozen
@@ -28,6 +28,7 @@ from ..protocol.messages import (
     Progress,
     Role,
 )
+from .bandwidth import Bandwidth
 from .sites import same_site
 
 VIEWS_PER_TERM = 1_000_000  # view numbers of a term start at a multiple of this, so they only grow
@@ -169,6 +170,17 @@ def new_member(
         host=host,
         site=hello.site,
     )
+
+
+def caps_of(members: Iterable[Member]) -> dict[str, Bandwidth]:
+    """What the members' persons allow them to carry; those who set no cap are left out."""
+    return {
+        member.peer: Bandwidth(
+            member.upload_bytes_per_s or math.inf, member.download_bytes_per_s or math.inf
+        )
+        for member in members
+        if member.upload_bytes_per_s or member.download_bytes_per_s
+    }
 
 
 def sites_of(members: Sequence[Member]) -> list[tuple[str, ...]]:
