@@ -103,6 +103,14 @@ def _member_name(_context: click.Context, _parameter: click.Parameter, value: st
     return value
 
 
+def _site(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
+    from ..protocol.messages import SITE_CHARS_MAX
+
+    if len(value) > SITE_CHARS_MAX or not value.isprintable():
+        raise click.BadParameter(f"a site has up to {SITE_CHARS_MAX} printable characters")
+    return value
+
+
 class Amount(click.FloatRange):
     """A number from a range; infinity and "not a number" are in none."""
 
@@ -290,6 +298,13 @@ def master(
     show_default=True,
     help="Give up after so many seconds without a master; 0: never.",
 )
+@click.option(
+    "--site",
+    default="",
+    show_default="told by addresses",
+    callback=_site,
+    help="Machines that name the same site share one line to the others.",
+)
 def join(
     invite: str,
     command: tuple[str, ...],
@@ -301,6 +316,7 @@ def join(
     max_upload: float | None,
     max_download: float | None,
     patience: float,
+    site: str,
 ) -> None:
     """Take part in a run with this machine.
 
@@ -328,6 +344,7 @@ def join(
         upload_bytes_per_s=None if max_upload is None else max_upload * 1e6,
         download_bytes_per_s=None if max_download is None else max_download * 1e6,
         patience_s=patience or None,
+        site=site,
     )
     with locked(options.state):
         trio.run(Peer(options, _tell).run)

@@ -28,7 +28,7 @@ from attrs import define, evolve, field
 from ..membership.coordinator import Coordinator, Grant
 from ..membership.effects import Announce, Drop, Effect, Record, Send
 from ..membership.journal import JournalRecord
-from ..protocol.addresses import Address
+from ..protocol.addresses import Address, host_of
 from ..protocol.authority import Authority, holder_of, load_certificate
 from ..protocol.enrol import Admission, Refusal, answer_newcomer
 from ..protocol.errors import HoldfastError, RemoteProtocolError, UserError
@@ -241,7 +241,13 @@ class MasterService:
             self._replaced[channel.peer] = old  # the coordinator says which of the two goes
         self.sessions[channel.peer] = session
         self.decide(
-            partial(self.coordinator.attach, channel.peer, hello, Grant(grant.role, grant.founder))
+            partial(
+                self.coordinator.attach,
+                channel.peer,
+                hello,
+                Grant(grant.role, grant.founder),
+                host=host_of(channel.remote_address),
+            )
         )
         await self._hold(session, queue)
 

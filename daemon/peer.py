@@ -236,6 +236,7 @@ class PeerService:
             replica.undecided(),
             config.upload_bytes_per_s or 0.0,
             config.download_bytes_per_s or 0.0,
+            config.site,
         )
 
     def _welcome(self, message: Welcome) -> RunSpec:

@@ -50,6 +50,7 @@ class PeerOptions:
     upload_bytes_per_s: float | None = None
     download_bytes_per_s: float | None = None
     patience_s: float | None = 120.0
+    site: str = ""
 
 
 class Peer:
@@ -92,6 +93,7 @@ class Peer:
                 upload_bytes_per_s=options.upload_bytes_per_s,
                 download_bytes_per_s=options.download_bytes_per_s,
                 patience_s=options.patience_s,
+                site=options.site,
             )
             self.service = PeerService(
                 config,

@@ -26,6 +26,9 @@ def _show_master(console: Console, status: Mapping[str, Any]) -> None:
     )
     if status.get("why_waiting"):
         console.print(f"waiting: {status['why_waiting']}")
+    tree = _tree(status)
+    if tree:
+        console.print(tree)
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in ("#", "peer", "name", "role", "sync", "step", "loss", "tokens/s", "why"):
         table.add_column(heading)
@@ -43,6 +46,20 @@ def _show_master(console: Console, status: Mapping[str, Any]) -> None:
             str(member.get("why") or ""),
         )
     console.print(table)
+
+
+def _tree(status: Mapping[str, Any]) -> str:
+    """How the newest reduction goes, if it is a tree."""
+    rounds = [r for r in (*status["past_rounds"], *status["rounds"]) if r["plan"]]
+    if not rounds or not rounds[-1]["plan"]["tree"]:
+        return ""
+    plan = rounds[-1]["plan"]
+    names = {member["peer"]: member["name"] for member in status["members"]}
+    sites = "; ".join(", ".join(names.get(p, p[:8]) for p in site) for site in plan["sites"])
+    return (
+        f"round {rounds[-1]['round']}: a tree, {plan['predicted_s']:.1f} s expected, "
+        f"{plan['star_s']:.1f} s as a star; behind one line: {sites}"
+    )
 
 
 def show_invites(answer: Mapping[str, Any]) -> None:

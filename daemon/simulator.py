@@ -445,15 +445,20 @@ class Swarm:
     # ------------------------------------------------------------ peers
 
     def add_peer(
-        self, name: str, *, role: Role = Role.CONTRIBUTOR, founder: bool = True
+        self,
+        name: str,
+        *,
+        role: Role = Role.CONTRIBUTOR,
+        founder: bool = True,
+        site: str = "",
     ) -> SimPeer:
         """A new machine that has redeemed an invite."""
         peer = f"{len(self.peers) + 1:08x}" + f"{self.rng.getrandbits(96):024x}"
         self.store.admit(peer, GrantRow(role, founder, name))
-        self.peers[name] = sim = self._boot(name, peer, 1)
+        self.peers[name] = sim = self._boot(name, peer, 1, site)
         return sim
 
-    def _boot(self, name: str, peer: str, lives: int) -> SimPeer:
+    def _boot(self, name: str, peer: str, lives: int, site: str) -> SimPeer:
         network = self.world.host(name, peer, Party.PEER)
         trainer = SimTrainer(peer, self.layout, self.witness, step_s=self.step_s, delta=self.delta)
         config = PeerConfig(
@@ -464,6 +469,7 @@ class Swarm:
             bind=[Address(name, 29701)],
             incarnation=self.rng.getrandbits(60),
             patience_s=None,
+            site=site,
         )
         service = WitnessedPeer(config, network, trainer)
         service.witness, service.apply_s = self.witness, self.apply_s
@@ -492,7 +498,7 @@ class Swarm:
     def restart(self, name: str) -> SimPeer:
         """The machine comes back, with its identity and without its memory."""
         old = self.peers[name]
-        self.peers[name] = sim = self._boot(name, old.peer, old.lives + 1)
+        self.peers[name] = sim = self._boot(name, old.peer, old.lives + 1, old.service.config.site)
         return sim
 
     def heal_all(self) -> None:

@@ -48,6 +48,7 @@ class Attempt:
     receivers: tuple[str, ...]
     owners: list[str]
     estimate: PlanEstimate
+    sites: tuple[tuple[str, ...], ...]  # of a tree; empty: a star
     started_s: float
     moved_s: float  # when it last showed a sign of getting on
     outcomes: dict[str, Outcome] = Factory(dict)  # what receivers reported, contributors or not

@@ -26,7 +26,7 @@ from .effects import EventKind
 from .journal import RoundNumbered
 from .ledger import Evict, Ledger
 from .pace import scheduled
-from .roster import CopyState, Member, can_contribute
+from .roster import CopyState, Member, can_contribute, sites_of
 from .rounds import Phase, Round, Turn, answered, gate_norms
 from .syncing import Syncing
 
@@ -84,7 +84,9 @@ class Conductor:
 
     def measured(self, member: Member, message: Measured) -> None:
         """What its lines carried; the next plan knows it."""
-        self.bandwidths.measured(member.peer, message)
+        sites = sites_of(self.context.roster.by_number())
+        mates = next((site for site in sites if member.peer in site), ())
+        self.bandwidths.measured(member.peer, message, mates)
 
     def removed(self, peer: str, why: str) -> None:
         for round_ in self.rounds.values():

@@ -151,8 +151,14 @@ class Coordinator:
 
     # ------------------------------------------------------------ events
 
-    def attach(self, peer: str, hello: Hello, grant: Grant, now_s: float) -> list[Effect]:
-        """A connection of an authenticated, reachable peer sent its ``Hello``."""
+    def attach(
+        self, peer: str, hello: Hello, grant: Grant, now_s: float, host: str = ""
+    ) -> list[Effect]:
+        """A connection of an authenticated, reachable peer sent its ``Hello``.
+
+        Args:
+          host: the address it comes from; empty: unknown.
+        """
         self._begin(now_s)
         refused = refusal(self.context, peer, hello)
         if refused is not None:
@@ -165,7 +171,7 @@ class Coordinator:
         self._replace_connection(peer, hello)
         history = self.context.history
         member = new_member(
-            peer, hello, grant, self._number(peer, hello), history.fragment_count, now_s
+            peer, hello, grant, self._number(peer, hello), history.fragment_count, now_s, host
         )
         self.context.roster.members[peer] = member
         self.context.detector.heard(peer, now_s)

@@ -13,6 +13,9 @@ holds is spread from there, one that nobody holds is added up again from those w
 contributors are in which chunk is part of the outcome that all have to agree on. Another loss in
 between begins a new flush.
 
+Only stars are repaired. In a tree a contribution is soon a part of a leader's sum, so nothing can be
+taken back and little be given anew: a loss runs the round again, with those who are left, as a star.
+
 Messages only add facts. ``advance`` looks at the facts and acts, so it does not matter in which
 order a death, an accusation and a late result arrive. Nobody waits for the dead: a closed connection
 counts at once, an accused that still looks alive has ``settle_s``, who does not answer a flush and
@@ -40,7 +43,7 @@ from ..protocol.messages import (
     Repair,
 )
 from .attempt import Attempt, Outcome
-from .bandwidth import Bandwidth, Bandwidths
+from .bandwidth import Bandwidths
 from .context import Context, quoted, said
 from .effects import EventKind
 from .journal import RoundCommitted
@@ -48,7 +51,7 @@ from .ledger import Ledger
 from .manifest import fits
 from .plan import make_plan
 from .repair import plan_repair
-from .roster import Member
+from .roster import Member, caps_of, sites_of
 from .rounds import Round, Turn
 from .shares import NobodyReachableError
 from .syncing import Syncing
@@ -176,24 +179,33 @@ class Course:
 
     def begin(self, round_: Round, contributors: tuple[Contributor, ...]) -> None:
         """Order a reduction of these contributors, the first one of the round or another one."""
-        receivers = self._receivers({contributor.peer for contributor in contributors})
-        now_s = self.context.now_s
+        adding = [contributor.peer for contributor in contributors]
+        receivers = self._receivers(set(adding))
+        roster, now_s, before = self.context.roster, self.context.now_s, round_.attempt
+        sites = sites_of([member for member in roster.by_number() if member.peer in receivers])
         try:
             plan, estimate = make_plan(
                 self.context.history.sizes[round_.fragment],
-                [contributor.peer for contributor in contributors],
+                adding,
                 receivers,
-                self.bandwidths.lines(receivers, self._caps()),
+                self.bandwidths.lines(receivers, caps_of(roster), sites, adding),
                 self.context.spec,
+                star_only=before is not None,  # what goes wrong again can be repaired then
             )
         except NobodyReachableError as error:
             self.ledger.abort(round_, str(error))
             return
-        before = round_.attempt
         number = 1 if before is None else max(before.number, before.flush_number) + 1
         owners = [run.peer for run in plan.owners for _ in range(run.chunk_count)]
         round_.attempt = Attempt(
-            number, contributors, receivers, owners, estimate, started_s=now_s, moved_s=now_s
+            number,
+            contributors,
+            receivers,
+            owners,
+            estimate,
+            tuple(site.members for site in plan.sites),
+            started_s=now_s,
+            moved_s=now_s,
         )
         message = Reduce(
             round=round_.number,
@@ -207,16 +219,6 @@ class Course:
         )
         for peer in receivers:
             self.context.send(peer, message)
-
-    def _caps(self) -> dict[str, Bandwidth]:
-        """What the members' persons allow them to carry."""
-        return {
-            member.peer: Bandwidth(
-                member.upload_bytes_per_s or math.inf, member.download_bytes_per_s or math.inf
-            )
-            for member in self.context.roster
-            if member.upload_bytes_per_s or member.download_bytes_per_s
-        }
 
     def _receivers(self, adding: set[str]) -> tuple[str, ...]:
         """Whoever adds, and everybody who stays: a joiner replays what it gets from now on."""
@@ -237,6 +239,8 @@ class Course:
             self._rerun(round_, whys(attempt))  # it may be in chunks that are done
         elif not attempt.unreported():
             self._decide(round_)
+        elif attempt.sites and attempt.lost:
+            self._rerun(round_, f"a tree cannot be repaired ({whys(attempt)})")
         elif attempt.lost.keys() - attempt.shut:
             self._flush(round_)
         elif attempt.flushing and self._may_repair(attempt):
@@ -362,7 +366,8 @@ class Course:
         self.context.announce(
             EventKind.ROUND,
             None,
-            f"round {round_.number} starts over with {len(left)} contributors: {why}",
+            f"round {round_.number} starts over with {len(left)} contributors"
+            f"{', as a star' if attempt.sites else ''}: {why}",
         )
         round_.turn(Turn.RERUN)
         self.begin(round_, left)
@@ -428,6 +433,8 @@ class Course:
         Nothing needs to be flushed: all who are asked hold the result that is being committed.
         """
         attempt = round_.running()
+        if attempt.sites:
+            return  # who lacks a tree's result is synced again
         having = [p for p in attempt.survivors() if attempt.outcomes.get(p) == outcome]
         waiting = [p for p in attempt.served() if p not in attempt.outcomes]
         if not (having and waiting and attempt.lost.keys() & set(attempt.owners)):

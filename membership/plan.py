@@ -1,18 +1,22 @@
 """How a fragment is cut into chunks, who owns which, and how long that should take.
 
-``shares`` says how much each contributor should own; here that becomes whole chunks. The estimate
-is made from the chunks as they are, so it contains what rounding costs.
+``shares`` says how much each contributor should own, ``sites`` whether a tree pays and who leads in
+it; here that becomes whole chunks. The estimate is made from the chunks as they are, so it contains
+what rounding costs.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from itertools import groupby
 
-from attrs import frozen
+from attrs import evolve, frozen
 
-from ..protocol.messages import FragmentSize, OwnerRun, Plan
-from .bandwidth import Lines
-from .shares import Workload, best_shares, bound_s, reduction_s, ring_s
+from ..protocol.messages import FragmentSize, OwnerRun, Plan, SiteLeads
+from .bandwidth import Lines, SiteLine
+from .shares import SharedLine, Workload, best_shares, bound_s, reduction_s, ring_s
+from .sites import Site, SitePlan, TreePlan, plan_tree, tree_s
 from .spec import RunSpec
 
 VALUE_BYTES = 4  # float32
@@ -20,6 +24,10 @@ COUNTER_BYTES = 8  # int64, sent verbatim
 CHUNK_ALIGNMENT = 256  # elements; blocks of a codec do not straddle chunks
 CHUNK_ELEMENTS_MIN = 4_096  # smaller chunks cost more in headers than they balance
 CHUNKS_PER_OWNER = 4  # a small fragment is cut finer, so that shares can be unequal
+
+# Of variable length: what it leaves out has to come back by its senders' error feedback, which the
+# sums that leaders send have not.
+STAR_CODECS = frozenset({"topk"})
 
 # What a value takes on the wire, scales included; a codec that is not listed counts as verbatim.
 WIRE_BYTES_PER_VALUE = {
@@ -41,6 +49,8 @@ class PlanEstimate:
       predicted_s: of this plan, if the lines carry what is believed of them.
       bound_s: no plan can be faster over these lines.
       ring_s: what a ring of the same contributors would need.
+      tree_s, star_s: what the best tree and the best star should need; None: there are no sites, or
+        no tree is possible.
       guessed_count: members whose lines are not measured yet; all of them: the times mean nothing.
     """
 
@@ -48,6 +58,8 @@ class PlanEstimate:
     bound_s: float
     ring_s: float
     guessed_count: int
+    tree_s: float | None = None
+    star_s: float | None = None
 
 
 def make_plan(
@@ -56,18 +68,21 @@ def make_plan(
     receivers: Sequence[str],
     lines: Lines,
     spec: RunSpec,
+    *,
+    star_only: bool = False,
 ) -> tuple[Plan, PlanEstimate]:
-    """Cut a fragment into chunks and give each an owner.
+    """Cut a fragment into chunks and give each an owner; and a leader in each site, if that pays.
 
     Args:
       size: of the fragment.
       contributors: peer ids in order of member number; owners come from among them.
       receivers: everybody who gets the result, contributors too.
-      lines: of all receivers.
+      lines: of all receivers, and their sites.
       spec: chunk size and codecs.
+      star_only: plan no tree, whatever it would save.
 
     Returns:
-      A plan whose runs follow the order of ``contributors``, and its estimate. Who owns nothing
+      A plan and its estimate. A star's runs follow the order of ``contributors``. Who owns nothing
       is left out. All bandwidths times k gives the same plan, as long as rounding allows.
 
     Raises:
@@ -88,30 +103,116 @@ def make_plan(
         },
         delay_s=lines.delay_s,
     )
-    owned = _apportion(cut.chunk_count, best_shares(work)) if cut.chunk_count else []
-    own_up, own_down = [0.0] * len(contributors), [0.0] * len(contributors)
-    first = 0
-    for member, chunk_count in enumerate(owned):
-        own_up[member] = cut.wire_bytes(first, first + chunk_count, cut.up_bytes_per_value)
-        own_down[member] = cut.wire_bytes(first, first + chunk_count, cut.down_bytes_per_value)
-        first += chunk_count
-    plan = Plan(
-        chunk_elements=cut.chunk_elements,
-        owners=tuple(
-            OwnerRun(peer, chunk_count)
-            for peer, chunk_count in zip(contributors, owned, strict=False)
-            if chunk_count
-        ),
-        codec_up=spec.reduce.codec_up,
-        codec_down=spec.reduce.codec_down,
-    )
     estimate = PlanEstimate(
-        predicted_s=reduction_s(work, own_up, own_down),
+        predicted_s=bound_s(work),  # of nothing at all; else see below
         bound_s=bound_s(work),
         ring_s=ring_s(work),
         guessed_count=len(lines.guessed.intersection(members)),
     )
-    return plan, estimate
+    bare = Plan(cut.chunk_elements, (), spec.reduce.codec_up, spec.reduce.codec_down)
+    if cut.chunk_count == 0:
+        return bare, estimate
+    # What a limited pair would do to a tree nobody has thought through; nobody measures any either.
+    sited = None if work.pair_limits else _Sited.of(cut, members, work, lines.sites)
+    if sited is None:
+        shares = tuple(best_shares(work))
+    else:
+        work, shares = sited.star, sited.best.star
+        codecs = {spec.reduce.codec_up, spec.reduce.codec_down}
+        possible = not star_only and not codecs & STAR_CODECS
+        estimate = evolve(
+            estimate,
+            bound_s=sited.best.star_bound_s,
+            star_s=sited.best.star_s,
+            tree_s=sited.best.tree_s if possible else None,
+        )
+        if possible and sited.best.pays:
+            owners, leads, needed_s = sited.deal()
+            return (
+                evolve(bare, owners=owners, sites=leads),
+                evolve(estimate, predicted_s=needed_s, bound_s=sited.best.tree_bound_s),
+            )
+    owned = _apportion(cut.chunk_count, shares)
+    return (
+        evolve(bare, owners=_runs(_dealt(contributors, owned))),
+        evolve(estimate, predicted_s=_star_s(cut, work, owned)),
+    )
+
+
+def _star_s(cut: _Cut, work: Workload, owned: Sequence[int]) -> float:
+    """What a star should need whose contributors own so many chunks."""
+    own_up, own_down, first = [], [], 0
+    for chunk_count in owned:
+        end = first + chunk_count
+        own_up.append(cut.wire_bytes(first, end, cut.up_bytes_per_value))
+        own_down.append(cut.wire_bytes(first, end, cut.down_bytes_per_value))
+        first = end
+    return reduction_s(work, own_up, own_down)
+
+
+@frozen
+class _Sited:
+    """A workload whose members share lines.
+
+    Attributes:
+      work: with what each member can do within its site.
+      best: the best tree, and the best star.
+    """
+
+    cut: _Cut
+    members: Sequence[str]
+    work: Workload
+    sites: tuple[Site, ...]
+    best: TreePlan
+
+    @classmethod
+    def of(
+        cls, cut: _Cut, members: Sequence[str], work: Workload, lines: Sequence[SiteLine]
+    ) -> _Sited | None:
+        """None if nobody is known to share a line."""
+        if not lines:
+            return None
+        number = {peer: index for index, peer in enumerate(members)}
+        inner = {peer: rate for site in lines for peer, rate in site.inner.items()}
+        sites = tuple(
+            Site(tuple(sorted(number[p] for p in site.members)), site.line) for site in lines
+        )
+        rates = tuple(inner.get(peer, rate) for peer, rate in zip(members, work.rates, strict=True))
+        work = evolve(work, rates=rates)
+        best = plan_tree(work, sites, inner_up_bytes=cut.inner_bytes, chunk_count=cut.chunk_count)
+        return cls(cut, members, work, sites, best)
+
+    @property
+    def star(self) -> Workload:
+        lines = (SharedLine(frozenset(site.members), site.line) for site in self.sites)
+        return evolve(self.work, shared=tuple(lines))
+
+    def deal(self) -> tuple[tuple[OwnerRun, ...], tuple[SiteLeads, ...], float]:
+        """The tree in whole chunks: owners, leaders, and what it should need."""
+        count = self.cut.chunk_count
+        owned = _apportion(count, [site.owned for site in self.best.sites])
+        owners: list[str] = []
+        leads, dealt = [], []
+        for site, own_count in zip(self.best.sites, owned, strict=True):
+            peers = [self.members[member] for member in site.members]
+            first = len(owners)
+            # Of what is owned here the owners are the leaders; the rest is dealt likewise.
+            owners += _dealt(peers, _apportion(own_count, site.leading))
+            rest = _dealt(peers, _apportion(count - own_count, site.leading))
+            leaders = [*rest[:first], *owners[first:], *rest[first:]]
+            if len(peers) > 1:
+                leads.append(SiteLeads(tuple(peers), _runs(leaders)))
+            leading = Counter(leaders)
+            shares = tuple(leading[peer] / count for peer in peers)
+            dealt.append(SitePlan(site.members, own_count / count, shares))
+        needed_s = tree_s(
+            self.work,
+            self.sites,
+            dealt,
+            inner_up_bytes=self.cut.inner_bytes,
+            chunk_count=count,
+        )
+        return _runs(owners), tuple(leads), needed_s
 
 
 def wire_bytes_per_value(codec: str) -> float:
@@ -145,6 +246,11 @@ class _Cut:
         values = -(-self.size.value_count // self.chunk_elements)
         return values + (1 if self.size.counter_count else 0)
 
+    @property
+    def inner_bytes(self) -> float:
+        """A whole contribution within a site, where values travel as they are."""
+        return self.wire_bytes(0, self.chunk_count, VALUE_BYTES)
+
     def wire_bytes(self, first: int, end: int, bytes_per_value: float) -> float:
         """What the chunks from ``first`` to before ``end`` take on the wire."""
         value_count = min(end * self.chunk_elements, self.size.value_count) - min(
@@ -163,3 +269,12 @@ def _apportion(chunk_count: int, shares: Sequence[float]) -> list[int]:
     for index in by_remainder[: chunk_count - sum(owned)]:
         owned[index] += 1
     return owned
+
+
+def _dealt(peers: Sequence[str], chunk_counts: Sequence[int]) -> list[str]:
+    """By chunk: the first peer's, then the second's, and so on."""
+    return [peer for peer, n in zip(peers, chunk_counts, strict=True) for _chunk in range(n)]
+
+
+def _runs(by_chunk: Sequence[str]) -> tuple[OwnerRun, ...]:
+    return tuple(OwnerRun(peer, len(list(run))) for peer, run in groupby(by_chunk))

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import attrs
 from attrs import Factory, define, frozen
 
 from ..protocol.messages import (
+    SITES_MAX,
     FragmentHead,
     Hello,
     Layout,
@@ -27,6 +28,8 @@ from ..protocol.messages import (
     Progress,
     Role,
 )
+from .bandwidth import Bandwidth
+from .sites import same_site
 
 VIEWS_PER_TERM = 1_000_000  # view numbers of a term start at a multiple of this, so they only grow
 
@@ -93,6 +96,8 @@ class Member:
     in_sync: bool = False
     upload_bytes_per_s: float = 0.0  # what its person allows it to send; 0: no cap
     download_bytes_per_s: float = 0.0  # and to receive
+    host: str = ""  # the address that the master sees it come from; empty: unknown
+    site: str = ""  # what its person calls the site; empty: its address tells
     draining_s: float | None = None  # since when it wants to leave
     progress: Progress | None = None
     bad_donors: set[str] = Factory(set)  # who served this member wrong blocks
@@ -142,7 +147,13 @@ class Roster:
 
 
 def new_member(
-    peer: str, hello: Hello, grant: Grant, number: int, fragment_count: int, now_s: float
+    peer: str,
+    hello: Hello,
+    grant: Grant,
+    number: int,
+    fragment_count: int,
+    now_s: float,
+    host: str = "",
 ) -> Member:
     return Member(
         peer=peer,
@@ -156,7 +167,33 @@ def new_member(
         copies=[Copy() for _ in range(fragment_count)],
         upload_bytes_per_s=hello.upload_bytes_per_s,
         download_bytes_per_s=hello.download_bytes_per_s,
+        host=host,
+        site=hello.site,
     )
+
+
+def caps_of(members: Iterable[Member]) -> dict[str, Bandwidth]:
+    """What the members' persons allow them to carry; those who set no cap are left out."""
+    return {
+        member.peer: Bandwidth(
+            member.upload_bytes_per_s or math.inf, member.download_bytes_per_s or math.inf
+        )
+        for member in members
+        if member.upload_bytes_per_s or member.download_bytes_per_s
+    }
+
+
+def sites_of(members: Sequence[Member]) -> list[tuple[str, ...]]:
+    """Those of these members that share a line with others of them: as they say, or by address."""
+    named: dict[str, list[str]] = {}
+    for member in members:
+        if member.site:
+            named.setdefault(member.site, []).append(member.peer)
+    unnamed = [member for member in members if not member.site]
+    sites = [tuple(peers) for peers in named.values() if len(peers) > 1]
+    for numbers in same_site([member.host for member in unnamed]):
+        sites.append(tuple(unnamed[number].peer for number in numbers))
+    return sites[:SITES_MAX]
 
 
 def role_of(member: Member, places: set[str]) -> Role:

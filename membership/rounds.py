@@ -9,7 +9,7 @@
 
 A repair goes on with what the survivors hold, see ``attempt``. A rerun begins from nothing with the
 contributors that are left; it is for what a repair cannot mend: an update that must not be added, a
-stall that nobody can explain. An aborted round costs nothing but time: what it would have added is
+stall that nobody can explain, a loss in a tree. An aborted round costs nothing but time: what it would have added is
 still in its contributors' local weights.
 
 Nothing here sends or records; ``conductor`` and ``course`` do.

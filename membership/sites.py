@@ -75,13 +75,15 @@ class TreePlan:
     Attributes:
       sites: in order of their first members; together all members.
       tree_s: what the tree should need.
-      star_s: what the best star over the same lines should need.
+      star: the contributors' shares in the best star over the same lines.
+      star_s: what that should need.
       star_bound_s: no star can be faster.
       tree_bound_s: no tree of these sites can be faster.
     """
 
     sites: tuple[SitePlan, ...]
     tree_s: float
+    star: tuple[float, ...]
     star_s: float
     star_bound_s: float
     tree_bound_s: float
@@ -111,27 +113,48 @@ def plan_tree(
     _check(work, sites)
     lines = tuple(SharedLine(frozenset(site.members), site.line) for site in sites)
     star = evolve(work, shared=lines)
-    star_s = shares_s(star, best_shares(star))
+    star_shares = best_shares(star)
     groups = _groups(work, sites)
     outer = _outer(work, groups)
     owned = [*best_shares(outer), *[0.0] * (len(groups) - outer.contributor_count)]
-    planned, inner_s = [], 0.0
+    planned = []
     for (members, site), share in zip(groups, owned, strict=True):
         leading = [1.0]
         if site is not None:
-            loads = _loads(work, outer, members, share, inner_up_bytes)
-            leading = _leading(work, members, loads)
-            inner_s = max(inner_s, _inner_s(loads, leading))
+            leading = _leading(work, members, _loads(work, outer, members, share, inner_up_bytes))
         planned.append(SitePlan(members, share, tuple(leading)))
-    # Bytes move on both levels at once; only the first chunk finds the next hop idle.
-    fill_s = inner_s / max(1, chunk_count)
     return TreePlan(
         sites=tuple(planned),
-        tree_s=max(shares_s(outer, owned[: outer.contributor_count]), inner_s) + fill_s,
-        star_s=star_s,
+        tree_s=tree_s(work, sites, planned, inner_up_bytes=inner_up_bytes, chunk_count=chunk_count),
+        star=tuple(star_shares),
+        star_s=shares_s(star, star_shares),
         star_bound_s=bound_s(star),
         tree_bound_s=bound_s(outer),
     )
+
+
+def tree_s(
+    work: Workload,
+    sites: Sequence[Site],
+    planned: Sequence[SitePlan],
+    *,
+    inner_up_bytes: float,
+    chunk_count: int,
+) -> float:
+    """What a tree should need; as ``plan_tree``, for shares that are given."""
+    groups = _groups(work, sites)
+    outer = _outer(work, groups)
+    inner_s = max(
+        (
+            _inner_s(_loads(work, outer, members, plan.owned, inner_up_bytes), plan.leading)
+            for (members, site), plan in zip(groups, planned, strict=True)
+            if site is not None
+        ),
+        default=0.0,
+    )
+    outer_s = shares_s(outer, [plan.owned for plan in planned[: outer.contributor_count]])
+    # Bytes move on both levels at once; only the first chunk finds the next hop idle.
+    return max(outer_s, inner_s) + inner_s / max(1, chunk_count)
 
 
 def same_site(hosts: Sequence[str]) -> list[tuple[int, ...]]:

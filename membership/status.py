@@ -154,6 +154,8 @@ def _facts(coordinator: Coordinator, member: Member) -> dict[str, Any]:
         "name": member.name,
         "number": member.number,
         "addresses": list(member.addresses),
+        "host": member.host,
+        "site": member.site,
         "role": role_of(member, context.history.places).value,
         "granted": member.grant.role.value,
         "in_sync": member.in_sync,
@@ -302,7 +304,12 @@ def _past(round_: Round) -> dict[str, Any]:
 
 def _plan(attempt: Attempt, end_s: float) -> dict[str, Any]:
     """What the last attempt should have taken, at best could have taken, and took."""
-    return {**attrs.asdict(attempt.estimate), "took_s": end_s - attempt.started_s}
+    return {
+        **attrs.asdict(attempt.estimate),
+        "took_s": end_s - attempt.started_s,
+        "tree": bool(attempt.sites),
+        "sites": [list(site) for site in attempt.sites],
+    }
 
 
 def _contributors(contributors: tuple[Contributor, ...]) -> list[dict[str, Any]]:

@@ -79,3 +79,13 @@ class Address:
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def host_of(remote_address: str) -> str:
+    """The host of a ``Channel.remote_address``; empty if it names none.
+
+    Without an IPv6 zone; and an IPv4 address stays one if a socket for both gave it as IPv6.
+    """
+    host, colon, _port = remote_address.rpartition(":")
+    host = host.strip("[]").partition("%")[0] if colon else ""
+    return host.removeprefix("::ffff:") if "." in host else host

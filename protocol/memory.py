@@ -4,7 +4,7 @@ The production master and peers run on it unchanged, in one process, in virtual 
 
     MemoryWorld ── hosts ── MemoryNetwork (one per host; implements ``network.Network``)
          │
-         └── links: delay, rate, and who can reach whom at this moment
+         └── links: delay, rate, and who can reach whom at this moment; lines that hosts share
 
 A stream is two pipes. Bytes pass a pipe in order: the sender waits for room in the pipe's buffer
 and for its turn on the link (streams of one pair take turns, a segment at a time), then the segment
@@ -25,7 +25,7 @@ import errno
 import math
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -68,6 +68,15 @@ class _Link:
     bytes_per_s: float
     jitter_s: float
     window_bytes: float = math.inf  # that one stream may have under way, in whole segments
+    turn: trio.StrictFIFOLock = Factory(trio.StrictFIFOLock)
+
+
+@define(eq=False)
+class _Line:
+    """One direction between some hosts and all others; shared by all streams that cross it."""
+
+    hosts: frozenset[str]
+    bytes_per_s: float
     turn: trio.StrictFIFOLock = Factory(trio.StrictFIFOLock)
 
 
@@ -138,6 +147,10 @@ class _Pipe:
         if link.bytes_per_s < math.inf:
             async with link.turn:
                 await trio.sleep(len(data) / link.bytes_per_s)
+            self.check_writable()
+        for line in self._world.lines_between(self.source.name, self.target.name):
+            async with line.turn:
+                await trio.sleep(len(data) / line.bytes_per_s)
             self.check_writable()
         if self._gone_s < math.inf:
             return  # lost on the way: the news of it is still under way to us
@@ -340,6 +353,7 @@ class MemoryWorld:
         self._default = (delay_s, bytes_per_s, jitter_s)
         self._hosts: dict[str, _Host] = {}
         self._links: dict[tuple[str, str], _Link] = {}
+        self._lines: list[tuple[_Line, _Line]] = []  # out of their hosts, and in
         self._partitions: set[frozenset[str]] = set()
         self._frozen: set[str] = set()
         self._unreachable: set[str] = set()
@@ -377,6 +391,19 @@ class MemoryWorld:
             link.bytes_per_s = link.bytes_per_s if bytes_per_s is None else bytes_per_s
             link.jitter_s = link.jitter_s if jitter_s is None else jitter_s
             link.window_bytes = link.window_bytes if window_bytes is None else window_bytes
+
+    def share_line(self, hosts: Iterable[str], *, up: float, down: float) -> None:
+        """These hosts reach all others over one line: so many bytes per second out, and in."""
+        behind = frozenset(hosts)
+        self._lines.append((_Line(behind, up), _Line(behind, down)))
+
+    def lines_between(self, source: str, target: str) -> list[_Line]:
+        """The shared lines that a segment crosses."""
+        crossed = []
+        for out, into in self._lines:
+            if (source in out.hosts) != (target in out.hosts):
+                crossed.append(out if source in out.hosts else into)
+        return crossed
 
     def direction(self, source: str, target: str) -> _Link:
         """The link from one host to another; made when it is first asked for."""

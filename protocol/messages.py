@@ -25,6 +25,7 @@ MEMBERS_MAX = 1_024  # members of a view
 FRAGMENTS_MAX = 1_024  # fragments of a model
 TENSORS_MAX = 65_536  # tensors of a model; Mixture-of-experts models reach some ten thousand
 DIMENSIONS_MAX = 16
+SITE_CHARS_MAX = 64  # of a site's name
 LANES_OPEN_MAX = 64  # lanes of one link at once; far more than one path can use
 OWNER_RUNS_MAX = 4_096  # runs of consecutive chunks with one owner, in a plan
 SITES_MAX = 256  # of a plan
@@ -293,6 +294,8 @@ class Hello(Message):
     # What its person allows it to send to other peers; 0: no cap.
     upload_bytes_per_s: float = field(default=0.0, validator=_finite)
     download_bytes_per_s: float = field(default=0.0, validator=_finite)  # likewise to receive
+    # Members that name the same one share a line; empty: those who come from one address do.
+    site: str = field(default="", validator=max_len(SITE_CHARS_MAX))
 
 
 @frozen

@@ -17,6 +17,7 @@ from holdfast.protocol.errors import RemoteProtocolError
 from holdfast.protocol.lane import FrameHeader, FrameKind
 from holdfast.protocol.messages import FragmentSize, OwnerRun, Plan, Reduce, SiteLeads
 from tests.collectives.swarm import Node, a_swarm, give_input, make_order
+from tests.membership.sited import Sited, sited
 
 PEERS = [f"{number:032x}" for number in range(7)]
 
@@ -78,6 +79,22 @@ def given_below(peer: str, parts: Mapping[str, Part], contributors: Sequence[str
     for giver in parts[peer].givers:
         below += given_below(giver, parts, contributors)
     return below
+
+
+@settings(max_examples=150, deadline=None)
+@given(sited())
+def test_what_the_planner_plans_is_taken_by_everybody(case: Sited) -> None:
+    """Whoever contributes, listens or is alone; the parts of all of them fit together."""
+    plan, _estimate = case.planned()
+    owners = [run.peer for run in plan.owners for _chunk in range(run.chunk_count)]
+    trees = {p: Tree(plan, owners, case.contributors, case.receivers, p) for p in case.receivers}
+    for chunk, owner in enumerate(owners):
+        parts = {peer: tree.part(chunk) for peer, tree in trees.items()}
+        reached = [owner]
+        for peer in reached:
+            reached += parts[peer].takers
+        assert sorted(reached) == sorted(case.receivers)
+        assert sorted(given_below(owner, parts, case.contributors)) == sorted(case.contributors)
 
 
 @pytest.mark.parametrize(

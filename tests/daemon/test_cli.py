@@ -137,6 +137,8 @@ def test_without_a_command_it_shows_what_there_is(run: Run) -> None:
         (["join", "x", "--max-upload", "0"], "--max-upload"),
         (["join", "x", "--max-upload", "nan"], "--max-upload"),
         (["join", "x", "--max-upload", "fast"], "--max-upload"),
+        (["join", "x", "--site", "l" * 65], "--site"),
+        (["join", "x", "--site", "a\nb"], "--site"),
         (["join", "x", "--max-download", "0"], "--max-download"),
         (["join", "x", "--patience", "-1"], "--patience"),
         (["join", "x", "--patience", "inf"], "--patience"),

@@ -104,8 +104,10 @@ class Table:
         self.master.validate()
         return effects
 
-    def join(self, peer: str, grant: Grant = CONTRIBUTOR, hello: Hello | None = None) -> None:
-        self.take(self.master.attach(peer, hello or hello_of(peer), grant, self.now_s))
+    def join(
+        self, peer: str, grant: Grant = CONTRIBUTOR, hello: Hello | None = None, host: str = ""
+    ) -> None:
+        self.take(self.master.attach(peer, hello or hello_of(peer), grant, self.now_s, host=host))
 
     def say(self, peer: str, *messages: Message) -> None:
         for message in messages:
@@ -190,10 +192,10 @@ class Table:
 
     # ------------------------------------------------------------ whole chapters
 
-    def found(self, peer: str = A) -> None:
+    def found(self, peer: str = A, hello: Hello | None = None, host: str = "") -> None:
         """An empty run gets its first weights from this peer."""
         count = self.spec.diloco.fragments
-        self.join(peer, FOUNDER)
+        self.join(peer, FOUNDER, hello, host)
         self.say(
             peer,
             Founded(

@@ -6,11 +6,12 @@ import sys
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from attrs import evolve
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from holdfast.collectives.codecs import get_codec
-from holdfast.membership.bandwidth import Bandwidth, Lines
+from holdfast.membership.bandwidth import Bandwidth, Lines, SiteLine
 from holdfast.membership.plan import (
     CHUNK_ALIGNMENT,
     PlanEstimate,
@@ -20,6 +21,7 @@ from holdfast.membership.plan import (
 from holdfast.membership.shares import NobodyReachableError
 from holdfast.membership.spec import CODECS, RunSpec
 from holdfast.protocol.messages import FragmentSize, Plan
+from tests.membership.sited import Sited, sited
 
 PEERS = [f"{i:032x}" for i in range(24)]
 MBIT = 125_000.0
@@ -161,3 +163,73 @@ def test_a_plan_without_limited_pairs_needs_no_solver(monkeypatch: pytest.Monkey
             [Bandwidth(1e6, 2e6)] * 4,
             pair_limits={(PEERS[0], PEERS[1]): 1e3},
         )
+
+
+# ---------------------------------------------------------------- members behind one line
+
+
+@settings(max_examples=150, deadline=None)
+@given(sited())
+def test_a_plan_with_sites_has_owners_and_leaders_for_every_chunk(case: Sited) -> None:
+    plan, estimate = case.planned()
+    event(f"a tree: {bool(plan.sites)}")
+    counters = 1 if case.size.counter_count else 0
+    chunks = -(-case.size.value_count // plan.chunk_elements) + counters
+    assert sum(run.chunk_count for run in plan.owners) == chunks
+    assert {run.peer for run in plan.owners} <= set(case.contributors)
+    assert all(run.chunk_count > 0 for run in plan.owners)
+    given_sites = {frozenset(site.members) for site in case.lines.sites}
+    assert {frozenset(site.members) for site in plan.sites} in (set(), given_sites)
+    for site in plan.sites:
+        leading = {run.peer for run in site.leaders}
+        assert sum(run.chunk_count for run in site.leaders) == chunks
+        adding = set(site.members) & set(case.contributors)
+        assert leading <= (adding or set(site.members))
+    assert estimate.predicted_s >= estimate.bound_s * (1 - 1e-6)
+
+
+@settings(max_examples=80, deadline=None)
+@given(sited())
+def test_a_tree_is_planned_where_it_saves_a_tenth(case: Sited) -> None:
+    plan, estimate = case.planned()
+    star, star_estimate = case.planned(star_only=True)
+    assert star.sites == ()
+    assert star_estimate.tree_s is None
+    if case.size.value_count + case.size.counter_count == 0 or not case.lines.sites:
+        assert plan == star
+        return
+    assert estimate.tree_s is not None
+    assert estimate.star_s is not None
+    assert estimate.star_s == star_estimate.star_s
+    assert bool(plan.sites) == (estimate.tree_s <= 0.9 * estimate.star_s)
+
+
+@settings(max_examples=30, deadline=None)
+@given(sited(codec="topk"))
+def test_no_tree_carries_a_codec_of_variable_length(case: Sited) -> None:
+    plan, estimate = case.planned()
+    assert plan.sites == ()
+    assert estimate.tree_s is None
+
+
+def test_shares_of_a_tree_are_those_of_the_sites_and_of_their_members() -> None:
+    """Four behind 20 Mbit/s, one of them twice as fast within; four at home have as much each."""
+    home, lan = Bandwidth(20 * MBIT, 300 * MBIT), Bandwidth(500 * MBIT, 500 * MBIT)
+    fast = Bandwidth(1000 * MBIT, 1000 * MBIT)
+    inner = dict(zip(PEERS[:4], [fast, lan, lan, lan], strict=True))
+    lines = Lines(dict.fromkeys(PEERS[:8], home), sites=(SiteLine(tuple(PEERS[:4]), home, inner),))
+    size = FragmentSize(2**24 * 5, 0, 0)
+    plan, estimate = make_plan(size, PEERS[:8], PEERS[:8], lines, SPEC)
+    chunks = owned(plan)
+    assert sum(chunks.get(peer, 0) for peer in PEERS[:4]) == 64  # a fifth, as each of the others
+    assert [chunks[peer] for peer in PEERS[4:8]] == [64] * 4
+    leading = {run.peer: 0 for run in plan.sites[0].leaders}
+    for run in plan.sites[0].leaders:
+        leading[run.peer] += run.chunk_count
+    assert leading[PEERS[0]] > leading[PEERS[1]] > 0
+    assert estimate.star_s is not None
+    assert estimate.predicted_s == pytest.approx(1.6 * 4 * size.value_count / (20 * MBIT), rel=0.05)
+    assert estimate.star_s == pytest.approx(4 * 4 * size.value_count / (20 * MBIT), rel=0.05)
+    for limited in ({}, {(PEERS[4], PEERS[5]): 1e6}):
+        again, _ = make_plan(size, PEERS[:8], PEERS[:8], evolve(lines, pair_limits=limited), SPEC)
+        assert bool(again.sites) == (not limited)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.protocol.addresses import Address
+from holdfast.protocol.addresses import Address, host_of
 from holdfast.protocol.errors import UserError
 
 
@@ -82,6 +82,21 @@ def test_addresses_round_trip(host: str, port: int) -> None:
     address = Address(host, port)
     assert Address.parse(str(address)) == address
     assert Address.parse(str(address), 1) == address
+
+
+@pytest.mark.parametrize(
+    ("remote", "host"),
+    [
+        ("203.0.113.7:7700", "203.0.113.7"),
+        ("[2001:db8::7]:80", "2001:db8::7"),
+        ("[fe80::1%eth0]:80", "fe80::1"),
+        ("[::ffff:203.0.113.7]:80", "203.0.113.7"),
+        ("a:0", "a"),
+        ("somebody who left", ""),
+    ],
+)
+def test_the_host_of_a_connection(remote: str, host: str) -> None:
+    assert host_of(remote) == host
 
 
 @given(st.text(max_size=40) | st.text("[]:.%a1-", max_size=20))

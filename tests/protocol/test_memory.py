@@ -87,6 +87,26 @@ async def test_bytes_take_the_delay_and_the_rate_of_the_link() -> None:
         nursery.cancel_scope.cancel()
 
 
+async def test_hosts_behind_one_line_share_it_to_others_only() -> None:
+    async with trio.open_nursery() as nursery:
+        pair = Pair(nursery, MemoryWorld(random.Random(0), delay_s=0.0))
+        pair.world.share_line("b", up=1e6, down=2e6)
+        streams = [await pair.connect() for _ in range(2)]
+        start_s = trio.current_time()
+        async with trio.open_nursery() as transfers:
+            for near, far in streams:
+                transfers.start_soon(near.send_all, bytes(10**6))
+                transfers.start_soon(receive_exactly, far, 10**6)
+        assert trio.current_time() - start_s == pytest.approx(1.0, rel=0.1)
+        pair.world.share_line("ab", up=1.0, down=1.0)  # both are behind it
+        start_s = trio.current_time()
+        near, far = streams[0]
+        await far.send_all(bytes(10**6))
+        await receive_exactly(near, 10**6)
+        assert trio.current_time() - start_s == pytest.approx(1.0, rel=0.1)
+        nursery.cancel_scope.cancel()
+
+
 async def test_streams_of_one_pair_share_its_rate() -> None:
     async with trio.open_nursery() as nursery:
         pair = Pair(nursery, MemoryWorld(random.Random(0), delay_s=0.0, bytes_per_s=1e6))
