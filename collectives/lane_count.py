@@ -10,6 +10,9 @@ it from each other. So the number is tried out, on the traffic that there is any
 Only time counts in which every lane had something to send: else it is not the lanes that set the
 pace. Over a short path one connection fills the line, and nothing is tried.
 
+Links of a node share its line. What one of them gains by more lanes must not be taken from the
+others, so one link of a node tries at a time, and it looks at what they all carry.
+
 No clock, no I/O: who has the link calls ``sample`` whenever it learns what has arrived.
 """
 
@@ -17,11 +20,12 @@ from __future__ import annotations
 
 import math
 
-from attrs import frozen
+from attrs import define, frozen
 
 COUNT_FIRST = 2  # one that pauses for a loss leaves the other
 COUNT_MAX = 16  # more flows crowd out whoever else uses the line
 GAIN_MIN = 1.10  # more lanes have to carry so much more to be kept
+OWN_GAIN_MIN = 0.5  # so much of what is gained must be more for the node, not taken from its others
 KEPT_MIN = 0.95  # fewer lanes have to carry so much of what more did
 WINDOW_S = 1.0  # of busy time; at least
 # At least: a window sees connections lose and recover several times, or chance decides.
@@ -43,12 +47,21 @@ class Sample:
       carried_bytes: that arrived since the link began.
       lane_count: lanes that work.
       busy: every one of them is sending.
+      others_bytes: that arrived over all other links of the node.
     """
 
     now_s: float
     carried_bytes: int
     lane_count: int
     busy: bool
+    others_bytes: int = 0
+
+
+@define(eq=False)
+class Trials:
+    """Which of a node's links is trying another number of lanes; one at most."""
+
+    by: LaneCount | None = None
 
 
 @frozen
@@ -57,6 +70,7 @@ class _Trial:
 
     before: int
     bytes_per_s_before: float
+    others_per_s_before: float
     began_s: float
 
 
@@ -69,9 +83,16 @@ class LaneCount:
     Args:
       first: to start with, and never fewer.
       count_max: never more; ``first`` makes the number fixed.
+      trials: the node's.
     """
 
-    def __init__(self, first: int = COUNT_FIRST, count_max: int = COUNT_MAX) -> None:
+    def __init__(
+        self,
+        first: int = COUNT_FIRST,
+        count_max: int = COUNT_MAX,
+        trials: Trials | None = None,
+    ) -> None:
+        self._trials = Trials() if trials is None else trials
         self.wanted = first
         self._count_min = first
         self._count_max = count_max
@@ -83,6 +104,7 @@ class LaneCount:
         self._unsettled_s = math.inf  # busy time still to pass before a window begins
         self._window_s = 0.0
         self._window_bytes = 0
+        self._window_others_bytes = 0
 
     def sample(self, sample: Sample, round_trip_s: float) -> int:
         """Take note of what has arrived; gives ``wanted``.
@@ -103,10 +125,12 @@ class LaneCount:
             return self.wanted
         self._window_s += span_s
         self._window_bytes += sample.carried_bytes - last.carried_bytes
+        self._window_others_bytes += sample.others_bytes - last.others_bytes
         if self._window_s >= max(WINDOW_S, WINDOW_ROUND_TRIPS * round_trip_s):
             bytes_per_s = self._window_bytes / self._window_s
-            self._window_s, self._window_bytes = 0.0, 0
-            self._decide(bytes_per_s, sample.now_s)
+            others_per_s = self._window_others_bytes / self._window_s
+            self._window_s, self._window_bytes, self._window_others_bytes = 0.0, 0, 0
+            self._decide(bytes_per_s, others_per_s, sample.now_s)
         return self.wanted
 
     def _counts(self, last: Sample, sample: Sample) -> bool:
@@ -126,26 +150,45 @@ class LaneCount:
         ):
             self._go_back(trial, sample.now_s)
 
-    def _decide(self, bytes_per_s: float, now_s: float) -> None:
+    def stop(self) -> None:
+        """The link is gone: others may try."""
+        self._end_trial()
+
+    def _decide(self, bytes_per_s: float, others_per_s: float, now_s: float) -> None:
         trial = self._trial
         if trial is not None:
-            least = GAIN_MIN if self.wanted > trial.before else KEPT_MIN
-            if bytes_per_s < least * trial.bytes_per_s_before:
+            if not self._was_worth_it(trial, bytes_per_s, others_per_s):
                 self._go_back(trial, now_s)
                 return
-            self._trial = None
+            self._end_trial()
             self._wait_s = WAIT_FIRST_S
-        elif now_s < self._not_before_s:
+        elif now_s < self._not_before_s or self._trials.by is not None:
             return
-        self._try_next(bytes_per_s, now_s)
+        self._try_next(bytes_per_s, others_per_s, now_s)
 
-    def _try_next(self, bytes_per_s: float, now_s: float) -> None:
+    def _was_worth_it(self, trial: _Trial, bytes_per_s: float, others_per_s: float) -> bool:
+        if self.wanted < trial.before:
+            return bytes_per_s >= KEPT_MIN * trial.bytes_per_s_before
+        gain = bytes_per_s - trial.bytes_per_s_before
+        taken = trial.others_per_s_before - others_per_s
+        return (
+            bytes_per_s >= GAIN_MIN * trial.bytes_per_s_before
+            and gain - taken >= OWN_GAIN_MIN * gain
+        )
+
+    def _end_trial(self) -> None:
+        self._trial = None
+        if self._trials.by is self:
+            self._trials.by = None
+
+    def _try_next(self, bytes_per_s: float, others_per_s: float, now_s: float) -> None:
         if self._step() == self.wanted:
             # The climb has come to its end; the way back is tried when some time has passed.
             self._upwards = not self._upwards
             self._not_before_s = now_s + self._wait_s
             return
-        self._trial = _Trial(self.wanted, bytes_per_s, now_s)
+        self._trial = _Trial(self.wanted, bytes_per_s, others_per_s, now_s)
+        self._trials.by = self
         self.wanted = self._step()
         self._unsettled_s = math.inf
 
@@ -156,7 +199,7 @@ class LaneCount:
 
     def _go_back(self, trial: _Trial, now_s: float) -> None:
         self.wanted = trial.before
-        self._trial = None
+        self._end_trial()
         self._upwards = not self._upwards
         self._not_before_s = now_s + self._wait_s
         self._wait_s = min(2 * self._wait_s, WAIT_S_MAX)

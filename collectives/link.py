@@ -140,7 +140,9 @@ class Link:
         self._failures = 0  # of dialled lanes, in a row
         self._lane_trouble = ""  # why the last lane ended
         self._laneless_s = 0.0
-        self._count = LaneCount(self.rules.first, self.rules.count_max)
+        self._count = LaneCount(self.rules.first, self.rules.count_max, node.trials)
+        self._node = node
+        self._arrived_bytes = 0  # of all lanes, as far as the other side said
         self._wanted_there = 1
         self._wanted_told = self.rules.first
         self._dials = False
@@ -227,6 +229,7 @@ class Link:
         self.lost.set()
         self._message_outbox.close()
         self._outlet.close()
+        self._count.stop()
         self._scope.cancel()
 
     # ------------------------------------------------------------ for who makes it
@@ -392,12 +395,17 @@ class Link:
                 lane.acknowledge(received)
             elif received.closed:
                 self._numbers.use(received.lane)  # it was dialled in vain, and must not come late
+        before_bytes = self._arrived_bytes
+        self._arrived_bytes = self._past_arrived_bytes + sum(
+            lane.arrived_bytes for lane in self._lanes.values()
+        )
+        self._node.arrived_bytes += self._arrived_bytes - before_bytes
         sample = Sample(
             now_s=trio.current_time(),
-            carried_bytes=self._past_arrived_bytes
-            + sum(lane.arrived_bytes for lane in self._lanes.values()),
+            carried_bytes=self._arrived_bytes,
             lane_count=len(self._working),
             busy=all(lane.writing for lane in self._working.values()),
+            others_bytes=self._node.arrived_bytes - self._arrived_bytes,
         )
         if self._count.sample(sample, self.round_trip_s) != self._wanted_told:
             self._wake()

@@ -8,7 +8,7 @@ from attrs import Factory, define, frozen
 
 from ..protocol.messages import LANES_OPEN_MAX
 from .flows import FlowGate
-from .lane_count import COUNT_FIRST, COUNT_MAX
+from .lane_count import COUNT_FIRST, COUNT_MAX, Trials
 from .limiter import RateLimiter
 from .loop import Loop
 from .meter import Meter
@@ -38,6 +38,8 @@ class NodeParts:
     Attributes:
       upload, download: caps on what all lanes carry; None: no cap.
       sent, received: what they carry, measured.
+      trials: which link tries another number of lanes.
+      arrived_bytes: what all links' other sides have acknowledged.
     """
 
     router: FrameRouter
@@ -46,6 +48,8 @@ class NodeParts:
     flows: FlowGate = Factory(FlowGate)
     sent: Meter = Factory(Meter)
     received: Meter = Factory(Meter)
+    trials: Trials = Factory(Trials)
+    arrived_bytes: int = 0
 
 
 @define(eq=False)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.collectives.lane_count import COUNT_MAX, WAIT_S_MAX, LaneCount, Sample
+from holdfast.collectives.lane_count import COUNT_MAX, WAIT_S_MAX, LaneCount, Sample, Trials
 
 Curve = Callable[[int], float]
 FAR_S = 0.1
@@ -31,6 +31,7 @@ class Path:
         self.rng = random.Random(0)
         self.now_s = 0.0
         self.carried = 0.0
+        self.others = 0.0  # what the node's other links carried
         self.history: list[int] = []
         self.opens = True
         self.lanes = count.wanted
@@ -40,7 +41,7 @@ class Path:
             self.now_s += STEP_S
             rate = self.curve(self.lanes) if busy else 0.0
             self.carried += rate * STEP_S * max(0.0, self.rng.gauss(1, self.noise))
-            sample = Sample(self.now_s, int(self.carried), self.lanes, busy)
+            sample = Sample(self.now_s, int(self.carried), self.lanes, busy, int(self.others))
             wanted = self.count.sample(sample, self.rtt_s)
             if self.opens:
                 self.lanes = wanted
@@ -146,3 +147,40 @@ def test_whatever_is_measured_the_number_stays_in_its_bounds_and_ends_well(
         settled = [curve(n) for n in path.history[-1_000:]]
         # A doubling that brings less than a tenth is not taken; trials cost something, too.
         assert sum(settled) / len(settled) > 0.7 * best
+
+
+# ---------------------------------------------------------------- links that share a line
+
+
+def run_side_by_side(lane: float, line: float, trials: Trials) -> list[Path]:
+    """Three links for 200 s; of a full line each gets as much as it has lanes."""
+    paths = [Path(LaneCount(trials=trials), fills(line, lane), noise=0.02) for _ in range(3)]
+    for _step in range(round(200 / STEP_S)):
+        total = sum(path.lanes for path in paths)
+        for path in paths:
+            rate = min(lane * path.lanes, line * path.lanes / total)
+            path.curve = lambda _count, rate=rate: rate  # type: ignore[misc]
+            path.others = sum(other.carried for other in paths if other is not path)
+            path.run(STEP_S)
+    return paths
+
+
+def test_lanes_that_only_take_from_the_nodes_other_links_are_not_kept() -> None:
+    for path in run_side_by_side(lane=20e6, line=10e6, trials=Trials()):
+        assert path.share_at(2, 1_900) > 0.8
+
+
+def test_links_that_all_gain_by_more_lanes_get_them_one_after_the_other() -> None:
+    paths = run_side_by_side(lane=1e6, line=1e9, trials=Trials())
+    assert all(path.count.wanted >= 8 for path in paths)
+
+
+def test_a_link_that_is_lost_lets_others_try() -> None:
+    trials = Trials()
+    first = Path(LaneCount(trials=trials), fills(100e6, 1e6))
+    first.run(6)
+    assert trials.by is first.count
+    second = Path(LaneCount(trials=trials), fills(100e6, 1e6))
+    assert second.run(20) == 2
+    first.count.stop()
+    assert second.run(20) > 2
