@@ -8,7 +8,8 @@ it from each other. So the number is tried out, on the traffic that there is any
         not:    go back, and wait twice as long as the last time before the other direction is tried
 
 Only time counts in which every lane had something to send: else it is not the lanes that set the
-pace. Over a short path one connection fills the line, and nothing is tried.
+pace. Over a short path one connection fills the line, and nothing is tried; nor where a congestion
+control carries the lanes that does not slow down for losses (``link.STEADY``).
 
 Links of a node share its line. What one of them gains by more lanes must not be taken from the
 others, so one link of a node tries at a time, and it looks at what they all carry.

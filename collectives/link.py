@@ -70,6 +70,10 @@ ACKNOWLEDGE_S = 0.1
 PROGRESS_S = 0.25  # how often progress of frames under way is told: see ``LaneReceived.bytes``
 BEATS_PER_SILENCE = 4  # heartbeats in the time after which silence means loss
 
+# This congestion control does not slow down for single losses: two of its lanes fill a line, and more
+# only crowd each other out of its queue.
+STEADY = "bbr"
+
 T = TypeVar("T")
 
 OnMessage = Callable[[str, Message], Awaitable[None]]
@@ -407,10 +411,17 @@ class Link:
             busy=all(lane.writing for lane in self._working.values()),
             others_bytes=self._node.arrived_bytes - self._arrived_bytes,
         )
+        if not self._slows_on_loss:
+            return
         if self._count.sample(sample, self.round_trip_s) != self._wanted_told:
             self._wake()
             if not self._dials:
                 self._news.set()
+
+    @property
+    def _slows_on_loss(self) -> bool:
+        """Whether losses slow our lanes down, so that more of them may carry more."""
+        return any(lane.facts.congestion != STEADY for lane in self._working.values())
 
     @property
     def round_trip_s(self) -> float:
