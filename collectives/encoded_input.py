@@ -76,9 +76,6 @@ class EncodedInput:
     def complete(self) -> bool:
         return all(self._done)
 
-    def is_encoded(self, index: int) -> bool:
-        return self._done[index]
-
     def encode(self, index: int) -> None:
         """Encode one chunk unless it is done already; raises ValueError as the codec does."""
         with self._locks[index]:

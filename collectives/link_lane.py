@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 
 @define(eq=False)
-class _Ledger:
+class _Unacknowledged:
     """What was sent and is not known to have arrived.
 
     One lane's writer appends, perhaps in a thread; the event loop removes: a deque's own locking is
@@ -112,7 +112,7 @@ class LinkLane:
         self.writing = False
         self._parts = parts
         self._work: SocketLane | None = None  # while it is worked by threads
-        self._ledger = _Ledger()
+        self._unacknowledged = _Unacknowledged()
         self._received_frames = 0
         self._arrived_bytes = 0
         self._told: LaneReceived | None = None
@@ -166,7 +166,7 @@ class LinkLane:
     @property
     def sending(self) -> bool:
         """Whether anything was sent that is not known to have arrived."""
-        return bool(self._ledger.frames)
+        return bool(self._unacknowledged.frames)
 
     @property
     def arrived_bytes(self) -> int:
@@ -179,7 +179,10 @@ class LinkLane:
         Raises:
           RemoteProtocolError: that cannot be.
         """
-        if not self._ledger.acknowledge(received.frames) or received.bytes < self._arrived_bytes:
+        if (
+            not self._unacknowledged.acknowledge(received.frames)
+            or received.bytes < self._arrived_bytes
+        ):
             raise RemoteProtocolError(f"it got more on lane {self.number} than was sent, or less")
         self._arrived_bytes = received.bytes
         if received.closed:
@@ -199,7 +202,7 @@ class LinkLane:
     def watch(self, elapsed_s: float) -> None:
         """So much time has passed: count how long nothing has moved."""
         sent_bytes = self._paced.sent_bytes + (0 if self._work is None else self._work.sent_bytes)
-        moved = (self._ledger.arrived_count, self._arrived_bytes, sent_bytes)
+        moved = (self._unacknowledged.arrived_count, self._arrived_bytes, sent_bytes)
         owed = self.sending or self.finished.is_set()  # in the end, its last word
         if owed and moved == self._moved:
             self.still_s += elapsed_s
@@ -209,8 +212,8 @@ class LinkLane:
 
     def give_back(self) -> None:
         """It is over on both sides: what did not arrive goes to the other lanes."""
-        frames = list(self._ledger.frames)
-        self._ledger.frames.clear()
+        frames = list(self._unacknowledged.frames)
+        self._unacknowledged.frames.clear()
         self._parts.outlet.put_back(frames)
 
     def _received_bytes(self) -> int:
@@ -267,7 +270,7 @@ class LinkLane:
         while (taken := await self._take()) is not None:
             frame = taken.load()
             if frame is not None:
-                self._ledger.frames.append(taken)
+                self._unacknowledged.frames.append(taken)
                 await parts.flows.enter(parts.peer)
                 try:
                     await self.sender.send(*frame)
@@ -395,7 +398,7 @@ class LinkLane:
             frame = taken.load()
             if frame is not None:
                 header, payload = frame
-                self._ledger.frames.append(taken)
+                self._unacknowledged.frames.append(taken)
                 parts.flows.enter_in_thread(parts.peer)
                 parts.sent_meter.begin(now_s())
                 carried_bytes = 0

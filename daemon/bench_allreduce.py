@@ -3,17 +3,12 @@
     holdfast bench allreduce --peers 4               all ranks on this machine's loopback
     holdfast bench allreduce --rank R --master ...   one rank; start each where it belongs
 
-This file owns the command line and the ranks' processes; what a rank does is in ``bench_rank``.
+This file owns the command line; what a rank does is in ``bench_rank``.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import secrets
-import subprocess
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +18,8 @@ import trio
 from ..membership.spec import CODECS
 from ..protocol.addresses import Address
 from ..protocol.errors import UserError
+from .bench_ranks import put_json, run_ranks_here
 
-LOOPBACK = "127.0.0.1"
 VALUE_BYTES = 4  # a size below this holds no value at all
 UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6}
 
@@ -160,7 +155,7 @@ def allreduce(
         if master is not None:
             raise UserError("--master without --rank", hint="say which rank this is")
         given = [f"{name}={value}" for name, value in arguments.items() if value not in ("", None)]
-        report = run_here(peers, given)
+        report = run_ranks_here("allreduce", peers, given)
     else:
         if master is None or not token:
             raise UserError("--rank needs --master and --token")
@@ -187,43 +182,10 @@ def allreduce(
         show(report, json_path)
 
 
-def run_here(peers: int, arguments: Sequence[str]) -> dict[str, Any]:
-    """Start all ranks on loopback; rank 0's report."""
-    from .rendezvous import free_port  # sockets and TLS: every command would pay for them
-
-    token = secrets.token_hex(16)
-    master = Address(LOOPBACK, free_port(LOOPBACK))
-    processes: list[subprocess.Popen[str]] = []
-    try:
-        for rank in range(peers):
-            own = [f"--rank={rank}", f"--master={master}", f"--token={token}", "--json=-"]
-            processes.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", "holdfast", "bench", "allreduce", *arguments, *own],
-                    stdout=subprocess.PIPE if rank == 0 else None,
-                    text=True,
-                )
-            )
-        assert processes[0].stdout is not None
-        text = processes[0].stdout.read()
-        if any(process.wait() for process in processes) or not text:
-            raise UserError("a rank failed; what it said is above")
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    report: dict[str, Any] = json.loads(text)
-    return report
-
-
 def show(report: dict[str, Any], json_path: Path | None) -> None:
     """Print the figures, or write them where ``--json`` says."""
-    text = json.dumps(report, indent=2)
-    if json_path is not None and str(json_path) == "-":
-        click.echo(text)
+    if put_json(report, json_path):
         return
-    if json_path is not None:
-        json_path.write_text(text + "\n")
     megabytes = report["bytes"] / 1e6
     click.echo(f"{report['peers']} peers, {megabytes:g} MB of float32, {report['codec']}")
     median_s = report["median_s"]

@@ -9,11 +9,6 @@ found its rate (and, where lanes adapt, until their number is found), then the m
 
 from __future__ import annotations
 
-import json
-import secrets
-import subprocess
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +19,8 @@ from rich.table import Table
 
 from ..protocol.addresses import Address
 from ..protocol.errors import UserError
+from .bench_ranks import put_json, run_ranks_here
 
-LOOPBACK = "127.0.0.1"
 RANKS = 2
 ADAPTIVE = "adaptive"
 COUNTS = ("1", "2", "4", "8", "16", ADAPTIVE)
@@ -106,7 +101,7 @@ def lanes(
             f"--adaptive-warm-up={adaptive_warm_up}",
             *([] if max_mbit is None else [f"--max-mbit={max_mbit}"]),
         ]
-        report = run_here(given)
+        report = run_ranks_here("lanes", RANKS, given)
     else:
         if master is None or not token:
             raise UserError("--rank needs --master and --token")
@@ -120,37 +115,10 @@ def lanes(
         show(report, json_path)
 
 
-def run_here(arguments: Sequence[str]) -> dict[str, Any]:
-    """Start both ranks on loopback; the report of rank 0."""
-    from .rendezvous import free_port  # sockets and TLS: every command would pay for them
-
-    own = [f"--master={Address(LOOPBACK, free_port(LOOPBACK))}", f"--token={secrets.token_hex(16)}"]
-    command = [sys.executable, "-m", "holdfast", "bench", "lanes", *arguments, *own, "--json=-"]
-    processes: list[subprocess.Popen[str]] = []
-    try:
-        for rank in range(RANKS):
-            stdout = subprocess.PIPE if rank == 0 else None
-            argv = [*command, f"--rank={rank}"]
-            processes.append(subprocess.Popen(argv, stdout=stdout, text=True))
-        text, _ = processes[0].communicate()
-        if any(process.wait() for process in processes) or not text:
-            raise UserError("a rank failed; what it said is above")
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    report: dict[str, Any] = json.loads(text)
-    return report
-
-
 def show(report: dict[str, Any], json_path: Path | None) -> None:
     """Print the figures, or write them where ``--json`` says."""
-    text = json.dumps(report, indent=2)
-    if json_path is not None and str(json_path) == "-":
-        click.echo(text)
+    if put_json(report, json_path):
         return
-    if json_path is not None:
-        json_path.write_text(text + "\n")
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in ("lanes", "congestion", "Mbit/s"):
         table.add_column(heading, justify="left" if heading == "congestion" else "right")
