@@ -11,10 +11,11 @@ and for its turn on the link (streams of one pair take turns, a segment at a tim
 is under way for the link's delay. A fault never touches the code under test; it changes what its
 streams do, as the real fault would:
 
-    partition   bytes are held, nothing breaks; dials hang
+    partition   bytes are held, in one direction or both, nothing breaks; dials hang
     freeze      the same for all that one host sends and receives
     cut         the streams of a pair break at both ends
     crash       the streams of a host break at the others, a part of its last bytes is lost
+    corrupt     a bit of a lane's record is flipped; a control stream breaks, as TLS would have it
 
 Certificates do not exist here: the world says who is who.
 """
@@ -132,6 +133,10 @@ class _Pipe:
     def _held(self) -> bool:
         return self._world.held(self.source.name, self.target.name)
 
+    def _news_held(self) -> bool:
+        """That nobody reads any more comes back the other way."""
+        return self._world.held(self.target.name, self.source.name)
+
     # ------------------------------------------------------------ the writer's end
 
     def check_writable(self) -> None:
@@ -139,13 +144,17 @@ class _Pipe:
             raise trio.BrokenResourceError("this host crashed")
         if self._writer_closed:
             raise trio.ClosedResourceError("this side closed the stream")
-        if self._gone_s < math.inf and trio.current_time() >= self._gone_s and not self._held():
+        if (
+            self._gone_s < math.inf
+            and trio.current_time() >= self._gone_s
+            and not self._news_held()
+        ):
             raise trio.BrokenResourceError("the other side is gone")
 
     async def wait_room(self) -> None:
         self.check_writable()
         while self._buffered_bytes >= min(self._world.buffer_bytes, self.link.window_bytes):
-            await self._wait_change(math.inf if self._held() else self._gone_s)
+            await self._wait_change(math.inf if self._news_held() else self._gone_s)
             self.check_writable()
 
     @property
@@ -271,6 +280,8 @@ class MemoryStream(trio.abc.HalfCloseableStream):
         with self._only_sender():
             await trio.lowlevel.checkpoint()
             self._outward.check_writable()
+            if self._world.is_torn(self._outward):
+                self.cut()
             content = self._world.pass_filter(self._outward, bytes(data))
             for start in range(0, len(content), SEGMENT_BYTES):
                 await self._outward.wait_room()
@@ -371,10 +382,11 @@ class MemoryWorld:
         self._hosts: dict[str, _Host] = {}
         self._links: dict[tuple[str, str], _Link] = {}
         self._lines: list[tuple[_Line, _Line]] = []  # out of their hosts, and in
-        self._partitions: set[frozenset[str]] = set()
+        self._partitions: set[tuple[str, str]] = set()  # from, to
         self._frozen: set[str] = set()
         self._unreachable: set[str] = set()
         self._corruptions: Counter[tuple[str, str]] = Counter()
+        self._tears: Counter[tuple[str, str]] = Counter()
         self._change = trio.lowlevel.ParkingLot()  # dials wait here for a fault to end
 
     def host(self, name: str, peer_id: str, party: Party = Party.PEER) -> MemoryNetwork:
@@ -435,20 +447,23 @@ class MemoryWorld:
     def held(self, source: str, target: str) -> bool:
         """Whether bytes between these hosts stand still at this moment."""
         return (
-            source in self._frozen
-            or target in self._frozen
-            or frozenset((source, target)) in self._partitions
+            source in self._frozen or target in self._frozen or (source, target) in self._partitions
         )
 
     # ------------------------------------------------------------ faults
 
-    def partition(self, a: str, b: str) -> None:
-        """Hold all bytes between two hosts; nothing breaks, new dials hang."""
-        self._partitions.add(frozenset((a, b)))
+    def partition(self, a: str, b: str, *, one_way: bool = False) -> None:
+        """Hold all bytes between two hosts, or only those from ``a`` to ``b``.
+
+        Nothing breaks; new dials hang, since they need an answer.
+        """
+        self._partitions.add((a, b))
+        if not one_way:
+            self._partitions.add((b, a))
 
     def heal(self, a: str, b: str) -> None:
-        """End a partition; what was held is delivered."""
-        self._partitions.discard(frozenset((a, b)))
+        """End a partition, of whatever kind; what was held is delivered."""
+        self._partitions -= {(a, b), (b, a)}
         self._wake()
 
     def freeze(self, name: str) -> None:
@@ -492,7 +507,22 @@ class MemoryWorld:
         """Flip one bit in the ciphertext of the next record that ``a`` sends to ``b``."""
         self._corruptions[a, b] += 1
 
+    def corrupt_next_control_message(self, a: str, b: str) -> None:
+        """Break the control stream over which ``a`` next sends to ``b``, at that moment.
+
+        That is what a wrong bit in it comes to: TLS lets no changed byte through.
+        """
+        self._tears[a, b] += 1
+
     # ------------------------------------------------------------ for streams and networks
+
+    def is_torn(self, pipe: _Pipe) -> bool:
+        """Whether this stream breaks with what is sent now."""
+        pair = pipe.source.name, pipe.target.name
+        if pipe.lane or not self._tears[pair]:
+            return False
+        self._tears[pair] -= 1
+        return True
 
     def pass_filter(self, pipe: _Pipe, data: bytes) -> bytes:
         """What really goes onto the link."""
@@ -515,7 +545,7 @@ class MemoryWorld:
         await trio.lowlevel.checkpoint()
         link = self.direction(host.name, address.host)
         await trio.sleep(2 * link.delay_s)
-        while self.held(host.name, address.host):
+        while self.held(host.name, address.host) or self.held(address.host, host.name):
             await self._change.park()
         target = self._hosts.get(address.host)
         if not host.alive:
