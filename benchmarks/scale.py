@@ -12,16 +12,13 @@ none of theirs is in it. What is not in it is what TLS and the kernel would add 
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import struct
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -29,9 +26,6 @@ import trio
 from attrs import Factory, asdict, define, frozen
 from blake3 import blake3
 
-from benchmarks.progress import say
-from benchmarks.report import Table
-from benchmarks.sections import Measured
 from holdfast.daemon.master import MasterService
 from holdfast.daemon.store import GrantRow, Store
 from holdfast.membership.coordinator import Coordinator

@@ -28,6 +28,7 @@ from attrs import define, evolve, field
 from ..membership.coordinator import Coordinator, Grant
 from ..membership.effects import Announce, Drop, Effect, Record, Send
 from ..membership.journal import JournalRecord
+from ..membership.views import ViewWriter
 from ..protocol.addresses import Address, host_of
 from ..protocol.authority import Authority, holder_of, load_certificate
 from ..protocol.enrol import Admission, Refusal, answer_newcomer
@@ -35,12 +36,15 @@ from ..protocol.errors import HoldfastError, RemoteProtocolError, UserError
 from ..protocol.messages import (
     Heartbeat,
     Hello,
+    Measured,
     Message,
+    Progress,
     RefusalCode,
     Refused,
     Renew,
     Renewed,
     Role,
+    View,
     Welcome,
 )
 from ..protocol.network import Channel, Network, Party
@@ -54,6 +58,7 @@ HELLO_S = 10.0  # from the connection to its first message
 PROBE_S = 5.0  # dialling a newcomer back at one of its addresses
 TICK_S_MIN = 0.005  # the coordinator's deadlines are not chased closer than this
 CLOSE_S = 2.0  # for the last words to a peer that is dropped
+SIGNS_OF_LIFE = (Heartbeat, Progress, Measured)  # from these no decision follows
 
 
 @define(eq=False)
@@ -67,6 +72,7 @@ class Session:
     reading: trio.CancelScope = field(factory=trio.CancelScope)
     last_words: Refused | None = None
     welcomed: bool = False  # until then nothing else is for this connection
+    view: View | None = None  # told last; the next one goes out as its difference
 
 
 class MasterService:
@@ -91,6 +97,7 @@ class MasterService:
         self.sessions: dict[str, Session] = {}
         self._probe = probe
         self._replaced: dict[str, Session] = {}
+        self._views = ViewWriter()
         self._effects: deque[Effect] = deque()
         self._work = trio.Event()
         self._time = trio.Event()
@@ -110,11 +117,17 @@ class MasterService:
 
     # ------------------------------------------------------------ deciding
 
-    def decide(self, decision: Callable[[float], list[Effect]]) -> None:
-        """Let the coordinator decide something now; its effects are carried out in order."""
+    def decide(self, decision: Callable[[float], list[Effect]], *, sooner: bool = True) -> None:
+        """Let the coordinator decide something now; its effects are carried out in order.
+
+        Args:
+          sooner: its next deadline may be an earlier one after this. Signs of life only put
+            deadlines off; looking for the next one costs time that grows with the members.
+        """
         self._effects.extend(decision(trio.current_time()))
         self._work.set()
-        self._time.set()
+        if sooner:
+            self._time.set()
 
     async def _carry_out(self) -> None:
         while True:
@@ -150,6 +163,10 @@ class MasterService:
             session.welcomed = True
         elif not session.welcomed:
             return  # meant for an earlier connection of this peer, or a heartbeat too early
+        if isinstance(message, View):
+            before, session.view = session.view, message
+            if before is not None:
+                message = self._views.difference(before, message)
         try:
             session.outbox.send_nowait(message)
         except trio.WouldBlock:
@@ -290,7 +307,10 @@ class MasterService:
                 if isinstance(message, Renew):
                     self._renew(session.peer, message)
                     continue
-                self.decide(partial(self.coordinator.receive, session.peer, message))
+                self.decide(
+                    partial(self.coordinator.receive, session.peer, message),
+                    sooner=not isinstance(message, SIGNS_OF_LIFE),
+                )
         except RemoteProtocolError as error:
             log.warning("peer %s broke the protocol: %s", session.peer[:8], error)
             session.last_words = Refused(RefusalCode.PROTOCOL, str(error)[:900])

@@ -501,6 +501,17 @@ class View(Message):
 
 
 @frozen
+class ViewChange(Message):
+    """Master: the next view, as its difference to the one told last on this connection."""
+
+    number: int = field(validator=_count)
+    base: int = field(validator=_count)  # the number of the view that it changes
+    changed: tuple[MemberInfo, ...] = field(validator=max_len(MEMBERS_MAX))  # or new
+    gone: tuple[int, ...] = field(validator=_each(_count, MEMBERS_MAX))  # by member number
+    step: int = field(validator=_count)
+
+
+@frozen
 class Found(Message):
     """Master: this peer's trainer gives the run its first weights."""
 
