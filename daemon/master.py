@@ -7,6 +7,7 @@
      │         └── _serve_peer read; beside it ``_write`` (outbox -> stream)
      ├── _carry_out            the only task that performs effects, in the order decided
      ├── _keep_time            wakes the coordinator at its next deadline
+     ├── _settle_crowd         with many peers: conclusions from many messages at once
      └── _beat                 a heartbeat to everybody
 
 Decisions are made at once, synchronously, when a message arrives; their effects are queued. A
@@ -58,6 +59,8 @@ HELLO_S = 10.0  # from the connection to its first message
 PROBE_S = 5.0  # dialling a newcomer back at one of its addresses
 TICK_S_MIN = 0.005  # the coordinator's deadlines are not chased closer than this
 CLOSE_S = 2.0  # for the last words to a peer that is dropped
+CROWD_MIN = 64  # peers; with fewer, conclusions are drawn from each message by itself
+CROWD_WAIT_S = 50e-6  # a peer, from the first message noted to the conclusions: 50 ms for 1,000
 SIGNS_OF_LIFE = (Heartbeat, Progress, Measured)  # from these no decision follows
 
 
@@ -101,6 +104,7 @@ class MasterService:
         self._effects: deque[Effect] = deque()
         self._work = trio.Event()
         self._time = trio.Event()
+        self._noted = trio.Event()  # something was said from which nothing was concluded yet
         self._nursery: trio.Nursery | None = None
 
     async def run(
@@ -112,6 +116,7 @@ class MasterService:
             self.bound = await nursery.start(self.network.serve, self.bind, self._on_channel, None)
             nursery.start_soon(self._carry_out)
             nursery.start_soon(self._keep_time)
+            nursery.start_soon(self._settle_crowd)
             nursery.start_soon(self._beat)
             task_status.started(self.bound)
 
@@ -128,6 +133,25 @@ class MasterService:
         self._work.set()
         if sooner:
             self._time.set()
+
+    def _hear(self, peer: str, message: Message) -> None:
+        """Let the coordinator decide what follows from a message; in a crowd, from many at once."""
+        decisive = not isinstance(message, SIGNS_OF_LIFE)
+        alone = len(self.sessions) < CROWD_MIN
+        self.decide(
+            partial(self.coordinator.receive, peer, message, settle=alone),
+            sooner=decisive and alone,
+        )
+        if decisive and not alone:
+            self._noted.set()
+
+    async def _settle_crowd(self) -> None:
+        """Draw conclusions a little after the first message that was only noted."""
+        while True:
+            await self._noted.wait()
+            self._noted = trio.Event()
+            await trio.sleep(CROWD_WAIT_S * len(self.sessions))
+            self.decide(self.coordinator.settle)
 
     async def _carry_out(self) -> None:
         while True:
@@ -307,10 +331,7 @@ class MasterService:
                 if isinstance(message, Renew):
                     self._renew(session.peer, message)
                     continue
-                self.decide(
-                    partial(self.coordinator.receive, session.peer, message),
-                    sooner=not isinstance(message, SIGNS_OF_LIFE),
-                )
+                self._hear(session.peer, message)
         except RemoteProtocolError as error:
             log.warning("peer %s broke the protocol: %s", session.peer[:8], error)
             session.last_words = Refused(RefusalCode.PROTOCOL, str(error)[:900])

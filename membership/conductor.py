@@ -51,6 +51,7 @@ class Conductor:
         self.ledger = Ledger(context, evict)
         self.course = Course(context, syncing, self.ledger, self.bandwidths)
         self.rounds = self.ledger.rounds
+        self._sites: tuple[int, list[tuple[str, ...]]] = (-1, [])  # of which view, and these
 
     # ------------------------------------------------------------ facts
 
@@ -84,8 +85,10 @@ class Conductor:
 
     def measured(self, member: Member, message: Measured) -> None:
         """What its lines carried; the next plan knows it."""
-        sites = sites_of(self.context.roster.by_number())
-        mates = next((site for site in sites if member.peer in site), ())
+        roster = self.context.roster
+        if self._sites[0] != roster.view_number:  # whoever comes or goes makes another view
+            self._sites = (roster.view_number, sites_of(roster.by_number()))
+        mates = next((site for site in self._sites[1] if member.peer in site), ())
         self.bandwidths.measured(member.peer, message, mates)
 
     def removed(self, peer: str, why: str) -> None:
