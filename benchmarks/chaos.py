@@ -34,7 +34,6 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -52,13 +51,16 @@ from benchmarks.chaos_run import ChaosRun, Seen, finish_line
 from benchmarks.chaos_schedule import Fault, counts, schedule
 from benchmarks.commands import BenchError
 from benchmarks.grounds import Loopback, Switch, why_no_switch
-from benchmarks.lab_run import LabRun
+from benchmarks.lab_run import LabRun, stop_on_signals
 from benchmarks.progress import say
+from benchmarks.report import Table
+from benchmarks.sections import Measured
 from benchmarks.wan_lab import LabError
 
 STEP_S = 0.025
 LOSS_RATIO_MAX = 1.01
 GOODPUT_MIN = 0.95
+SECTION_MINUTES = 30.0
 REFERENCE_SHARE = 1 / 3  # of the time with faults
 REFERENCE_MINUTES_MIN = 1.0
 PEERS_MIN = 4  # fewer cannot lose one and still have a quorum and a copy to spare
@@ -189,8 +191,55 @@ def compared_loss(calm: Seen, rough: Seen) -> tuple[int, dict[str, float]]:
     }
 
 
-def _stop(_number: int, _frame: object) -> None:
-    raise KeyboardInterrupt
+def chaos() -> Measured:
+    """The section of RESULTS.md: half an hour, and ten minutes of reference before it.
+
+    Raises:
+      BenchError: a promise was broken; the logs are kept and named.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="holdfast-chaos-"))
+    found = measure(
+        minutes=SECTION_MINUTES,
+        seed=1,
+        peers=6,
+        per_hour=120.0,
+        reference_minutes=REFERENCE_SHARE * SECTION_MINUTES,
+        folder=folder,
+    )
+    for each in found["violations"]:
+        say(f"VIOLATION: {each}")
+    if found["ok"]:
+        shutil.rmtree(folder, ignore_errors=True)
+    else:
+        say(f"logs and journals are in {folder}")
+    faults = ", ".join(f"{count} {kind}" for kind, count in found["faults"].items())
+    ratio = found["loss_ratio"]
+    table = Table(
+        f"{SECTION_MINUTES:g} minutes, {found['peers']} peers with real trainers, "
+        f"{found['fault_count']} faults on a Poisson schedule",
+        [f"python -m benchmarks.chaos --minutes {SECTION_MINUTES:g} --seed {found['seed']}"],
+        ["what", "measured", "promised"],
+        [
+            ["heads compared", f"{found['heads_compared']:,}", ""],
+            ["digests or bits that differ", str(found["parity_violations"]), "0"],
+            ["rounds committed", str(found["rounds_committed"]), ""],
+            ["rounds lost", str(found["rounds_lost"]), "0"],
+            ["rounds aborted and tried again", str(found["rounds_aborted"]), ""],
+            [
+                f"loss at version {found['loss_version']}, of the undisturbed run's",
+                "" if ratio is None else f"{ratio:.4f}",
+                f"at most {LOSS_RATIO_MAX}",
+            ],
+            ["goodput", f"{found['goodput']:.1%}", f"at least {GOODPUT_MIN:.0%}"],
+            ["whatever else was promised and broken", str(len(found["violations"])), "0"],
+        ],
+        [
+            f"Faults: {faults}. {found['left_out']}".strip(),
+            "Goodput: useful tokens per live contributor-second, of the undisturbed run's; "
+            "[chaos.py](chaos.py) says what counts.",
+        ],
+    )
+    return [table], found
 
 
 def main() -> int:
@@ -211,7 +260,7 @@ def main() -> int:
     reference = options.reference_minutes or max(
         REFERENCE_MINUTES_MIN, REFERENCE_SHARE * options.minutes
     )
-    signal.signal(signal.SIGTERM, _stop)
+    stop_on_signals()
     folder = Path(tempfile.mkdtemp(prefix="holdfast-chaos-"))
     kept = True
     try:

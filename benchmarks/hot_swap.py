@@ -25,7 +25,7 @@ from attrs import asdict, frozen
 
 from benchmarks.commands import BenchError
 from benchmarks.grounds import Loopback
-from benchmarks.lab_run import LabRun, Status
+from benchmarks.lab_run import LabRun, Status, stop_on_signals
 from benchmarks.progress import say
 from benchmarks.report import Table
 from benchmarks.sections import Measured
@@ -238,11 +238,14 @@ def main() -> int:
     parser.add_argument("--times", type=int, default=TIMES)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    stop_on_signals()
     try:
         found = swaps(options.times)
     except BenchError as error:
         print(f"hot_swap: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
     over = sorted(each.over_s for each in found)
     verdict = {
         "swaps": [{**asdict(each), "over_s": each.over_s} for each in found],

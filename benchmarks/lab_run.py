@@ -8,6 +8,7 @@ HTTP, from the loopback of its host. The master's clock is the one that counts: 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -32,6 +33,23 @@ PATIENCE_S = 600.0  # of peers without a master
 LOG_TAIL_CHARS = 2_000
 
 Status = dict[str, Any]
+
+_LIBC = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
+
+
+def _end_with_parent() -> None:
+    """Have the kernel kill this process when the benchmark is killed; its trainer ends without it."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def stop_on_signals() -> None:
+    """Let SIGTERM end the program as Ctrl+C does: through every ``with``."""
+
+    def stop(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, stop)
 
 
 class LabRun:
@@ -118,6 +136,7 @@ class LabRun:
                 stderr=log,
                 env={**kept, "OMP_NUM_THREADS": "1"},
                 start_new_session=True,  # Ctrl+C is for this program to handle
+                preexec_fn=_end_with_parent,
             )
         self._hosts[name] = host
 

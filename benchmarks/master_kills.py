@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.chaos_checks import Parity, check_journal, read_journal
 from benchmarks.commands import ROOT, BenchError
 from benchmarks.grounds import Loopback
-from benchmarks.lab_run import LabRun, Status
+from benchmarks.lab_run import LabRun, Status, stop_on_signals
 from benchmarks.progress import say
 from benchmarks.report import Table
 from benchmarks.sections import Measured
@@ -187,11 +187,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    stop_on_signals()
     try:
         found = run_with_kills(options.kills, options.seed)
     except BenchError as error:
         print(f"master_kills: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
     text = json.dumps(found, indent=1)
     if options.json:
         options.json.write_text(text + "\n")

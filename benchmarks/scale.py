@@ -12,13 +12,16 @@ none of theirs is in it. What is not in it is what TLS and the kernel would add 
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 import struct
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -26,6 +29,9 @@ import trio
 from attrs import Factory, asdict, define, frozen
 from blake3 import blake3
 
+from benchmarks.progress import say
+from benchmarks.report import Table
+from benchmarks.sections import Measured
 from holdfast.daemon.master import MasterService
 from holdfast.daemon.store import GrantRow, Store
 from holdfast.membership.coordinator import Coordinator
@@ -34,7 +40,16 @@ from holdfast.membership.spec import RunSpec
 from holdfast.protocol import wire
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.memory import MemoryNetwork, MemoryWorld
-from holdfast.protocol.messages import FragmentSize, Layout, Role, TensorSpec
+from holdfast.protocol.messages import (
+    MEMBERS_MAX,
+    VERSION_MAX,
+    VERSION_MIN,
+    FragmentSize,
+    Hello,
+    Layout,
+    Role,
+    TensorSpec,
+)
 from holdfast.protocol.network import Channel, Party
 from holdfast.protocol.virtual_time import run_virtually
 
@@ -62,6 +77,8 @@ sync_every = 100
 
 LAYOUT = Layout((TensorSpec("weights", (VALUE_COUNT,), "float32", "parameter"),))
 SIZE = FragmentSize(VALUE_COUNT, VALUE_COUNT, 0)
+CURVE_CHARS = 40
+PARTS = ("decide", "decode", "encode", "journal")
 _LENGTH = struct.Struct(">I")
 
 
@@ -113,7 +130,7 @@ class Meter:
 
     def watch(self, coordinator: Coordinator, store: Store) -> None:
         """Meter what the master decides and records."""
-        for name in ("attach", "receive", "detach", "tick", "next_deadline_s"):
+        for name in ("attach", "receive", "settle", "detach", "tick", "next_deadline_s"):
             setattr(coordinator, name, self.timed("decide", getattr(coordinator, name)))
         store.append = self.timed("journal", store.append)  # type: ignore[method-assign]
 
@@ -157,9 +174,7 @@ class LightPeer:
             nursery.start_soon(self._every, 1.0, "Progress", self._progress)
             await self._listen(nursery)
 
-    def _hello(self) -> Any:
-        from holdfast.protocol.messages import VERSION_MAX, VERSION_MIN, Hello
-
+    def _hello(self) -> Hello:
         return Hello(
             version_min=VERSION_MIN,
             version_max=VERSION_MAX,
@@ -381,8 +396,99 @@ async def _measured(peers: int) -> Scale:
     )
 
 
+def scale(counts: tuple[int, ...] = COUNTS) -> Measured:
+    """The section of RESULTS.md: a table, and the same as a curve in text."""
+    found = []
+    for peers in counts:
+        say(f"{peers} light peers")
+        found.append(measure(peers))
+        say(f"  took {found[-1].took_s:.0f} s; {found[-1].round['cpu_total_s']:.2f} s a round")
+    table = Table(
+        "What a master of many members does and says; light peers in virtual time",
+        ["python -m benchmarks.scale"],
+        [
+            "peers",
+            "a round: master's CPU, s",
+            "messages sent, received",
+            "bytes sent, received",
+            "order to commit, s",
+            "one more joins: CPU, s",
+            "bytes sent",
+            "one dies: CPU, s",
+            "all join: CPU, s",
+            "bytes sent",
+            "a status, s",
+        ],
+        [_row(each) for each in found],
+        [
+            "CPU is the master's thread in its rules, journal, encoding and decoding; TLS and the "
+            f"kernel are not in it. A round trains {TRAIN_S:g} s, reduces {REDUCE_S:g} s and applies "
+            f"{APPLY_S:g} s, each up to {JITTER_S:g} s longer; one way takes {DELAY_S * 1e3:g} ms. "
+            "The plan has 1,024 chunks (1 GiB of float32). Bytes are of whole messages before TLS; "
+            "every order names all members to each of them, so they grow with the square."
+        ],
+    )
+    return [table, _curve(found)], {"runs": [asdict(each) for each in found]}
+
+
+def _row(each: Scale) -> list[str]:
+    per_round, one = each.round, each.one_join
+    return [
+        f"{each.peers:,}",
+        f"{per_round['cpu_total_s']:.2f}",
+        f"{per_round['sent_count_total']:,.0f}, {per_round['received_count']:,.0f}",
+        f"{_mb(per_round['sent_bytes_total'])}, {_mb(per_round['received_bytes'])}",
+        f"{each.commit_s:.2f}",
+        f"{one['cpu_total_s']:.2f}",
+        _mb(one["sent_bytes_total"]),
+        f"{each.death['cpu_total_s']:.2f}",
+        f"{each.join['cpu_total_s']:.1f}",
+        _mb(each.join["sent_bytes_total"]),
+        f"{each.status_s:.2f}",
+    ]
+
+
+def _mb(count: float) -> str:
+    return f"{count / 1e6:.1f} MB"
+
+
+def _curve(found: list[Scale]) -> Table:
+    """The master's CPU of a round as bars; ``CURVE_CHARS`` is the longest."""
+    most = max(each.round["cpu_total_s"] for each in found) or 1.0
+    rows = []
+    for each in found:
+        cpu_s = each.round["cpu_total_s"]
+        parts = ", ".join(f"{what} {each.round['cpu_s'].get(what, 0):.2f}" for what in PARTS)
+        bar = "█" * max(1, round(CURVE_CHARS * cpu_s / most))
+        rows.append([f"{each.peers:,}", f"{cpu_s:.2f}", parts, bar])
+    header = ["peers", "CPU of a round, s", "of which", "the curve"]
+    return Table("The master's CPU of a round", [], header, rows)
+
+
 def _divided(found: dict[str, Any], by: int) -> dict[str, Any]:
     return {
         key: {k: v / by for k, v in value.items()} if isinstance(value, dict) else value / by
         for key, value in found.items()
     }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--peers", default=",".join(map(str, COUNTS)), metavar="N[,...]")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    counts = tuple(int(text) for text in options.peers.split(","))
+    if not all(2 <= count < MEMBERS_MAX for count in counts):
+        parser.error(f"from 2 to {MEMBERS_MAX - 1} peers: one more joins in the end")
+    tables, raw = scale(counts)
+    if options.json:
+        options.json.write_text(json.dumps(raw, indent=1) + "\n")
+    for table in tables:
+        print(f"\n{table.title}")
+        for row in (table.header, *table.rows):
+            print(" | ".join(row))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
