@@ -518,7 +518,10 @@ class Found(Message):
 
 @frozen
 class Open(Message):
-    """Master: contribute to this round at the first step boundary at or after ``at_step``."""
+    """Master: contribute to this round at the first step boundary at or after ``at_step``.
+
+    The same round again with an earlier step: the others wait, post what is trained by now.
+    """
 
     round: int = field(validator=_count)
     fragment: int = field(validator=_count)
