@@ -41,7 +41,6 @@ from typing import Any
 
 from attrs import asdict
 
-from benchmarks import chaos_trainer
 from benchmarks.chaos_checks import (
     check_journal,
     committed_tokens,
@@ -108,7 +107,7 @@ def lived(
 ) -> Seen:
     """A whole run, from its founding to rest."""
     folder.mkdir(parents=True)
-    script = [chaos_trainer.__file__, f"--step-s={STEP_S}"]
+    script = [str(Path(__file__).with_name("chaos_trainer.py")), f"--step-s={STEP_S}"]
     with (
         Switch(1 + peers) if cuts else Loopback() as ground,
         LabRun(ground, folder, script) as run,
@@ -184,6 +183,8 @@ def compared_loss(calm: Seen, rough: Seen) -> tuple[int, dict[str, float]]:
     if not common:
         return -1, {}
     version = max(common)
+    from benchmarks import chaos_trainer  # and torch, which only this needs
+
     _, held_out = chaos_trainer.load_corpus()
     return version, {
         name: chaos_trainer.validation_loss(seen.samples[version], held_out)

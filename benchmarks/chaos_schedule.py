@@ -89,7 +89,8 @@ def schedule(
     chance = random.Random(f"chaos {seed}")
     kinds = [kind for kind in WEIGHTS if cuts or kind not in CUTS]
     weights = [WEIGHTS[kind] for kind in kinds]
-    found, at_s = [], 0.0
+    found: list[Fault] = []
+    at_s = 0.0
     while True:
         at_s += chance.expovariate(per_hour / 3600.0)
         if at_s >= 60.0 * minutes:
