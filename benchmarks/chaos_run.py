@@ -114,7 +114,7 @@ class ChaosRun:
             self.run.join(name, self.hosts[name], founder=name == self.names[0])
 
         def ready(status: Status) -> bool:
-            return (
+            return bool(
                 sum(member["in_sync"] for member in status["members"]) == len(self.names)
                 and status["places"]["taken"] == status["places"]["limit"]
                 and status["committed"] >= 2
@@ -257,8 +257,8 @@ class ChaosRun:
             self.run.kill("master")
             self._later(fault, lambda: self._start_again("master"), "master")
         else:
-            self.run.signal("master", signal.SIGSTOP)
-            self._later(fault, lambda: self.run.signal("master", signal.SIGCONT), "master")
+            self.run.send_signal("master", signal.SIGSTOP)
+            self._later(fault, lambda: self.run.send_signal("master", signal.SIGCONT), "master")
 
     def _hurt_peer(self, fault: Fault, name: str) -> None:
         other = None if fault.other is None else self.names[fault.other]
@@ -276,7 +276,7 @@ class ChaosRun:
             case Kind.STOP_PEER:
                 self._stopped.add(name)
                 self.run.signal_trainer(name, signal.SIGSTOP)
-                self.run.signal(name, signal.SIGSTOP)
+                self.run.send_signal(name, signal.SIGSTOP)
                 self._later(fault, lambda: self._wake(name), name)
             case Kind.STOP_TRAINER:
                 self.run.signal_trainer(name, signal.SIGSTOP)
@@ -317,7 +317,7 @@ class ChaosRun:
 
     def _wake(self, name: str) -> None:
         self._stopped.discard(name)
-        self.run.signal(name, signal.SIGCONT)
+        self.run.send_signal(name, signal.SIGCONT)
         self._wake_trainer(name)
 
     def _wake_trainer(self, name: str) -> None:

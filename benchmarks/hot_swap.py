@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import statistics
 import sys
 import tempfile
@@ -139,7 +140,7 @@ def _round_s(status: Status) -> float:
     """From commit to commit, the median of the last undisturbed ones."""
     ends = [r["opened_s"] + r["open_s"] + r["reduce_s"] for r in status["past_rounds"]]
     last = ends[-1 - UNDISTURBED :]
-    return statistics.median(b - a for a, b in itertools.pairwise(last))
+    return float(statistics.median(b - a for a, b in itertools.pairwise(last)))
 
 
 def _swap(run: LabRun, before: Status, victim: str, spare: str, *, reducing: bool) -> Swap:
@@ -168,12 +169,12 @@ def _swap(run: LabRun, before: Status, victim: str, spare: str, *, reducing: boo
     assert each is not None
 
     def event_s(kind: str, name: str) -> float:
-        times = [
+        times: list[float] = [
             float(event["at_s"]) - killed_s
             for event in status["events"]
             if event["kind"] == kind and event["text"].startswith(f"{name} (")
         ]
-        return max(times)
+        return max(times, default=math.nan)
 
     closed_s = each["opened_s"] + each["open_s"]
     return Swap(

@@ -149,7 +149,7 @@ class LabRun:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(trainer, signal.SIGKILL)
 
-    def signal(self, name: str, number: signal.Signals) -> None:
+    def send_signal(self, name: str, number: signal.Signals) -> None:
         """Send a signal to a daemon."""
         self._processes[name].send_signal(number)
 

@@ -16,6 +16,7 @@ import random
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -76,9 +77,7 @@ def run_with_kills(kills: int, seed: int) -> dict[str, Any]:
             killed_s = time.monotonic()
             _watch(run, parity, RESTART_S)
             run.restart_master()
-            status = run.until(
-                lambda s, version=version: s["committed"] > version, "rounds go on", WAIT_S
-            )
+            status = run.until(_beyond(version), "rounds go on", WAIT_S)
             slowest_s = max(slowest_s, time.monotonic() - killed_s)
             say(f"kill {number}: version {version}, then {status['committed']}")
         after = {name: run.peer(name) for name in PEERS}
@@ -106,8 +105,12 @@ def run_with_kills(kills: int, seed: int) -> dict[str, Any]:
     }
 
 
+def _beyond(version: int) -> Callable[[Status], bool]:
+    return lambda status: int(status["committed"]) > version
+
+
 def _ready(status: Status) -> bool:
-    return (
+    return bool(
         sum(m["in_sync"] for m in status["members"]) == len(PEERS)
         and status["places"]["taken"] == CONTRIBUTORS
         and status["committed"] >= 2

@@ -18,7 +18,7 @@ import random
 import struct
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -87,7 +87,7 @@ _LENGTH = struct.Struct(">I")
 class Meter:
     """The master's processor seconds and messages, since the last ``take``."""
 
-    cpu_s: Counter[str] = Factory(Counter)
+    cpu_s: defaultdict[str, float] = Factory(lambda: defaultdict(float))
     sent_bytes: Counter[str] = Factory(Counter)
     sent_count: Counter[str] = Factory(Counter)
     received_bytes: float = 0
