@@ -645,6 +645,7 @@ def test_a_round_that_waits_is_posted_for_at_the_next_step_and_once() -> None:
         daemon.open_round(1, at_step=0, hold_step=200)  # it was on its way
         went_on_from = int(daemon.posted.slots[STEP_SLOT])
         settled(lambda: daemon.posted.slots[STEP_SLOT] >= went_on_from + 5)
+        assert daemon.hears_nothing(), "it posts once"
         daemon.share(0, 1, np.full(3, 6, np.float32))
         daemon.end_round(1, contributed=True, step=100, hold_step=200)
         daemon.say(Finished())
