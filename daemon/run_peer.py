@@ -20,7 +20,7 @@ from ..protocol.enrol import enrol
 from ..protocol.errors import EvictedError, RemoteProtocolError, UserError
 from ..protocol.identity import Identity
 from ..protocol.invite import Invite
-from ..protocol.messages import RefusalCode
+from ..protocol.messages import RefusalCode, Remedy, TrainerFailed
 from ..protocol.sockets import SocketNetwork
 from .bridge import UnixBridge
 from .exit_codes import ExitCode
@@ -31,6 +31,7 @@ from .places import make_private
 from .session import BACKOFF_FIRST_S, BACKOFF_MAX_S, no_master
 from .supervisor import Supervisor, TrainerEnd
 from .tasks import wait_for_signals
+from .training import said_of
 
 log = logging.getLogger("holdfast.peer")
 
@@ -80,8 +81,13 @@ class Peer:
             self.bridge = UnixBridge(folder / "trainer.sock")
             if options.command:
                 self.supervisor = Supervisor(
-                    options.command, self.bridge.path, member=credentials.identity.peer_id
+                    options.command,
+                    self.bridge.path,
+                    member=credentials.identity.peer_id,
+                    words=self.bridge.last_words,
+                    tell=self._trainer_failed,
                 )
+                self.bridge.ends = self.supervisor.fail
             config = PeerConfig(
                 me=credentials.identity.peer_id,
                 name=options.name,
@@ -149,7 +155,7 @@ class Peer:
             self.options.state,
             self.options.http,
             reads={"status": self.status},
-            actions={"leave": self._act_leave},
+            actions={"leave": self._act_leave, "retry": self._act_retry},
         )
         with side as (serve_http, url):
             async with trio.open_nursery() as nursery:
@@ -175,17 +181,16 @@ class Peer:
             return
         if end is TrainerEnd.STOPPED:
             return
-        if end is TrainerEnd.GIVEN_UP:
-            self._error = UserError(
-                f"the training command failed too often; the last one {supervisor.last_end}",
-                exit_code=ExitCode.TRAINER,
-                hint="run it by hand to see why, or look at its output above",
-            )
-            await self._leave("its training command fails")
-        elif self.service is not None and not self.service.finished.is_set():
+        if self.service is not None and not self.service.finished.is_set():
             await self._leave("its training command ended by itself")
         elif self.service is not None:
             await self._leave("the run is finished")
+
+    def _trainer_failed(self, failed: TrainerFailed) -> None:
+        assert self.service is not None
+        self.service.training.failed_with(failed)
+        if failed.remedy is Remedy.NONE:
+            self.tell(f"the trainer: {said_of(failed)}; until then this peer keeps a copy")
 
     async def _see_out(self) -> None:
         """After the run's end: let the trainer finish what it does, then go."""
@@ -265,7 +270,34 @@ class Peer:
             "trainer_pid": None if self.bridge is None else self.bridge.attached_pid,
             "command_pid": None if self.supervisor is None else self.supervisor.pid,
             "trainer_restarts": 0 if self.supervisor is None else self.supervisor.restarts,
+            "trainer_state": self._trainer_state(),
+            "waited_s": progress.waited_s,
+            "stepped_s": progress.stepped_s,
         }
+
+    def _trainer_state(self) -> str:
+        assert self.service is not None
+        training = self.service.training
+        if training.layout is not None:
+            return "running"
+        if self.supervisor is not None and self.supervisor.failed is not None:
+            return said_of(self.supervisor.failed)
+        return "none" if self.supervisor is None else "starting"
+
+    async def _act_retry(self, _body: Json) -> Json:
+        if self.supervisor is None:
+            raise UserError(
+                "this peer has no training command",
+                exit_code=ExitCode.USAGE,
+                hint="join with one: holdfast join INVITE -- python train.py",
+            )
+        if not self.supervisor.retry():
+            raise UserError(
+                "the training command runs",
+                exit_code=ExitCode.FAILED,
+                hint="`holdfast status` says what it does",
+            )
+        return {"started": True}
 
     async def _act_leave(self, _body: Json) -> Json:
         assert self._nursery is not None

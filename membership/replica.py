@@ -25,6 +25,7 @@ from collections.abc import Iterable
 from attrs import define, field, frozen
 
 from ..protocol.messages import (
+    COUNT_MAX,
     Abort,
     Applied,
     Commit,
@@ -33,6 +34,7 @@ from ..protocol.messages import (
     Finish,
     Flush,
     FragmentHead,
+    Lift,
     Message,
     NotReady,
     Open,
@@ -208,6 +210,10 @@ class Replica:
     Attributes:
       me: our peer id.
       sync_every, fragment_count: of the spec (H, P).
+      away: there is no session with the master.
+      lift_step: how far the trainer may go beyond its hold since the master was lost; None again
+        as soon as it was told of a round.
+      lift_count: lifts so far.
     """
 
     me: str
@@ -222,6 +228,9 @@ class Replica:
     trainer_attached: bool = False
     trainer_loaded: bool = False  # the trainer has the shared state and may contribute
     finished: bool = False
+    away: bool = False
+    lift_step: int | None = None
+    lift_count: int = 0
     fragments: list[FragmentHere] = field(factory=list)
     rounds: dict[int, RoundHere] = field(factory=dict)
 
@@ -259,6 +268,38 @@ class Replica:
         opened = [r.at_step for r in self.rounds.values() if r.offered]
         return next_boundary(max([self.step, *opened]), self.sync_every, self.fragment_count)
 
+    # ------------------------------------------------------------ without a master
+
+    def master_gone(self) -> list[Deed]:
+        """The session broke. The trainer goes on: what it learns meanwhile comes with the next
+        round. The caller sets a bound later, by ``bound_lift`` with ``lift_count``."""
+        self.away = True
+        if self.lift_step is None:
+            self.lift_step = COUNT_MAX
+            self.lift_count += 1
+        return self._lift()
+
+    def bound_lift(self, lift_count: int) -> list[Deed]:
+        """The master has been away for long: only ``sync_every`` steps past the hold are left."""
+        if self.lift_step != COUNT_MAX or lift_count != self.lift_count:
+            return []
+        self.lift_step = self.hold_step() + self.sync_every
+        return self._lift()
+
+    def _lift(self) -> list[Deed]:
+        if self.lift_step is None or self.finished:
+            return []
+        if not (self.trainer_loaded and self.contributing):
+            return []
+        return [TellTrainer(Lift(self.lift_step))]
+
+    def _heard_of_round(self) -> list[Deed]:
+        """The trainer was told of a round, which ends a lift; but not while the master is away."""
+        if self.away:
+            return self._lift()
+        self.lift_step = None
+        return []
+
     # ------------------------------------------------------------ the state we start from
 
     def founded(self, lineage: bytes, heads: Iterable[FragmentHead]) -> None:
@@ -269,6 +310,7 @@ class Replica:
     def welcome(self, message: Welcome, fragment_count: int) -> list[Deed]:
         """A (new) session with the master begins, or the run has just been founded."""
         deeds: list[Deed] = []
+        self.away = False
         self.term = message.term
         self.step = (
             max(self.step, message.step) if self.lineage == message.lineage else message.step
@@ -380,7 +422,7 @@ class Replica:
         opened = RoundOpened(
             here.round, here.fragment, here.version, here.at_step, self.hold_step()
         )
-        return [TellTrainer(opened)]
+        return [TellTrainer(opened), *self._heard_of_round()]
 
     def _end_overtaken(self, fragment: int) -> list[Deed]:
         """Committed rounds whose results will not come any more: ask to be brought in sync."""
@@ -619,7 +661,7 @@ class Replica:
         for here in self.rounds.values():
             if here.phase is Phase.OPEN and here.posted is None:
                 deeds += self._offer(here)
-        return deeds
+        return [*deeds, *self._heard_of_round()]
 
     def _end(self, here: RoundHere, *, committed: bool) -> list[Deed]:
         """The round is over for us: tell the trainer, free its memory."""
@@ -643,7 +685,8 @@ class Replica:
             self.step,
             self.hold_step() if committed else self._hold_step_after_abort(here),
         )
-        return [*deeds, TellTrainer(ended), DropRound(here.round)]
+        deeds += [TellTrainer(ended), DropRound(here.round)]
+        return [*deeds, *self._heard_of_round()] if committed else deeds
 
     def _hold_step_after_abort(self, here: RoundHere) -> int:
         """An aborted round is opened again at the same step: the trainer waits for it there."""
