@@ -192,6 +192,7 @@ class Swarm:
         )
         service = WitnessedPeer(config, network, trainer)
         service.witness, service.apply_s = self.witness, self.apply_s
+        trainer.tell_failed = service.training.failed_with
         sim = SimPeer(name, peer, network, trainer, service, lives=lives)
         self.nursery.start_soon(self._run_peer, sim)
         return sim
