@@ -251,6 +251,7 @@ class PeerService:
         self.hub.rules = LaneRules(reduce.lanes, reduce.lanes_max, reduce.congestion)
         self.report.phase = "in the run"
         self.report.why = "" if message.lineage else "waiting for the run's first weights"
+        self.keeper.check_restored(message.layout, message.lineage)
         if message.layout is not None:
             self._use_layout(message.layout)
         for commit in message.committed:

@@ -8,11 +8,14 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import trio
 from attrs import define
 
+from ..checkpoint import kept
+from ..checkpoint.kept import KeptStateError
 from ..protocol.addresses import Address
 from ..protocol.authority import fingerprint_of, load_certificate
 from ..protocol.credentials import Credentials
@@ -36,6 +39,7 @@ from .training import said_of
 log = logging.getLogger("holdfast.peer")
 
 CERTIFICATE_LEFT_MIN_S = 3600.0  # with less left, the invite's token is used again
+KEEPING_TOLD_S = 5.0  # between two words about how far the keeping of the state is
 FAREWELL_S = 120.0  # after the run's end, for the trainer to evaluate, save and exit
 
 
@@ -108,12 +112,50 @@ class Peer:
                 renew=lambda: credentials.identity.request_pem(options.name),
                 renewed=credentials.replace_certificate,
             )
-            await self._serve(self.service)
+            await self._restore(self.service)
+            try:
+                await self._serve(self.service)
+            finally:
+                await self._keep(self.service)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         if self._error is not None:
             raise self._error
         self.tell("left the run")
+
+    async def _restore(self, service: PeerService) -> None:
+        """Take up the shared state that an earlier process of this peer has kept."""
+        folder = self.options.state
+        try:
+            found = await trio.to_thread.run_sync(service.keeper.restore, folder)
+        except KeptStateError as error:
+            self.tell(f"{error}; it is now {kept.set_aside(folder).name} and not used")
+            return
+        if found:
+            versions = [head.version for head in service.replica.heads()]
+            self.tell(f"took up the shared state kept here, version {min(versions)}")
+
+    async def _keep(self, service: PeerService) -> None:
+        """Whatever ended us: the shared state outlives this process."""
+        manifest, state, folder = service.keeper.to_keep(), service.state, self.options.state
+        if manifest is None or state is None:
+            return
+        size_bytes = sum(state.size_bytes(head.fragment) for head in manifest.heads)
+        self.tell(f"keeping the shared state ({size_bytes / 1e6:.1f} MB) for the next time ...")
+        with trio.CancelScope(shield=True):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._tell_kept, kept.scratch_path(folder), size_bytes)
+                try:
+                    await trio.to_thread.run_sync(kept.save, folder, state, manifest)
+                except KeptStateError as error:
+                    self.tell(str(error))
+                nursery.cancel_scope.cancel()
+
+    async def _tell_kept(self, growing: Path, size_bytes: int) -> None:
+        while True:
+            await trio.sleep(KEEPING_TOLD_S)
+            with suppress(OSError):
+                self.tell(f"{growing.stat().st_size / 1e6:.0f} of {size_bytes / 1e6:.0f} MB kept")
 
     async def _credentials(self) -> Credentials:
         """Our identity and certificate: from the last time, or by the invite's token."""

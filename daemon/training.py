@@ -81,7 +81,7 @@ class Training:
         self.layout, self.failed = layout, None
         self._reloads.clear()
         self._parts.tell_master(TrainerAttached(layout))
-        if self._keeper.layout is not None:
+        if self._keeper.layout is not None and self._parts.known_spec is not None:
             self.admit()
 
     def trainer_said(self, message: Message) -> None:

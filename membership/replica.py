@@ -307,6 +307,20 @@ class Replica:
         self.lineage = lineage
         self.fragments = [FragmentHere(head.version, head.root) for head in heads]
 
+    def restored(
+        self,
+        lineage: bytes,
+        fragment_count: int,
+        heads: Iterable[FragmentHead],
+        step: int,
+        term: int,
+    ) -> None:
+        """Before the first session: an earlier process of this peer has kept this."""
+        self.lineage, self.step, self.term = lineage, step, term
+        self.fragments = [FragmentHere() for _ in range(fragment_count)]
+        for head in heads:
+            self.fragments[head.fragment] = FragmentHere(head.version, head.root)
+
     def welcome(self, message: Welcome, fragment_count: int) -> list[Deed]:
         """A (new) session with the master begins, or the run has just been founded."""
         deeds: list[Deed] = []
