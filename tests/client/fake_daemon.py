@@ -142,7 +142,11 @@ class FakeDaemon:
     # ------------------------------------------------------------ whole turns
 
     def open_arenas(
-        self, fragment_count: int = 1, overlap_steps: int = 0, merge: str = "delta"
+        self,
+        fragment_count: int = 1,
+        overlap_steps: int = 0,
+        merge: str = "delta",
+        nan_steps: int = 0,
     ) -> None:
         """From the trainer's hello to its arenas."""
         self.layout = self.hear(TrainerHello).layout
@@ -157,7 +161,11 @@ class FakeDaemon:
         self._arenas = (map_arena(files[0], self.sizes), map_arena(files[1], self.sizes))
         self.say(
             ArenaOpened(
-                tuple(each.tensors for each in fragments), self.sizes, overlap_steps, merge
+                tuple(each.tensors for each in fragments),
+                self.sizes,
+                overlap_steps,
+                merge,
+                nan_steps,
             ),
             files,
         )
