@@ -214,6 +214,8 @@ class Replica:
       lift_step: how far the trainer may go beyond its hold since the master was lost; None again
         as soon as it was told of a round.
       lift_count: lifts so far.
+      trained: what the trainer has done since its last ``Load`` is a contributor's training.
+      told_training: the trainer was last told that its steps count.
     """
 
     me: str
@@ -231,6 +233,8 @@ class Replica:
     away: bool = False
     lift_step: int | None = None
     lift_count: int = 0
+    trained: bool = False
+    told_training: bool = False
     fragments: list[FragmentHere] = field(factory=list)
     rounds: dict[int, RoundHere] = field(factory=dict)
 
@@ -244,6 +248,13 @@ class Replica:
     @property
     def contributing(self) -> bool:
         return self.role is Role.CONTRIBUTOR and self.in_sync
+
+    @property
+    def training(self) -> bool:
+        """Our trainer's steps count. A master that has just come back takes its contributors for
+        not in sync until enough of them are there; they need not stand still for that."""
+        back = self.lift_step is not None and self.trained and self.role is Role.CONTRIBUTOR
+        return self.contributing or back
 
     def heads(self) -> tuple[FragmentHead, ...]:
         """What we hold, for ``Hello``."""
@@ -289,7 +300,7 @@ class Replica:
     def _lift(self) -> list[Deed]:
         if self.lift_step is None or self.finished:
             return []
-        if not (self.trainer_loaded and self.contributing):
+        if not (self.trainer_loaded and self.training):
             return []
         return [TellTrainer(Lift(self.lift_step))]
 
@@ -391,21 +402,21 @@ class Replica:
     def _view(self, message: View) -> list[Deed]:
         if self.view is not None and message.number < self.view.number:
             return []
-        before = self.contributing
         self.view = message
         self.step = max(self.step, message.step)
         mine = [member for member in message.members if member.peer == self.me]
         self.role = mine[0].role if mine else Role.SPARE
         self.in_sync = bool(mine) and mine[0].in_sync
-        if self.contributing == before:
+        if self.training == self.told_training:
             return []
-        if self.contributing and self.valid and not self.finished:
+        if self.training and self.valid and not self.finished and not self.trained:
             return self._reload()  # a spare's warm-up steps are not training: it starts afresh
         return [self._tell_role()] if self.trainer_loaded else []
 
     def _tell_role(self) -> Deed:
-        why = "" if self.contributing else f"this peer is a {self.role.value}, kept in sync"
-        return TellTrainer(SetContributing(self.contributing, why))
+        self.told_training = self.training
+        why = "" if self.training else f"this peer is a {self.role.value}, kept in sync"
+        return TellTrainer(SetContributing(self.training, why))
 
     def _open(self, message: Open) -> list[Deed]:
         if not 0 <= message.fragment < len(self.fragments):
@@ -538,7 +549,7 @@ class Replica:
 
     def trainer_lost(self) -> list[Deed]:
         """The trainer is gone; rounds it has posted for go on, the others do not wait for it."""
-        self.trainer_attached = self.trainer_loaded = False
+        self.trainer_attached = self.trainer_loaded = self.trained = False
         return [
             TellMaster(NotReady(here.round, "the trainer is gone"))
             for here in self.rounds.values()
@@ -668,7 +679,7 @@ class Replica:
     def _reload(self) -> list[Deed]:
         if not self.trainer_attached:
             return []
-        self.trainer_loaded = True
+        self.trainer_loaded, self.trained = True, self.training
         for here in self.rounds.values():
             here.offered = False  # it may be another trainer than before
         deeds: list[Deed] = [ReloadTrainer(self.step, self.hold_step()), self._tell_role()]
@@ -700,7 +711,10 @@ class Replica:
             self.hold_step() if committed else self._hold_step_after_abort(here),
         )
         deeds += [TellTrainer(ended), DropRound(here.round)]
-        return [*deeds, *self._heard_of_round()] if committed else deeds
+        if not committed:
+            return deeds
+        self.trained &= self.training  # a spare's trainer takes the new version as it is
+        return [*deeds, *self._heard_of_round()]
 
     def _hold_step_after_abort(self, here: RoundHere) -> int:
         """An aborted round is opened again at the same step: the trainer waits for it there."""

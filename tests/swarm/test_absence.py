@@ -80,7 +80,8 @@ async def test_a_round_in_flight_when_the_master_goes_is_counted_once(at_s: floa
             swarm.crash_master()
             idle_s = waited_s(swarm)
             await trio.sleep(1.0)
-            assert waited_s(swarm) - idle_s < 0.3, "they do not wait for its outcome"
+            # Of the three seconds of three trainers; a wait that was going on is counted whole.
+            assert waited_s(swarm) - idle_s < 1.0, "they do not wait for its outcome"
             await swarm.start_master()
             await swarm.until(
                 lambda: swarm.master is not None and swarm.master.coordinator.conductor.rounds
