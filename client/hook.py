@@ -29,7 +29,7 @@ from typing import Self, SupportsFloat, cast
 
 import numpy as np
 import torch
-from attrs import define, frozen
+from attrs import frozen
 from torch import nn
 
 from ..diloco.merge import Merge, parse_merge
@@ -67,6 +67,7 @@ from .connection import Connection
 from .errors import AttachRefused, DaemonGone, ModelError, NoDaemonError
 from .last_words import LastWords
 from .mirror import Mirror
+from .opened import OpenedRound, must_wait, next_due_step
 from .tensors import SharedTensor, find_shared, layout_of
 
 SOCKET_VARIABLE = "HOLDFAST_SOCKET"  # set by the daemon: the path of its Unix socket
@@ -76,26 +77,6 @@ MEMBER_VARIABLE = "HOLDFAST_MEMBER"  # set by the daemon: the peer's number in t
 POLL_INTERVAL_S = 1.0
 
 WAITED, STEPPED = 0, 1  # of ``Arena.seconds``
-
-
-@define
-class _Round:
-    """An opened round of a fragment; a fragment has one at a time."""
-
-    number: int
-    at_step: int
-    posted_tokens: int | None = None  # tokens trained when it was posted; None: not posted yet
-    posted_step: int = 0
-    due_step: int | None = None  # where it was due first, if there was nothing to post yet
-
-    def too_early(self, step: int, tokens: int) -> bool:
-        """Whether to train one more step first: rounds that a trainer is ahead of come one after
-        the other, and nothing was trained between them."""
-        if tokens or step == self.at_step:
-            return False
-        if self.due_step is None:
-            self.due_step = step
-        return self.due_step == step
 
 
 @frozen
@@ -136,7 +117,7 @@ class Run:
         self._idle_optimizer = optimizer if optimizer is not None and not optimizer.state else None
         self._arenas: _Arenas | None = None
         self._loaded = False
-        self._rounds: dict[int, _Round] = {}  # by fragment
+        self._rounds: dict[int, OpenedRound] = {}  # by fragment
         self._tokens_from: list[int] = []  # by fragment: tokens when it last contributed
         self._hold_step = COUNT_MAX
         self._lifted = False  # the master is away
@@ -329,17 +310,7 @@ class Run:
         if self._lifted:
             return self._step >= self._hold_step
         overlap_steps = self._require_arenas().overlap_steps
-        ahead = False  # we are past the hold, and may take the steps that are ours all the same
-        for opened in self._rounds.values():
-            if opened.posted_tokens is None:
-                ahead |= opened.at_step <= self._step
-            elif overlap_steps == 0 or self._step >= opened.posted_step + overlap_steps:
-                return True
-            else:
-                ahead |= opened.posted_step >= self._hold_step
-        # A hold ends with the round that it waited for: one at that step, or at a later one.
-        held = all(opened.at_step < self._hold_step for opened in self._rounds.values())
-        return held and not ahead and self._step >= self._hold_step
+        return must_wait(self._rounds.values(), self._step, self._hold_step, overlap_steps)
 
     def _next_due_step(self) -> int:
         """The first step at which something is to be done even if no message comes."""
@@ -347,14 +318,9 @@ class Run:
             return COUNT_MAX
         if not self.contributing:
             return 0
-        steps = [self._hold_step] if self._hold_step > self._step else []
-        if not self._lifted:
-            for opened in self._rounds.values():
-                if opened.posted_tokens is None:
-                    steps.append(opened.at_step)
-                else:
-                    steps.append(opened.posted_step + self._require_arenas().overlap_steps)
-        return min(steps, default=COUNT_MAX)
+        rounds = () if self._lifted else self._rounds.values()
+        overlap_steps = self._require_arenas().overlap_steps
+        return next_due_step(rounds, self._step, self._hold_step, overlap_steps)
 
     # ------------------------------------------------------------ messages
 
@@ -362,7 +328,7 @@ class Run:
         match message:
             case RoundOpened():
                 self._hold_step, self._lifted = message.hold_step, False
-                self._rounds[message.fragment] = _Round(message.round, message.at_step)
+                self._rounds[message.fragment] = OpenedRound(message.round, message.at_step)
             case RoundEnded():
                 self._end_round(message)
             case SetContributing():
