@@ -361,12 +361,17 @@ class SharedState:
           StateMismatchError: they are not what its root says; the fragment holds nothing whole.
         """
         state = self._fragments[head.fragment]
-        pairs = list(zip(state.parts, parts, strict=True))
-        if any(ours.shape != kept.shape or ours.dtype != kept.dtype for ours, kept in pairs):
+        ours = state.parts
+        if any(
+            getattr(ours, name).shape != getattr(parts, name).shape
+            or getattr(ours, name).dtype != getattr(parts, name).dtype
+            for name in Parts._fields
+        ):
             raise StateMismatchError(f"fragment {head.fragment} has other arrays", ())
         with state.changes, state.changing(), self.arena.writing(head.fragment, head.version):
-            for ours, kept in pairs:
-                ours[:] = kept
+            ours.values[:] = parts.values
+            ours.momentum[:] = parts.momentum
+            ours.counters[:] = parts.counters
             if self._digest(state, head.version) != head:
                 raise StateMismatchError(f"fragment {head.fragment} does not have its root", ())
 

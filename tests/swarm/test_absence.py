@@ -84,7 +84,7 @@ async def test_a_round_in_flight_when_the_master_goes_is_counted_once(at_s: floa
             assert waited_s(swarm) - idle_s < 1.0, "they do not wait for its outcome"
             await swarm.start_master()
             await swarm.until(
-                lambda: swarm.master is not None and swarm.master.coordinator.conductor.rounds
+                lambda: swarm.master is not None and bool(swarm.master.coordinator.conductor.rounds)
             )
         await settled(swarm, "abc", more=10)
 
