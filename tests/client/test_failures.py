@@ -11,6 +11,7 @@ import torch
 
 from holdfast.client.hook import attach
 from holdfast.client.last_words import REASON_CHARS_MAX, LastWords, kind_of, text_of
+from holdfast.protocol.arena import STEP_SLOT, WAITING_SLOT
 from holdfast.protocol.messages import (
     COUNT_MAX,
     Failing,
@@ -19,7 +20,7 @@ from holdfast.protocol.messages import (
     Load,
     Posted,
 )
-from tests.client.fake_daemon import FakeDaemon, talking
+from tests.client.fake_daemon import FakeDaemon, settled, talking
 from tests.client.test_conversation import equals, line, move, train, weights
 
 
@@ -164,17 +165,17 @@ def test_a_lift_ends_the_wait_at_the_hold_up_to_where_it_says() -> None:
     def script(daemon: FakeDaemon) -> None:
         daemon.start(hold_step=5)
         daemon.say(Lift(12))
+        settled(lambda: daemon.posted.slots[STEP_SLOT] == 12)
+        assert daemon.hears_nothing(), "it waits there"
         daemon.open_round(1, at_step=5, hold_step=10)
         posted = daemon.hear(Posted)
-        assert 5 <= posted.step <= 12
-        assert posted.tokens == posted.step
+        assert (posted.step, posted.tokens) == (12, 12)
         daemon.share(0, 1, daemon.shared.values(0) + 100)
         daemon.end_round(1, step=5, hold_step=10)
         # It is past that; the next round comes at once and wants something to have been trained.
         daemon.open_round(2, at_step=10, hold_step=15)
         second = daemon.hear(Posted)
-        assert second.step == max(10, posted.step + 1)
-        assert second.tokens == second.step - posted.step > 0
+        assert (second.step, second.tokens) == (13, 1)
         daemon.load(step=second.step, finished=True)
 
     with talking(script) as path, attach(model, socket_path=path) as run:
@@ -197,17 +198,15 @@ def test_a_round_whose_end_the_master_owes_is_not_waited_for_and_counted_once(
         posted = daemon.hear(Posted)
         assert daemon.posted.values(0).tolist() == [-posted.tokens] * 3
         daemon.say(Lift(COUNT_MAX))
-        while daemon.posted.slots[0] < 40:  # it trains on
-            pass
-        daemon.say(Lift(60))
+        settled(lambda: daemon.posted.slots[STEP_SLOT] >= 40)  # it trains on
         # The run made something else of it: 100 in place of what was posted.
         if committed:
             daemon.share(0, 1, daemon.shared.values(0) + 100)
         daemon.end_round(1, committed=committed, step=5, hold_step=10)
-        if not committed:
-            while daemon.posted.slots[0] < 60:
-                pass
-        daemon.open_round(2, at_step=10, hold_step=1000)
+        if not committed:  # nothing came of it, and the master may still be away
+            heard = daemon.posted.slots[STEP_SLOT] + 2000
+            settled(lambda: daemon.posted.slots[STEP_SLOT] >= heard)
+        daemon.open_round(2, at_step=10, hold_step=10_000_000)
         second = daemon.hear(Posted)
         # What was trained since is there, once, whatever became of the round.
         since = second.tokens
@@ -232,7 +231,7 @@ def test_what_it_waits_and_what_it_steps_is_counted_apart() -> None:
         daemon.load(step=3, hold_step=10)
         assert daemon.hears_nothing(0.1)
         seen.append(daemon.posted.seconds.tolist())
-        assert daemon.posted.slots[3] > 0, "it waits"
+        assert daemon.posted.slots[WAITING_SLOT] > 0, "it waits"
         daemon.load(finished=True)
 
     with talking(script) as path, attach(line(), socket_path=path) as run:
