@@ -24,9 +24,9 @@ class OpenedRound:
     due_step: int | None = None  # where it was due first, if there was nothing to post yet
 
     def too_early(self, step: int, tokens: int) -> bool:
-        """Whether to train one more step first: rounds that a trainer is ahead of come one after
-        the other, and nothing was trained between them."""
-        if tokens or step == self.at_step:
+        """Whether to train one more step first, since nothing was trained since the last post or
+        load. Were all of them to post nothing, the round would be void and asked for again here."""
+        if tokens:
             return False
         if self.due_step is None:
             self.due_step = step

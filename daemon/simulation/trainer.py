@@ -192,7 +192,7 @@ class SimTrainer:
         for opened in list(self._open.values()):
             if opened.at_step > self._step:
                 continue
-            if self._tokens == self._tokens_base and opened.at_step < self._step:
+            if self._tokens == self._tokens_base:
                 if self._ahead_step is None:
                     self._ahead_step = self._step
                 if self._ahead_step == self._step:

@@ -49,6 +49,8 @@ from holdfast.protocol.messages import (
 
 WAIT_S = 20.0  # for a trainer that is alive; then the test fails
 
+START_S = 50.0  # until it connects: a process of its own imports torch first
+
 POLL_S = 0.001  # between two looks at what the trainer's thread is about to do
 
 M = TypeVar("M", bound=Message)
@@ -258,7 +260,7 @@ def talking(script: Script, *, stay: bool = False) -> Iterator[str]:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(f"{folder}/s")
     listener.listen()
-    listener.settimeout(WAIT_S)
+    listener.settimeout(START_S)
     failures: list[BaseException] = []
     leave = threading.Event()
 
