@@ -324,6 +324,10 @@ class SharedState:
         state = self._fragments[fragment]
         return state.head if state.incoming is None else None
 
+    def size_bytes(self, fragment: int) -> int:
+        """Of all its arrays."""
+        return sum(array.nbytes for array in self._fragments[fragment].parts)
+
     def heads(self) -> tuple[FragmentHead, ...]:
         """Heads of all fragments that are whole, in order."""
         found = (self.head(number) for number in range(len(self._fragments)))
@@ -349,6 +353,27 @@ class SharedState:
             state.parts.momentum[:] = 0
             state.parts.counters[:] = counters
             return self._digest(state, 0)
+
+    def restore(self, head: FragmentHead, parts: Parts) -> None:
+        """Make these the fragment's ``head``, as an earlier process held it.
+
+        Raises:
+          StateMismatchError: they are not what its root says; the fragment holds nothing whole.
+        """
+        state = self._fragments[head.fragment]
+        ours = state.parts
+        if any(
+            getattr(ours, name).shape != getattr(parts, name).shape
+            or getattr(ours, name).dtype != getattr(parts, name).dtype
+            for name in Parts._fields
+        ):
+            raise StateMismatchError(f"fragment {head.fragment} has other arrays", ())
+        with state.changes, state.changing(), self.arena.writing(head.fragment, head.version):
+            ours.values[:] = parts.values
+            ours.momentum[:] = parts.momentum
+            ours.counters[:] = parts.counters
+            if self._digest(state, head.version) != head:
+                raise StateMismatchError(f"fragment {head.fragment} does not have its root", ())
 
     def apply(
         self,

@@ -10,6 +10,7 @@ from ..protocol.messages import Contributor, FragmentHead
 from .attempt import Attempt
 from .roster import CopyState, Member, can_contribute, role_of
 from .rounds import Phase, Round, answered
+from .trainers import state_of
 
 if TYPE_CHECKING:
     from .coordinator import Coordinator
@@ -160,12 +161,15 @@ def _facts(coordinator: Coordinator, member: Member) -> dict[str, Any]:
         "granted": member.grant.role.value,
         "in_sync": member.in_sync,
         "trainer": member.layout is not None,
+        "trainer_state": state_of(member, context.now_s),
         "draining": member.draining,
         "phase": progress.phase if progress else "",
         "step": progress.step if progress else 0,
         "tokens": progress.tokens if progress else 0,
         "tokens_per_s": progress.tokens_per_s if progress else 0.0,
         "loss": progress.loss if progress else None,
+        "waited_s": progress.waited_s if progress else 0.0,
+        "stepped_s": progress.stepped_s if progress else 0.0,
         "metrics": dict(progress.metrics) if progress else {},
         "bytes": {
             "bulk_sent": progress.bulk_sent_bytes if progress else 0,
@@ -217,7 +221,8 @@ def why(coordinator: Coordinator, member: Member) -> str:
     if not member.in_sync:
         return _why_not_in_sync(coordinator, member)
     if member.layout is None:
-        return "waiting for its trainer"
+        state = state_of(member, coordinator.context.now_s)
+        return "waiting for its trainer" + ("" if state == "none" else f": {state}")
     if not can_contribute(member, history.places):
         limit = context.spec.membership.contributors
         if limit and len(history.places) >= limit:

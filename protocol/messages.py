@@ -72,6 +72,24 @@ class Role(enum.Enum):
     RELAY = "relay"
 
 
+class FailureKind(enum.Enum):
+    """What became of a trainer; the words are for people."""
+
+    CRASH = "crash"
+    HANG = "hang"  # no step within the deadline
+    MEMORY = "out of memory"
+    CUDA = "CUDA error"
+    NAN = "loss not finite"
+
+
+class Remedy(enum.Enum):
+    """What the daemon does about a trainer's failure."""
+
+    RELOAD = "reload"  # the process goes on, with the shared state
+    RESTART = "restart"  # another process, after a pause
+    NONE = "none"  # it failed too often: the peer is a spare without a trainer until somebody acts
+
+
 class RefusalCode(enum.Enum):
     """Why somebody may not enter or stay; what the other side should do follows from it."""
 
@@ -320,6 +338,9 @@ class Progress(Message):
         validator=_count
     )  # by state transfer, a part of the line above
     metrics: dict[str, float] = field(validator=max_len(METRICS_MAX))
+    # Of contributors' trainers, since the daemon started: in the hook, waiting, and outside of it.
+    waited_s: float = field(default=0.0, validator=_finite)
+    stepped_s: float = field(default=0.0, validator=_finite)
 
 
 @frozen
@@ -362,6 +383,20 @@ class TrainerLost(Message):
     """Peer: no trainer at the moment; the supervisor may bring it back."""
 
     reason: str = field(validator=_text)
+
+
+@frozen
+class TrainerFailed(Message):
+    """Peer: why its trainer failed, and what is done about it; said again in a new session.
+
+    ``failure_count``: failures in a row, this one included.
+    """
+
+    kind: FailureKind
+    reason: str = field(validator=_text)
+    remedy: Remedy
+    failure_count: int = field(default=1, validator=_count)
+    restart_s: float = field(default=0.0, validator=_finite)  # until the next process
 
 
 @frozen
@@ -759,6 +794,8 @@ class ArenaOpened(Message):
     sizes: tuple[FragmentSize, ...] = field(validator=max_len(FRAGMENTS_MAX))
     overlap_steps: int = field(validator=_count)
     merge: str = field(validator=_text)
+    # So many losses in a row that are not finite are ``Failing``; 0: never.
+    nan_steps: int = field(default=0, validator=_count)
 
 
 @frozen
@@ -786,6 +823,16 @@ class SetContributing(Message):
 
     contributing: bool
     why: str = field(validator=_text)
+
+
+@frozen
+class Lift(Message):
+    """Daemon: the master is away. Train on past whatever you wait for, as far as ``hold_step``.
+
+    Over with the next ``RoundOpened``, ``Load`` or committed round.
+    """
+
+    hold_step: int = field(validator=_count)
 
 
 @frozen
@@ -827,6 +874,14 @@ class Metrics(Message):
 
     step: int = field(validator=_count)
     values: dict[str, float] = field(validator=max_len(METRICS_MAX))
+
+
+@frozen
+class Failing(Message):
+    """Trainer: what is wrong with it. After ``NAN`` it waits for a ``Load``, else it ends."""
+
+    kind: FailureKind
+    reason: str = field(validator=_text)
 
 
 @frozen

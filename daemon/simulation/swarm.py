@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import trio
 from attrs import define, field
 
+from ...checkpoint import kept
 from ...membership.coordinator import Coordinator
 from ...membership.journal import JournalRecord, RunCreated, TermStarted
 from ...membership.replica import Deed, TellMaster
@@ -177,7 +179,9 @@ class Swarm:
         self.peers[name] = sim = self._boot(name, peer, 1, site)
         return sim
 
-    def _boot(self, name: str, peer: str, lives: int, site: str) -> SimPeer:
+    def _boot(
+        self, name: str, peer: str, lives: int, site: str, disk: Path | None = None
+    ) -> SimPeer:
         network = self.world.host(name, peer, Party.PEER)
         trainer = SimTrainer(peer, self.layout, self.witness, step_s=self.step_s, delta=self.delta)
         config = PeerConfig(
@@ -192,6 +196,9 @@ class Swarm:
         )
         service = WitnessedPeer(config, network, trainer)
         service.witness, service.apply_s = self.witness, self.apply_s
+        trainer.tell_failed = service.training.failed_with
+        if disk is not None:
+            service.keeper.restore(disk)
         sim = SimPeer(name, peer, network, trainer, service, lives=lives)
         self.nursery.start_soon(self._run_peer, sim)
         return sim
@@ -214,10 +221,23 @@ class Swarm:
             self.world.crash(name)
             sim.scope.cancel()
 
-    def restart(self, name: str) -> SimPeer:
-        """The machine comes back, with its identity and without its memory."""
+    def keep(self, name: str, folder: Path) -> None:
+        """What a daemon that ended in good order leaves on its disk."""
+        keeper = self.peers[name].service.keeper
+        manifest = keeper.to_keep()
+        if manifest is not None:
+            kept.save(folder, keeper.state, manifest)
+
+    def restart(self, name: str, *, disk: Path | None = None) -> SimPeer:
+        """The machine comes back, with its identity and without its memory.
+
+        Args:
+          disk: where it may find what was kept.
+        """
         old = self.peers[name]
-        self.peers[name] = sim = self._boot(name, old.peer, old.lives + 1, old.service.config.site)
+        self.peers[name] = sim = self._boot(
+            name, old.peer, old.lives + 1, old.service.config.site, disk
+        )
         return sim
 
     def heal_all(self) -> None:
