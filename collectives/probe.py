@@ -108,7 +108,7 @@ class Prober:
             return
         with trio.move_on_after(request.seconds) as scope, self._noted(scope):
             with suppress(PeerLostError):
-                await link.send_from(_Junk(request.transfer, request.bytes))
+                await link.send_from(_Junk(request.transfer, request.bytes), Rank.COPY)
 
     def stop(self) -> None:
         """A round needs the lines: end all probes here."""

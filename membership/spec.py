@@ -138,11 +138,20 @@ class ReduceTable:
     congestion: str = field(default="bbr", validator=_word)  # TCP's, of lanes; where there is it
 
 
+@frozen
+class SyncTable:
+    """``[sync]``"""
+
+    # What a peer gives to copies of the state, of what it can send, while its rounds send too.
+    donor_share: float = field(default=0.1, validator=_number(0.0, 1.0))
+
+
 _TABLES: dict[str, type] = {
     "run": RunTable,
     "diloco": DilocoTable,
     "membership": MembershipTable,
     "reduce": ReduceTable,
+    "sync": SyncTable,
 }
 
 
@@ -154,6 +163,7 @@ class RunSpec:
     diloco: DilocoTable = Factory(DilocoTable)
     membership: MembershipTable = Factory(MembershipTable)
     reduce: ReduceTable = Factory(ReduceTable)
+    sync: SyncTable = Factory(SyncTable)
     toml_text: str = ""  # as the owner wrote it; peers get it verbatim
 
     def __attrs_post_init__(self) -> None:
