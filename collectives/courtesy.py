@@ -20,6 +20,9 @@ SHARE = 0.1  # unless the spec says otherwise: a round's sending takes a ninth l
 WINDOW_S = 1.0  # what is sent is measured over windows of at least so long
 WINDOWS_MAX = 120  # the fastest of so many windows is what the line can do
 CREDIT_S = 0.5  # of its share that a lower rank may save up
+# After so long a frame goes anyway: whoever waits for it must not take us for dead.
+WAIT_S_MAX = 5.0
+WAIT_S_MIN = 0.01  # between two looks at what was saved up
 
 
 class Rank(enum.IntEnum):
@@ -44,6 +47,7 @@ class Courtesy:
         self._lower_count = 0
         self._credit_bytes = 0.0
         self._credit_s: float | None = None  # until when credit was counted
+        self._lower_s = 0.0  # when a lower rank's last frame went, or rounds began to send
         self._refused: dict[Callable[[], None], None] = {}  # in order, for virtual time
         self._window_s = 0.0  # when it began; something has been under way ever since
         self._window_bytes = 0
@@ -71,11 +75,12 @@ class Courtesy:
             self._credit_bytes = min(
                 self._credit_bytes + rate * (now_s - since_s), rate * CREDIT_S
             )
-            if self._credit_bytes > 0 and not self._lower_count:
+            overdue = now_s >= self._lower_s + WAIT_S_MAX
+            if (self._credit_bytes > 0 or overdue) and not self._lower_count:
                 return 0.0
             self._refused[wake] = None
             missing_bytes = max(0.0, -self._credit_bytes)
-            return max(0.01, min(WINDOW_S, missing_bytes / rate if rate else WINDOW_S))
+            return max(WAIT_S_MIN, min(WINDOW_S, missing_bytes / rate if rate else WINDOW_S))
 
     def begin(self, rank: Rank, now_s: float) -> None:
         """A frame was taken; ``end`` follows, whatever becomes of it."""
@@ -86,7 +91,7 @@ class Courtesy:
                 self._lower_count += 1
                 return
             if not self._urgent_count:
-                self._credit_bytes, self._credit_s = min(0.0, self._credit_bytes), now_s
+                self._credit_bytes, self._credit_s, self._lower_s = 0.0, now_s, now_s
             self._urgent_count += 1
 
     def end(self, rank: Rank, sent_bytes: int, now_s: float) -> None:
@@ -97,11 +102,11 @@ class Courtesy:
                 self._urgent_count -= 1
             else:
                 self._lower_count -= 1
+                self._lower_s = now_s
                 if self._urgent_count:
                     self._credit_bytes -= sent_bytes
             wakes: dict[Callable[[], None], None] = {}
             if not self._urgent_count:
-                self._credit_bytes = 0.0
                 wakes, self._refused = self._refused, wakes
         for wake in wakes:
             wake()

@@ -12,8 +12,10 @@ import logging
 
 import trio
 
+from ..checkpoint.donor import Donor
+from ..checkpoint.joiner import Joiner, Standing
 from ..checkpoint.state import SharedState
-from ..checkpoint.transfer import Donor, FetchFailedError, Joiner
+from ..checkpoint.transfer import FetchFailedError
 from ..protocol.arena import Arena
 from ..protocol.errors import PeerLostError, RemoteProtocolError, StateMismatchError
 from ..protocol.messages import (
