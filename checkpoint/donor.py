@@ -27,7 +27,6 @@ QUEUED_MAX = 1_024
 SENDERS_MAX = 4  # frames handed to one link at once: enough to keep its lanes busy
 
 
-
 @frozen
 class _Wanted:
     """One block, or the index (``block`` None), asked for over a link; the answer takes that link.

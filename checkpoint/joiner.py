@@ -57,6 +57,7 @@ class Standing:
 
     Attributes:
       done_blocks: of ``all_blocks``; those that were here before the fetch count, too.
+      received_bytes: in this fetch.
       donors: peer ids of those that give, or are asked to.
       bytes_per_s: of late; 0.0: not known yet.
     """
@@ -65,6 +66,7 @@ class Standing:
     all_blocks: int
     done_bytes: int
     all_bytes: int
+    received_bytes: int
     donors: tuple[str, ...]
     bytes_per_s: float
 
@@ -365,13 +367,13 @@ class _Fetch:
     def _tell_progress(self) -> None:
         if self._progress is not None:
             giving = tuple(d.peer for d in self._donors.values() if d.outstanding)
-            places = self._state.places(self._head.fragment)
             self._progress(
                 Standing(
                     self._done_count,
-                    len(places),
+                    len(self._state.places(self._head.fragment)),
                     self._done_bytes,
                     self._all_bytes,
+                    self._received_bytes,
                     giving,
                     self._rate.bytes_per_s(),
                 )
@@ -441,5 +443,3 @@ class _Fetch:
         if complete:
             self._done.cancel()
         return complete
-
-

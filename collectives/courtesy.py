@@ -72,9 +72,7 @@ class Courtesy:
             rate = self.share * self.line_bytes_per_s
             since_s = now_s if self._credit_s is None else self._credit_s
             self._credit_s = now_s
-            self._credit_bytes = min(
-                self._credit_bytes + rate * (now_s - since_s), rate * CREDIT_S
-            )
+            self._credit_bytes = min(self._credit_bytes + rate * (now_s - since_s), rate * CREDIT_S)
             overdue = now_s >= self._lower_s + WAIT_S_MAX
             if (self._credit_bytes > 0 or overdue) and not self._lower_count:
                 return 0.0

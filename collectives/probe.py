@@ -21,6 +21,7 @@ import trio
 from ..protocol.errors import PeerLostError
 from ..protocol.lane import FrameHeader, FrameKind
 from ..protocol.messages import Probe, Probed, ProbeRequest
+from .courtesy import Rank
 from .hub import LinkHub
 from .outlet import Load
 

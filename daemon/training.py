@@ -160,6 +160,7 @@ class Training:
             hub.received_bytes,
             self._keeper.received_bytes,
             dict(self._metrics),
+            self._keeper.copies(),
         )
 
     def _tokens_per_s(self, tokens: int) -> float:

@@ -324,6 +324,8 @@ class Replica:
                 return self._sync(message)
             case Donate():
                 return [PinFragment(message)]
+            case Release() if message.receiver == self.me:
+                return self._stop_copy(message)
             case Release():
                 return [UnpinFragment(message)]
             case Finish():
@@ -472,6 +474,18 @@ class Replica:
         deeds: list[Deed] = [StopFetch(index)] if here.fetching is not None else []
         here.fetching, here.version, here.root = message, None, b""
         return [*deeds, FetchFragment(message)]
+
+    def _stop_copy(self, message: Release) -> list[Deed]:
+        """The rounds have outrun our copy: neither it nor what was kept for replay is of use."""
+        here = self.fragments[message.fragment] if message.fragment < len(self.fragments) else None
+        if here is None or here.fetching is None or here.fetching.head.version != message.version:
+            return []
+        here.fetching = None
+        deeds: list[Deed] = [StopFetch(message.fragment)]
+        for kept in list(self.rounds.values()):
+            if kept.fragment == message.fragment and kept.commit is not None:
+                deeds += self._end(kept, committed=False)
+        return deeds
 
     # ------------------------------------------------------------ our own tasks report
 

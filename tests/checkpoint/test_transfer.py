@@ -252,7 +252,9 @@ async def test_an_empty_peer_fetches_every_block_once_from_all_donors() -> None:
         world = World(nursery, target)
         peers = [await world.add_donor(number, trained()) for number in (1, 2, 3)]
         order = SyncFragment(source.heads()[0], tuple(peers))
-        report = await world.joiner.fetch(order, lambda s: seen.append((s.done_blocks, s.done_bytes)))
+        report = await world.joiner.fetch(
+            order, lambda s: seen.append((s.done_blocks, s.done_bytes))
+        )
         nursery.cancel_scope.cancel()
     assert target.heads() == source.heads()
     assert content(target) == content(source)
