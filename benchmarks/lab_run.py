@@ -39,14 +39,27 @@ class LabRun:
 
     Args:
       folder: for state and logs; one folder and one ``NAME.log`` for each process.
-      mib: size of the run's only fragment.
+      mib: of all values.
+      tensors: that they are in; fragments are made of whole ones.
+      all_in: steps in which every value changes; 0: only some ever do.
       step_s: what a step of the trainers takes.
     """
 
-    def __init__(self, lab: WanLab, folder: Path, *, mib: int, step_s: float) -> None:
+    def __init__(
+        self,
+        lab: WanLab,
+        folder: Path,
+        *,
+        mib: int,
+        step_s: float,
+        tensors: int = 1,
+        all_in: int = 0,
+    ) -> None:
         self._lab = lab
         self._folder = folder
+        self.value_bytes = mib * 2**20
         self._script = ["--mib", str(mib), "--step-s", str(step_s)]
+        self._script += ["--tensors", str(tensors), "--all-in", str(all_in)]
         self._processes: dict[str, subprocess.Popen[Any]] = {}
         self._hosts: dict[str, int] = {}
         self._invites: dict[str, str] = {}

@@ -662,6 +662,17 @@ class Reduction:
             self._whole(result)
             self._wake()
 
+    def condense(self) -> None:
+        """The result is whole and not needed for a while: keep it as it came, encoded."""
+        self._result.condense()
+
+    def unfold(self) -> ReduceResult | None:
+        """The result again, if it was condensed; heavy."""
+        if not self._result.condensed:
+            return None
+        self._result.unfold()
+        return self._make_result()
+
     def _make_result(self) -> ReduceResult:
         return ReduceResult(
             values=self._result.values(),

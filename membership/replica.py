@@ -236,6 +236,10 @@ class Replica:
     def contributing(self) -> bool:
         return self.role is Role.CONTRIBUTOR and self.in_sync
 
+    def is_copying(self, fragment: int) -> bool:
+        """Results of this fragment wait until its copy is whole."""
+        return fragment < len(self.fragments) and self.fragments[fragment].fetching is not None
+
     def heads(self) -> tuple[FragmentHead, ...]:
         """What we hold, for ``Hello``."""
         return tuple(
