@@ -245,11 +245,17 @@ def _follow(run: LabRun, case: str, before: Status, victim: str) -> Join:
     donor_s = len(DONORS) * copy_s - (last["now_s"] - killed_s if killed_s else 0.0)
     left = (donor_s * UP_MBIT * 1e6 / 8 - round_bytes) / copy_s
     begun = [each for each in _reductions(status, 2) if _closed_s(each) >= first["now_s"]]
+    during_s = [each["reduce_s"] for each in begun if _closed_s(each) < last["now_s"]]
+    if not during_s:
+        raise BenchError(
+            f"no round began during the copy of {copied_bytes / MIB:.0f} MiB in {copy_s:.1f} s: "
+            "take a larger state"
+        )
     return Join(
         case=case,
         state_bytes=state_bytes,
         before_s=[e["reduce_s"] for e in _reductions(before, len(DONORS))][DISCARDED_COUNT:],
-        during_s=[e["reduce_s"] for e in begun if _closed_s(e) < last["now_s"]],
+        during_s=during_s,
         joined_to_sync_s=status["now_s"] - _joined_s(status),
         copy_s=copy_s,
         copied_bytes=copied_bytes,

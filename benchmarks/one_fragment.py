@@ -6,6 +6,7 @@ holdfast join INVITE -- python one_fragment.py --mib 64 --step-s 0.05
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
 
 import torch
@@ -45,10 +46,12 @@ def main() -> None:
     model = OneFragment(options.mib * 2**20 // 4, options.tensors)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     with holdfast.attach(model, optimizer) as run:
-        while not run.finished:
+        for step in itertools.count():
+            if run.finished:
+                break
             with torch.no_grad():
                 for values in model.values:
-                    change(values, run.global_step, options.all_in)
+                    change(values, step, options.all_in)
             time.sleep(options.step_s)
             run.step(loss=1.0, tokens=1)
 

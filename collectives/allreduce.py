@@ -662,9 +662,9 @@ class Reduction:
             self._whole(result)
             self._wake()
 
-    def condense(self) -> None:
-        """The result is whole and not needed for a while: keep it as it came, encoded."""
-        self._result.condense()
+    def condense(self) -> bool:
+        """The result is whole and not needed for a while: keep it encoded, if that is smaller."""
+        return self._result.condense()
 
     def unfold(self) -> ReduceResult | None:
         """The result again, if it was condensed; heavy."""

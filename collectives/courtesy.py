@@ -12,17 +12,21 @@ they hardly notice. It is one of what this node has been seen to send, as nobody
 from __future__ import annotations
 
 import enum
+import math
 import threading
 from collections import deque
 from collections.abc import Callable
 
 SHARE = 0.1  # unless the spec says otherwise: a round's sending takes a ninth longer at most
 WINDOW_S = 1.0  # what is sent is measured over windows of at least so long
+# A round's frames follow each other: it goes on sending until it has not for so long.
+LINGER_S = 0.05
+IDLE_S = 0.1  # a longer pause begins a window anew
 WINDOWS_MAX = 120  # the fastest of so many windows is what the line can do
 CREDIT_S = 0.5  # of its share that a lower rank may save up
 # After so long a frame goes anyway: whoever waits for it must not take us for dead.
 WAIT_S_MAX = 5.0
-WAIT_S_MIN = 0.01  # between two looks at what was saved up
+LOOK_S_MIN, LOOK_S_MAX = 0.01, 1.0  # between two looks at what was saved up
 
 
 class Rank(enum.IntEnum):
@@ -44,11 +48,13 @@ class Courtesy:
         self.share = share
         self._lock = threading.Lock()  # held for moments, under outlets' locks
         self._urgent_count = 0
+        self._urgent_s = -math.inf  # when the last of them ended
         self._lower_count = 0
         self._credit_bytes = 0.0
-        self._credit_s: float | None = None  # until when credit was counted
+        self._credit_s = 0.0  # until when credit was counted
         self._lower_s = 0.0  # when a lower rank's last frame went, or rounds began to send
         self._refused: dict[Callable[[], None], None] = {}  # in order, for virtual time
+        self._idle_s = -math.inf  # when the last frame ended
         self._window_s = 0.0  # when it began; something has been under way ever since
         self._window_bytes = 0
         self._rates: deque[float] = deque(maxlen=WINDOWS_MAX)
@@ -67,28 +73,35 @@ class Courtesy:
         if rank is Rank.ROUND:
             return 0.0
         with self._lock:
-            if not self._urgent_count:
+            if not self._rounds_send(now_s):
                 return 0.0
             rate = self.share * self.line_bytes_per_s
-            since_s = now_s if self._credit_s is None else self._credit_s
-            self._credit_s = now_s
+            since_s, self._credit_s = self._credit_s, now_s
             self._credit_bytes = min(self._credit_bytes + rate * (now_s - since_s), rate * CREDIT_S)
             overdue = now_s >= self._lower_s + WAIT_S_MAX
             if (self._credit_bytes > 0 or overdue) and not self._lower_count:
                 return 0.0
             self._refused[wake] = None
-            missing_bytes = max(0.0, -self._credit_bytes)
-            return max(WAIT_S_MIN, min(WINDOW_S, missing_bytes / rate if rate else WINDOW_S))
+            waits = [LOOK_S_MAX]
+            if rate:
+                waits.append(-self._credit_bytes / rate)
+            if not self._urgent_count:
+                waits.append(self._urgent_s + LINGER_S - now_s)
+            return max(LOOK_S_MIN, min(waits))
+
+    def _rounds_send(self, now_s: float) -> bool:
+        return bool(self._urgent_count) or now_s <= self._urgent_s + LINGER_S
 
     def begin(self, rank: Rank, now_s: float) -> None:
         """A frame was taken; ``end`` follows, whatever becomes of it."""
         with self._lock:
-            if not self._urgent_count and not self._lower_count:
+            idle = not self._urgent_count and not self._lower_count
+            if idle and now_s - self._idle_s > IDLE_S:
                 self._window_s, self._window_bytes = now_s, 0
             if rank is not Rank.ROUND:
                 self._lower_count += 1
                 return
-            if not self._urgent_count:
+            if not self._rounds_send(now_s):
                 self._credit_bytes, self._credit_s, self._lower_s = 0.0, now_s, now_s
             self._urgent_count += 1
 
@@ -96,12 +109,14 @@ class Courtesy:
         """The frame was sent (``sent_bytes`` of it), or will not be."""
         with self._lock:
             self._measure(sent_bytes, now_s)
+            self._idle_s = now_s
             if rank is Rank.ROUND:
                 self._urgent_count -= 1
+                self._urgent_s = now_s
             else:
                 self._lower_count -= 1
                 self._lower_s = now_s
-                if self._urgent_count:
+                if self._rounds_send(now_s):
                     self._credit_bytes -= sent_bytes
             wakes: dict[Callable[[], None], None] = {}
             if not self._urgent_count:

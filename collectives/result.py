@@ -160,11 +160,12 @@ class Result:
         values.flags.writeable = False
         return values
 
-    def condense(self) -> None:
-        """All chunks are there: keep only their encodings, until ``unfold``."""
+    def condense(self) -> bool:
+        """All chunks are there: keep only their encodings, until ``unfold``; False: it is these."""
         if not self._verbatim:
             self._values = np.empty(0, np.float32)
             self.condensed = True
+        return self.condensed
 
     def unfold(self) -> None:
         """Decode all of it again; heavy."""

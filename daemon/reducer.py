@@ -99,8 +99,8 @@ class Reducer:
         def whole(result: ReduceResult) -> None:
             if self._running.get(order.round) is not running:
                 return
-            if parts.replica.is_copying(order.fragment):
-                reduction.condense()  # it may wait for long, and not alone
+            if parts.replica.is_copying(order.fragment) and reduction.condense():
+                # It may wait for long, and not alone.
                 result = evolve(result, values=result.values[:0].copy())
             self._results[order.round] = result
             if reduction.attempt == order.attempt:  # a repair is not what the plan was for

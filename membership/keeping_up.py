@@ -3,7 +3,7 @@
 A joiner gets the results of all rounds of a fragment from the moment its copy begins, keeps them, and
 replays them when the copy is whole. With a line of ``d`` bytes per second and commits of ``r``, the
 copy of a state of ``S`` bytes takes ``S / (d - r)``, and ``r * S / (d - r)`` bytes have to be kept:
-no more than the state itself as long as ``d >= 2 r``. That is the bound. Who needs more than that
+no more than the state itself as long as ``d >= 2 r``. That is the bound (small states may use more). Who needs more than that
 cannot be brought in sync now: its copy is given up, it is told why, it costs nobody anything, and it
 is tried again when the run commits less, or after a while, in case its line has become better.
 """
@@ -18,9 +18,12 @@ from attrs import define
 from .context import Context, said
 from .effects import EventKind
 from .plan import wire_bytes_per_value
+from .replica import ROUNDS_HELD_MAX
 from .roster import Fetch, Member
 
-LOG_STATES_MAX = 1.0  # results that a joiner keeps for replay, at most, by the size of the state
+# Results that a joiner keeps for replay: as much as the state takes, or this if that is more, and no
+# more of them than a peer keeps in any case.
+LOG_BYTES_MIN = 256 * 2**20
 HEADROOM = 2.0  # what a line must carry, by what the commits need; follows from the line above
 COMMITS_MAX = 16  # the run's pace is that of so many commits
 RETRY_FIRST_S = 60.0  # until a member that could not keep up is tried again; doubled each time
@@ -44,6 +47,7 @@ class Behind:
     until_s: float = -math.inf
     tries: int = 0
     restarts: int = 0
+    outrun: Fetch | None = None  # the copy before this one, if it was
     waiting: bool = False
 
 
@@ -58,7 +62,15 @@ class KeepingUp:
     # ------------------------------------------------------------ facts
 
     def began(self, member: Member, fetch: Fetch) -> None:
-        """A copy begins."""
+        """A copy begins; one that follows on a copy that was outrun is judged together with it."""
+        behind = self._behind.get(member.peer)
+        if behind is not None and behind.outrun is not None:
+            fetch.began_s, fetch.received_before = (
+                behind.outrun.began_s,
+                behind.outrun.received_before,
+            )
+            fetch.needed_bytes = behind.outrun.needed_bytes
+            return
         fetch.began_s = self.context.now_s
         progress = member.progress
         fetch.received_before = progress.bulk_received_bytes if progress else None
@@ -104,13 +116,17 @@ class KeepingUp:
             4 * (size.value_count + size.momentum_count) + 8 * size.counter_count
             for size in self.context.history.sizes
         )
-        return fetch.log_bytes > LOG_STATES_MAX * state_bytes and fetch.log_count > 1
+        most_bytes = max(state_bytes, LOG_BYTES_MIN)
+        return fetch.log_bytes > most_bytes or fetch.log_count >= ROUNDS_HELD_MAX
 
     def give_up(self, member: Member, fetch: Fetch) -> str:
         """A copy cannot succeed as it goes. Why the member must wait; empty: it is begun anew."""
         behind = self._behind.setdefault(member.peer, Behind())
         behind.restarts += 1
+        behind.outrun = fetch
         carried, needed = self._rates(member, fetch)
+        if self.context.now_s - fetch.began_s < JUDGED_S_MIN:
+            return ""
         if carried < HEADROOM * needed:
             behind.carried_bytes_per_s = carried
             behind.text = said_slow(carried, needed)
@@ -121,7 +137,8 @@ class KeepingUp:
             behind.text = f"rounds have outrun its copy {behind.restarts} times in a row"
         wait_s = min(RETRY_MAX_S, RETRY_FIRST_S * 2.0 ** min(behind.tries, 16))
         behind.since_s, behind.until_s = self.context.now_s, self.context.now_s + wait_s
-        behind.tries, behind.restarts, behind.waiting = behind.tries + 1, 0, True
+        behind.tries, behind.restarts = behind.tries + 1, 0
+        behind.waiting, behind.outrun = True, None
         again = f"tried again in {wait_s:g} s, or when the run needs less"
         self.context.announce(
             EventKind.SYNC, member.peer, f"{said(member)} cannot keep up: {behind.text}; {again}"
@@ -132,7 +149,7 @@ class KeepingUp:
     def _rates(self, member: Member, fetch: Fetch) -> tuple[float, float]:
         """What the member received since its copy began, and what it should have of results."""
         seconds = self.context.now_s - fetch.began_s
-        if fetch.received_before is None or member.progress is None or seconds < JUDGED_S_MIN:
+        if fetch.received_before is None or member.progress is None or seconds <= 0:
             return math.inf, 0.0
         received_bytes = member.progress.bulk_received_bytes - fetch.received_before
         return max(0, received_bytes) / seconds, fetch.needed_bytes / seconds
