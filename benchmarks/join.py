@@ -158,7 +158,14 @@ def scene(case: str, state_mib: int, *, kill: bool) -> Join:
     with (
         tempfile.TemporaryDirectory(prefix="holdfast-bench-") as directory,
         WanLab(HOSTS) as lab,
-        LabRun(lab, Path(directory), mib=state_mib // 2, step_s=STEP_S, tensors=FRAGMENTS) as run,
+        LabRun(
+            lab,
+            Path(directory),
+            mib=state_mib // 2,
+            step_s=STEP_S,
+            tensors=FRAGMENTS,
+            all_in=ALL_IN_STEPS,
+        ) as run,
     ):
         run.start_master(SPEC)
         for host, name in enumerate(DONORS, 1):

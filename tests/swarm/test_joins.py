@@ -12,7 +12,6 @@ import trio
 from holdfast.checkpoint import blocks
 from holdfast.daemon.simulator import Swarm, small_layout
 from holdfast.membership import keeping_up
-
 from tests.swarm.test_swarm import a_swarm, settled, spec
 
 VALUES = 40_000
