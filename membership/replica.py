@@ -485,11 +485,12 @@ class Replica:
         if here is None or here.fetching is None or here.fetching.head.version != message.version:
             return []
         here.fetching = None
-        deeds: list[Deed] = [StopFetch(message.fragment)]
-        for kept in list(self.rounds.values()):
-            if kept.fragment == message.fragment and kept.commit is not None:
-                deeds += self._end(kept, committed=False)
-        return deeds
+        return [StopFetch(message.fragment), *self._end_kept(message.fragment)]
+
+    def _end_kept(self, fragment: int) -> list[Deed]:
+        """Committed rounds that there is nothing to apply to: the next copy will have them in it."""
+        kept = [here for here in self.rounds.values() if here.fragment == fragment and here.commit]
+        return [deed for here in kept for deed in self._end(here, committed=False)]
 
     # ------------------------------------------------------------ our own tasks report
 
@@ -598,8 +599,10 @@ class Replica:
     def _advance(self, fragment: int) -> list[Deed]:
         """Apply the next committed round of a fragment, if there is one and it can be applied."""
         held = self.fragments[fragment]
-        if held.fetching is not None or held.version is None:
+        if held.fetching is not None:
             return self._trim()
+        if held.version is None:
+            return self._end_kept(fragment)
         deeds: list[Deed] = []
         for here in sorted(self.rounds.values(), key=lambda r: r.round):
             if here.fragment != fragment or here.commit is None:
