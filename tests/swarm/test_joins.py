@@ -10,7 +10,8 @@ import pytest
 import trio
 
 from holdfast.checkpoint import blocks
-from holdfast.daemon.simulator import Swarm, small_layout
+from holdfast.daemon.simulation.swarm import Swarm
+from holdfast.daemon.simulation.trainer import small_layout
 from holdfast.membership import keeping_up
 from tests.swarm.test_swarm import a_swarm, settled, spec
 
