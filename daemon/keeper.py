@@ -9,20 +9,25 @@ The state is changed by outer steps, too; those are the ``Reducer``'s.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from pathlib import Path
 
 import trio
 
 from ..checkpoint import kept
+from ..checkpoint.donor import Donor
+from ..checkpoint.joiner import Joiner, Standing
 from ..checkpoint.state import SharedState
-from ..checkpoint.transfer import Donor, FetchFailedError, Joiner
+from ..checkpoint.transfer import FetchFailedError
 from ..protocol.arena import Arena
 from ..protocol.errors import PeerLostError, RemoteProtocolError, StateMismatchError
 from ..protocol.messages import (
     BlocksRefused,
     BlocksRequest,
+    CopyProgress,
     Donate,
     Founded,
+    FragmentHead,
     FragmentSize,
     Index,
     IndexRequest,
@@ -58,6 +63,7 @@ class StateKeeper:
         self._donor_scope = trio.CancelScope()
         self._joiner: Joiner | None = None
         self._fetches: dict[int, trio.CancelScope] = {}
+        self._standings: dict[int, tuple[int, Standing]] = {}  # version and how far, by fragment
 
     @property
     def state(self) -> SharedState:
@@ -220,25 +226,54 @@ class StateKeeper:
 
     def stop_fetch(self, fragment: int) -> None:
         cancel(self._fetches, fragment)
+        self._standings.pop(fragment, None)
+
+    def copies(self) -> tuple[CopyProgress, ...]:
+        """How far copies that run are."""
+        kept = Counter(
+            here.fragment for here in self._parts.replica.rounds.values() if here.commit is not None
+        )
+        return tuple(
+            CopyProgress(
+                fragment,
+                version,
+                standing.done_blocks,
+                standing.all_blocks,
+                standing.done_bytes,
+                standing.all_bytes,
+                standing.bytes_per_s,
+                standing.donors,
+                kept[fragment],
+            )
+            for fragment, (version, standing) in sorted(self._standings.items())
+        )
 
     async def _fetch(self, order: SyncFragment, scope: trio.CancelScope) -> None:
         assert self._joiner is not None
         joiner, parts, head = self._joiner, self._parts, order.head
-        parts.report.phase = f"fetching fragment {head.fragment}"
+        parts.report.phase = f"copying fragment {head.fragment}"
+        counted_bytes = 0
 
-        def progress(done_count: int, all_count: int) -> None:
-            parts.report.why = f"{done_count} of {all_count} blocks"
+        def progress(standing: Standing) -> None:
+            nonlocal counted_bytes
+            self._standings[head.fragment] = head.version, standing
+            self.received_bytes += standing.received_bytes - counted_bytes
+            counted_bytes = standing.received_bytes
 
         with scope:
             try:
                 got = await joiner.fetch(order, progress)
             except (PeerLostError, StateMismatchError) as error:
-                self._fetches.pop(head.fragment, None)
+                self._ended(head)
                 bad = error.bad_donors if isinstance(error, FetchFailedError) else ()
                 parts.perform(parts.replica.fetch_failed(head, bad, str(error)))
             else:
-                self._fetches.pop(head.fragment, None)
-                self.received_bytes += got.received_bytes
+                self._ended(head)
                 parts.tell_measured()  # the line's first work
-                parts.report.phase, parts.report.why = "in the run", ""
                 parts.perform(parts.replica.fetched(head, got.received_bytes, got.bad_donors))
+
+    def _ended(self, head: FragmentHead) -> None:
+        self._fetches.pop(head.fragment, None)
+        self._standings.pop(head.fragment, None)
+        if not self._fetches:
+            self._parts.report.phase, self._parts.report.why = "in the run", ""

@@ -249,6 +249,7 @@ class PeerService:
         self.hub.silence_s = spec.link_deadline_s
         reduce = spec.reduce
         self.hub.rules = LaneRules(reduce.lanes, reduce.lanes_max, reduce.congestion)
+        self.hub.courtesy.share = spec.sync.donor_share
         self.report.phase = "in the run"
         self.report.why = "" if message.lineage else "waiting for the run's first weights"
         self.keeper.check_restored(message.layout, message.lineage)

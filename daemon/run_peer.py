@@ -16,6 +16,7 @@ from attrs import define
 
 from ..checkpoint import kept
 from ..checkpoint.kept import KeptStateError
+from ..membership.status import copy_row, said_copy
 from ..protocol.addresses import Address
 from ..protocol.authority import fingerprint_of, load_certificate
 from ..protocol.credentials import Credentials
@@ -276,7 +277,7 @@ class Peer:
             "role": replica.role.value,
             "in_sync": replica.in_sync,
             "phase": service.report.phase,
-            "why": service.report.why,
+            "why": "; ".join(map(said_copy, progress.copies)) or service.report.why,
             "told": list(service.report.told),
             "step": progress.step,
             "tokens": progress.tokens,
@@ -295,6 +296,7 @@ class Peer:
             "bulk_sent_bytes": progress.bulk_sent_bytes,
             "bulk_received_bytes": progress.bulk_received_bytes,
             "state_received_bytes": progress.state_received_bytes,
+            "copies": [copy_row(copy) for copy in progress.copies],
             "heads": [
                 {"fragment": h.fragment, "version": h.version, "root": h.root.hex()}
                 for h in replica.heads()

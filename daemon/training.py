@@ -236,6 +236,7 @@ class Training:
             dict(self._metrics),
             waited_s,
             stepped_s,
+            self._keeper.copies(),
         )
 
     def _tokens_per_s(self, tokens: int) -> float:

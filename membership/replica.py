@@ -257,6 +257,10 @@ class Replica:
         back = self.lift_step is not None and self.trained and self.role is Role.CONTRIBUTOR
         return self.contributing or back
 
+    def is_copying(self, fragment: int) -> bool:
+        """Results of this fragment wait until its copy is whole."""
+        return fragment < len(self.fragments) and self.fragments[fragment].fetching is not None
+
     def heads(self) -> tuple[FragmentHead, ...]:
         """What we hold, for ``Hello``."""
         return tuple(
@@ -392,6 +396,8 @@ class Replica:
                 return self._sync(message)
             case Donate():
                 return [PinFragment(message)]
+            case Release() if message.receiver == self.me:
+                return self._stop_copy(message)
             case Release():
                 return [UnpinFragment(message)]
             case Finish():
@@ -550,6 +556,19 @@ class Replica:
         here.fetching, here.version, here.root = message, None, b""
         return [*deeds, FetchFragment(message)]
 
+    def _stop_copy(self, message: Release) -> list[Deed]:
+        """The rounds have outrun our copy: neither it nor what was kept for replay is of use."""
+        here = self.fragments[message.fragment] if message.fragment < len(self.fragments) else None
+        if here is None or here.fetching is None or here.fetching.head.version != message.version:
+            return []
+        here.fetching = None
+        return [StopFetch(message.fragment), *self._end_kept(message.fragment)]
+
+    def _end_kept(self, fragment: int) -> list[Deed]:
+        """Committed rounds that there is nothing to apply to: the next copy will have them in it."""
+        kept = [here for here in self.rounds.values() if here.fragment == fragment and here.commit]
+        return [deed for here in kept for deed in self._end(here, committed=False)]
+
     # ------------------------------------------------------------ our own tasks report
 
     def trainer_came(self) -> list[Deed]:
@@ -657,8 +676,10 @@ class Replica:
     def _advance(self, fragment: int) -> list[Deed]:
         """Apply the next committed round of a fragment, if there is one and it can be applied."""
         held = self.fragments[fragment]
-        if held.fetching is not None or held.version is None:
+        if held.fetching is not None:
             return self._trim()
+        if held.version is None:
+            return self._end_kept(fragment)
         deeds: list[Deed] = []
         for here in sorted(self.rounds.values(), key=lambda r: r.round):
             if here.fragment != fragment or here.commit is None:

@@ -67,9 +67,11 @@ class Fetch:
     head: FragmentHead
     donors: list[str]  # those that still have the version pinned
     moved_s: float  # when it last got further
-    # Committed rounds whose result the member lacks, by the version before them, and why. It can
-    # go on from a copy only if that is of a later version.
-    gaps: dict[int, str] = Factory(dict)
+    began_s: float = 0.0  # since when this is counted:
+    received_before: int | None = None  # what the member had received by then; None: not known yet
+    needed_bytes: int = 0  # of results that it was to get, of all fragments
+    log_bytes: int = 0  # and of this one, which it keeps for replay
+    log_count: int = 0
 
 
 @define

@@ -148,12 +148,21 @@ class TrainerTable:
     nan_steps: int = field(default=10, validator=_whole(0, STEPS_MAX))
 
 
+@frozen
+class SyncTable:
+    """``[sync]``"""
+
+    # What a peer gives to copies of the state, of what it can send, while its rounds send too.
+    donor_share: float = field(default=0.1, validator=_number(0.0, 1.0))
+
+
 _TABLES: dict[str, type] = {
     "run": RunTable,
     "diloco": DilocoTable,
     "membership": MembershipTable,
     "reduce": ReduceTable,
     "trainer": TrainerTable,
+    "sync": SyncTable,
 }
 
 
@@ -166,6 +175,7 @@ class RunSpec:
     membership: MembershipTable = Factory(MembershipTable)
     reduce: ReduceTable = Factory(ReduceTable)
     trainer: TrainerTable = Factory(TrainerTable)
+    sync: SyncTable = Factory(SyncTable)
     toml_text: str = ""  # as the owner wrote it; peers get it verbatim
 
     def __attrs_post_init__(self) -> None:

@@ -324,6 +324,21 @@ class Heartbeat(Message):
 
 
 @frozen
+class CopyProgress:
+    """How far the copy of one fragment is; blocks that were here before count as done."""
+
+    fragment: int = field(validator=_count)
+    version: int = field(validator=_count)
+    done_blocks: int = field(validator=_count)
+    all_blocks: int = field(validator=_count)
+    done_bytes: int = field(validator=_count)
+    all_bytes: int = field(validator=_count)
+    bytes_per_s: float = field(validator=_finite)  # of late; 0.0: not known yet
+    donors: tuple[str, ...] = field(validator=_peers)  # that give at the moment
+    rounds_kept: int = field(validator=_count)  # committed rounds that wait to be replayed on it
+
+
+@frozen
 class Progress(Message):
     """Peer: what its trainer does, about once a second while it changes."""
 
@@ -341,6 +356,7 @@ class Progress(Message):
     # Of contributors' trainers, since the daemon started: in the hook, waiting, and outside of it.
     waited_s: float = field(default=0.0, validator=_finite)
     stepped_s: float = field(default=0.0, validator=_finite)
+    copies: tuple[CopyProgress, ...] = field(default=(), validator=max_len(FRAGMENTS_MAX))
 
 
 @frozen
