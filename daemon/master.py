@@ -70,7 +70,11 @@ class Session:
 
 
 class MasterService:
-    """The coordinator of a run, on any ``Network``."""
+    """The coordinator of a run, on any ``Network``.
+
+    Args:
+      now: the clock that decisions are made by. It may leap ahead of trio's.
+    """
 
     def __init__(
         self,
@@ -81,6 +85,7 @@ class MasterService:
         *,
         authority: Authority | None = None,
         probe: bool = True,
+        now: Callable[[], float] = trio.current_time,
     ) -> None:
         self.coordinator = coordinator
         self.store = store
@@ -90,6 +95,7 @@ class MasterService:
         self.bound: Sequence[Address] = ()
         self.sessions: dict[str, Session] = {}
         self._probe = probe
+        self._now = now
         self._replaced: dict[str, Session] = {}
         self._effects: deque[Effect] = deque()
         self._work = trio.Event()
@@ -112,7 +118,7 @@ class MasterService:
 
     def decide(self, decision: Callable[[float], list[Effect]]) -> None:
         """Let the coordinator decide something now; its effects are carried out in order."""
-        self._effects.extend(decision(trio.current_time()))
+        self._effects.extend(decision(self._now()))
         self._work.set()
         self._time.set()
 
@@ -177,10 +183,10 @@ class MasterService:
         while True:
             self._time = trio.Event()
             deadline = self.coordinator.next_deadline_s()
-            with trio.move_on_at(max(deadline, trio.current_time() + TICK_S_MIN)):
+            with trio.move_on_after(max(deadline - self._now(), TICK_S_MIN)):
                 await self._time.wait()
                 continue
-            if trio.current_time() - deadline > self.coordinator.context.spec.heartbeat_s:
+            if self._now() - deadline > self.coordinator.context.spec.heartbeat_s:
                 self.decide(self.coordinator.overslept)
             self.decide(self.coordinator.tick)
 

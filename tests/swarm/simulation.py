@@ -1,0 +1,45 @@
+"""What the files test_simulation_*.py have in common: each lives through its share of the seeds.
+
+They are files of their own so that they are spread over the machine's cores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from holdfast.daemon.simulation.run import Outcome, simulate
+from holdfast.daemon.simulation.scenario import Instant, Kind, Scenario
+
+BLOCK = 25
+BLOCKS = 20  # of a shard
+
+
+def shard(number: int) -> Callable[[int], None]:
+    """The test of one shard; its seeds follow those of the shard before."""
+    first = number * BLOCK * BLOCKS
+
+    @pytest.mark.timeout(300)
+    @pytest.mark.parametrize(
+        "first", range(first, first + BLOCK * BLOCKS, BLOCK), ids=lambda n: f"seeds-{n}-"
+    )
+    def test_a_run_survives_faults_at_any_instant(first: int) -> None:
+        check([simulate(seed) for seed in range(first, first + BLOCK)], first)
+
+    return test_a_run_survives_faults_at_any_instant
+
+
+def check(outcomes: list[Outcome], first: int) -> None:
+    """A loss that leaves everything to do is repaired, if enough are left; nothing is run again."""
+    reruns = 0
+    for seed, outcome in enumerate(outcomes, start=first):
+        scenario = Scenario.of(seed)
+        kinds = [fault.kind for fault in scenario.faults]
+        if not scenario.aimed or any(fault.who == "master" for fault in scenario.faults):
+            continue
+        reruns += outcome.reruns
+        loss = scenario.faults[0]
+        if kinds == [Kind.CRASH] and loss.instant is Instant.REDUCTION and not loss.after_s:
+            assert outcome.repairs or outcome.aborts, outcome
+    assert reruns <= 1

@@ -1,0 +1,153 @@
+"""Scenarios as data, what they cover, and how a failing one gets smaller."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+import trio
+from attrs import evolve
+
+from holdfast.daemon.simulation.batch import broken_by, try_seed
+from holdfast.daemon.simulation.run import run_scenario, simulate
+from holdfast.daemon.simulation.scenario import Fault, Instant, Kind, Scenario
+from holdfast.daemon.simulation.shrink import shrink
+from holdfast.daemon.simulation.standstill import Standstill, on_host
+from holdfast.membership.attempt import Attempt
+
+QUIET = Scenario(seed=1, peers=3, bytes_per_s=1e5)
+
+
+def test_a_scenario_is_a_function_of_its_seed() -> None:
+    assert Scenario.of(7) == Scenario.of(7) != Scenario.of(8)
+    assert Scenario.of(7, peers=12).peers == 12
+
+
+def test_five_hundred_seeds_have_every_kind_of_fault_at_every_instant() -> None:
+    faults = [fault for seed in range(500) for fault in Scenario.of(seed).faults]
+    assert set(Kind) == {fault.kind for fault in faults}
+    assert set(Instant) == {fault.instant for fault in faults}
+    assert any(fault.who == "master" and fault.kind is Kind.CRASH for fault in faults)
+
+
+@pytest.mark.timeout(300)
+def test_the_same_seed_gives_the_same_run_in_any_process() -> None:
+    code = (
+        "from holdfast.daemon.simulation.run import simulate\nfor s in range(4): print(simulate(s))"
+    )
+    told = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for hash_seed in ("1", "2")
+    ]
+    assert told[0].count("Outcome(") == 4
+    assert told[0] == told[1]
+
+
+@pytest.mark.timeout(300)
+def test_faults_that_are_planned_happen() -> None:
+    outcomes = [simulate(seed) for seed in range(30)]
+    planned = sum(len(Scenario.of(seed).faults) for seed in range(30))
+    assert sum(len(outcome.faults) for outcome in outcomes) > 0.7 * planned
+
+
+# ---------------------------------------------------------------- kinds that are easily harmless
+
+
+@pytest.mark.parametrize(
+    ("fault", "slowed_s"),
+    [
+        (Fault(Kind.SLOW_DISK, "master", amount=0.5, for_s=5.0), 0.5),
+        (Fault(Kind.FULL_DISK, "master", for_s=4.0), 2.0),
+        (Fault(Kind.RATE, "p1", amount=1e4, for_s=10.0), 0.5),
+        (Fault(Kind.DELAY, "p1", amount=1.0, for_s=10.0), 1.0),
+        (Fault(Kind.STALL, "master", for_s=2.5), 2.0),
+        (Fault(Kind.PAUSE, for_s=5.0), 2.0),
+    ],
+    ids=lambda value: value.kind.value if isinstance(value, Fault) else "",
+)
+def test_a_fault_bites(fault: Fault, slowed_s: float) -> None:
+    """The rounds that follow take longer than they would."""
+    sentinel = Fault(Kind.TRAINER, "p2", at_s=1.0, instant=Instant.COMMIT)
+    times = []
+    for faults in ((sentinel,), (fault, sentinel)):
+        outcome = run_scenario(evolve(QUIET, faults=faults))
+        times.append(float(outcome.faults[-1].split()[0]))
+    assert times[1] - times[0] >= slowed_s
+
+
+# ---------------------------------------------------------------- hosts that stand still
+
+
+async def test_a_host_that_stands_still_wakes_with_all_its_timers_late() -> None:
+    standstill = Standstill()
+    woke: dict[str, float] = {}
+
+    async def sleep(name: str) -> None:
+        await trio.sleep(1.0)
+        woke[name] = trio.current_time()
+
+    async with trio.open_nursery() as nursery:
+        for name in ("still", "lively"):
+            with on_host(name):
+                nursery.start_soon(sleep, name)
+        await trio.sleep(0.5)
+        standstill.stop("still")
+        await trio.sleep(9.5)
+        assert woke == {"lively": 1.0}
+        standstill.go_on("still")
+        await trio.sleep(0)
+    assert woke == {"lively": 1.0, "still": 10.0}
+
+
+# ---------------------------------------------------------------- shrinking
+
+
+def test_a_failing_list_of_faults_shrinks_to_what_it_takes() -> None:
+    asked = Counter[str]()
+
+    def fails(scenario: Scenario) -> bool:
+        asked["times"] += 1
+        kinds = {fault.kind for fault in scenario.faults}
+        return {Kind.CRASH, Kind.PAUSE} <= kinds
+
+    faults = tuple(
+        Fault(kind, "p0", at_s=1.23, for_s=0.77, instant=Instant.FLUSH)
+        for kind in (Kind.JOIN, Kind.CRASH, Kind.TRAINER, Kind.CUT, Kind.PAUSE, Kind.LEAVE)
+    )
+    found = shrink(evolve(QUIET, spare=True, faults=faults), fails)
+    assert found == evolve(QUIET, faults=(Fault(Kind.CRASH, "p0"), Fault(Kind.PAUSE, "p0")))
+    assert asked["times"] <= 80
+    asked.clear()
+    shrink(evolve(QUIET, faults=faults), fails, runs_max=3)
+    assert asked["times"] == 3
+
+
+@pytest.mark.timeout(300)
+def test_a_planted_bug_is_told_with_the_fault_that_shows_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A master that goes on waiting for a crashed contributor: one crash is all it takes."""
+    monkeypatch.setattr(Attempt, "lose", lambda *_: None)
+    seed = next(
+        seed for seed in range(100) if len(Scenario.of(seed).faults) > 1 and _is_broken(seed)
+    )
+    violation = try_seed(seed).violation
+    assert violation is not None
+    assert violation.reproduce == f"holdfast simulate --start {seed} --seeds 1"
+    assert len(violation.shrunk) == 1
+    assert "crash" in violation.shrunk[0] or "cut" in violation.shrunk[0]
+    monkeypatch.undo()
+    assert not broken_by(Scenario.of(seed))
+
+
+def _is_broken(seed: int) -> bool:
+    return bool(broken_by(Scenario.of(seed)))
