@@ -28,13 +28,14 @@ def carry_out(swarm: Swarm, fault: Fault) -> bool:
     if end is None:
         return False
     if fault.for_s:
-        swarm.nursery.start_soon(_end_later, fault.for_s, end)
+        swarm.nursery.start_soon(_end_later, swarm, fault.for_s, end)
     return True
 
 
-async def _end_later(after_s: float, end: End) -> None:
+async def _end_later(swarm: Swarm, after_s: float, end: End) -> None:
     await trio.sleep(after_s)
-    end()
+    if not swarm.at_peace:  # which has ended it already
+        end()
 
 
 def _nothing() -> None:
@@ -66,7 +67,7 @@ async def _return_of_the_master(swarm: Swarm) -> None:
 
 
 def _return(swarm: Swarm, name: str) -> None:
-    if not swarm.peers[name].alive and name not in swarm.left:
+    if not swarm.at_peace and not swarm.peers[name].alive and name not in swarm.left:
         swarm.restart(name)
 
 
@@ -84,6 +85,8 @@ def _flap(swarm: Swarm, fault: Fault) -> End | None:
 
 async def _crash_and_return(swarm: Swarm, name: str, count: int) -> None:
     for _ in range(count):
+        if swarm.at_peace:
+            return
         if _expendable(swarm, name):
             swarm.crash(name)
         await trio.sleep(swarm.rng.uniform(0, FLAP_S))

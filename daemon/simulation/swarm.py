@@ -91,6 +91,7 @@ class Swarm:
         self.left: set[str] = set()  # names of those that were asked to leave for good
         self.twins: dict[str, SimPeer] = {}  # by the name of whose identity they have
         self.standstill = Standstill()
+        self.at_peace = False
         self._changed_lines: list[Callable[[], None]] = []  # makes them as they were
         self.strict = strict
         self.master_clock_ahead_s = 0.0
@@ -308,6 +309,7 @@ class Swarm:
 
     async def end_faults(self) -> None:
         """Whatever lasts is over; the dead stay dead, but for the master."""
+        self.at_peace = True
         for name in list(self.twins):
             self.end_twin(name)
         for name in [*sorted(self.peers), MASTER]:
