@@ -13,7 +13,7 @@ from attrs import define, field
 from .run import Outcome, run_scenario
 from .scenario import Scenario
 from .shrink import shrink
-from .witness import Tell
+from .witness import Tell, ViolationError
 
 WHAT_CHARS_MAX = 4_000  # of a violation's story
 AHEAD = 4  # seeds per process that wait their turn: few, so that Ctrl+C ends soon
@@ -78,8 +78,8 @@ def broken_by(scenario: Scenario) -> str:
     """
     try:
         run_scenario(scenario)
-    except BaseExceptionGroup as group:
-        leaves = list(_leaves(group))
+    except (BaseExceptionGroup, ViolationError) as error:
+        leaves = list(_leaves(error))
         if any(isinstance(leaf, KeyboardInterrupt | SystemExit) for leaf in leaves):
             raise
         return f"{type(leaves[0]).__name__}: {leaves[0]}"[:WHAT_CHARS_MAX]
@@ -103,7 +103,7 @@ def try_seed(seed: int, peers: int | None = None, tell: Tell | None = None) -> R
     scenario = Scenario.of(seed, peers)
     try:
         return Result(seed, outcome=run_scenario(scenario, tell))
-    except BaseExceptionGroup:
+    except (BaseExceptionGroup, ViolationError):
         what = broken_by(scenario)  # the same seed, the same story
     smaller = shrink(scenario, lambda each: bool(broken_by(each)))
     fixed = f" --peers {peers}" if peers is not None else ""

@@ -8,8 +8,10 @@ has not left takes part, rounds are committed, every copy has the same bits.
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
@@ -68,6 +70,7 @@ def run_scenario(scenario: Scenario, tell: Tell | None = None) -> Outcome:
       tell: hears of every event that is witnessed.
 
     Raises:
+      ViolationError: a bug of ours ended a connection.
       BaseExceptionGroup: of ViolationError: a promise was broken, or the run did not go on; or of
         whatever ended a daemon that must not end.
     """
@@ -82,6 +85,30 @@ def telling(peer: str, _round: int, count: int) -> NDArray[np.float32]:
     return np.full(count, 64 + 2.0 ** ((int(peer[:8], 16) - 1) % 12), np.float32)
 
 
+@contextmanager
+def _errors_said() -> Iterator[list[str]]:
+    """What daemons log as an error meanwhile: our own bugs, which end no more than a connection."""
+    said: list[str] = []
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            cause = record.exc_info[1] if record.exc_info else None
+            said.append(f"{record.getMessage()}: {_first(cause)!r}")
+
+    listener, logger = Listener(logging.ERROR), logging.getLogger("holdfast")
+    logger.addHandler(listener)
+    try:
+        yield said
+    finally:
+        logger.removeHandler(listener)
+
+
+def _first(error: BaseException | None) -> BaseException | None:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
 class _History:
     """One run of a scenario."""
 
@@ -93,6 +120,13 @@ class _History:
         self._repairs_before = 0  # before the fault that came last
 
     async def live(self) -> Outcome:
+        with _errors_said() as errors:
+            outcome = await self._live()
+        if errors:
+            raise ViolationError(f"a bug of ours ended a connection: {errors[0]}")
+        return outcome
+
+    async def _live(self) -> Outcome:
         scenario = self.scenario
         async with trio.open_nursery() as nursery:
             self.swarm = swarm = Swarm(

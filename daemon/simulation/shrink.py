@@ -14,7 +14,7 @@ from attrs import evolve
 
 from .scenario import Fault, Instant, Scenario
 
-RUNS_MAX = 80  # of the scenario, all in all; what is found by then is told
+RUNS_MAX = 40  # of the scenario, all in all; what is found by then is told
 
 Fails = Callable[[Scenario], bool]
 

@@ -3,7 +3,7 @@
 What it checks, after every event that can break it:
 
     parity      all members have the same root at the same fragment and version
-    history     versions are committed one after the other, each once
+    history     versions are committed one after the other, each once, and none is applied before
     divisor     a committed mean is that of exactly the contributors its record names
     promotion   who gets a place was in sync: it moves no state
     terms       no peer follows an older master than one it followed before
@@ -41,6 +41,7 @@ class Witness:
 
     roots: dict[tuple[int, int], tuple[bytes, str]] = field(factory=dict)
     commits: list[Commit] = field(factory=list)
+    recorded: set[int] = field(factory=set)  # the commits' rounds
     versions: dict[int, int] = field(factory=dict)
     terms: dict[tuple[str, int], int] = field(factory=dict)
     contributions: dict[tuple[int, str], list[NDArray[np.float32]]] = field(factory=dict)
@@ -83,6 +84,7 @@ class Witness:
             )
         self.versions[commit.fragment] = expected + 1
         self.commits.append(commit)
+        self.recorded.add(commit.round)
 
     def saw_term(self, peer: str, incarnation: int, term: int) -> None:
         """A peer's daemon follows the master of this term."""
@@ -105,6 +107,8 @@ class Witness:
         Chunk by chunk: after a repair they have different contributors.
         """
         self.note("mean", peer, commit.round)
+        if commit.round not in self.recorded:
+            raise ViolationError(f"{peer[:8]} applies round {commit.round}: no record of it")
         everybody = b"\xff" * (len(commit.contributors) // 8 + 1)
         start = 0
         for run in commit.manifest or (ContributorRun(everybody, len(mean) // chunk_elements + 1),):

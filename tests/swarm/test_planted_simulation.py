@@ -1,0 +1,218 @@
+"""Do the simulated runs see anything? Each test plants one bug in production code, which must show.
+
+In peers:
+
+    divisor of all           an owner divides by everybody's weight, whoever is in the chunk
+    set not told             a result does not say who is missing in it
+    heir encodes anew        an heir spreads other bytes than those that it holds
+    dead owner awaited       a member goes on waiting for what the lost were to send it
+    commits forgotten        a joiner does not keep what is committed while it copies the base
+
+In the master:
+
+    commit before record     a commit is sent before its record is on disk
+    record forgotten         a restart forgets the last record
+    lost not given up        a round goes on waiting for a contributor that is gone
+    silence unnoticed        nobody is ever silent for too long
+    unready promoted         a place goes to who has not got the state yet
+    outcome not told         who reconnects is not told that its result was committed
+    half is enough           a round is committed when half of the contributors have reported
+    place kept by a stranger a new process of a peer keeps the place of the old one
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from holdfast.collectives.allreduce import Reduction
+from holdfast.collectives.arithmetic import Factors
+from holdfast.collectives.ledger import Ledger
+from holdfast.collectives.result import Result
+from holdfast.daemon.master import MasterService
+from holdfast.daemon.simulation.batch import broken_by
+from holdfast.daemon.simulation.scenario import Scenario
+from holdfast.daemon.store import Store
+from holdfast.membership.attempt import Attempt
+from holdfast.membership.coordinator import Coordinator
+from holdfast.membership.detector import Detector
+from holdfast.membership.journal import JournalRecord, RoundCommitted
+from holdfast.membership.replica import Deed, Replica
+from holdfast.membership.roster import Member
+from holdfast.protocol.messages import Commit, Repair
+
+SEEDS_MAX = 500
+
+Patch = pytest.MonkeyPatch
+BUGS: dict[str, Callable[[Patch], None]] = {}
+
+
+def bug(name: str) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
+    def register(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
+        BUGS[name] = plant
+        return plant
+
+    return register
+
+
+# ---------------------------------------------------------------- in peers
+
+
+@bug("divisor of all")
+def _(patch: Patch) -> None:
+    original = Factors.of
+
+    def of(contributors: Any, present: Sequence[bool] | None = None) -> Factors:
+        return Factors(original(contributors, present).factors, original(contributors).divisor)
+
+    patch.setattr(Factors, "of", of)
+
+
+@bug("set not told")
+def _(patch: Patch) -> None:
+    original = Result.made
+
+    def made(self: Result, index: int, length: int, present: Sequence[bool]) -> None:
+        original(self, index, length, [True] * len(present))
+
+    patch.setattr(Result, "made", made)
+
+
+@bug("heir encodes anew")
+def _(patch: Patch) -> None:
+    original = Reduction.repair
+
+    def repair(self: Reduction, order: Repair) -> None:
+        for assignment in order.assignments:
+            if assignment.anew or assignment.owner != self._me:
+                continue
+            first = assignment.first_chunk
+            for index in range(first, first + assignment.chunk_count):
+                other = bytearray(self._result.room(index))
+                other[0] ^= 1
+                self._result._rooms[index] = memoryview(other)
+        original(self, order)
+
+    patch.setattr(Reduction, "repair", repair)
+
+
+@bug("dead owner awaited")
+def _(patch: Patch) -> None:
+    patch.setattr(Ledger, "shut_out", lambda self, lost: [])
+
+
+@bug("commits forgotten")
+def _(patch: Patch) -> None:
+    original = Replica._commit
+
+    def commit(self: Replica, message: Commit) -> list[Deed]:
+        fragments = self.fragments
+        if message.fragment < len(fragments) and fragments[message.fragment].fetching is not None:
+            return []
+        return original(self, message)
+
+    patch.setattr(Replica, "_commit", commit)
+
+
+# ---------------------------------------------------------------- in the master
+
+
+@bug("commit before record")
+def _(patch: Patch) -> None:
+    original = MasterService._journal
+    kept: list[JournalRecord] = []
+
+    async def journal(self: MasterService, record: JournalRecord) -> None:
+        while kept:
+            await original(self, kept.pop(0))
+        if isinstance(record, RoundCommitted):
+            kept.append(record)
+        else:
+            await original(self, record)
+
+    patch.setattr(MasterService, "_journal", journal)
+
+
+@bug("record forgotten")
+def _(patch: Patch) -> None:
+    original = Store.records
+
+    def records(self: Store) -> list[JournalRecord]:
+        found = original(self)
+        commits = [at for at, each in enumerate(found) if isinstance(each, RoundCommitted)]
+        return found[: commits[-1]] + found[commits[-1] + 1 :] if commits else found
+
+    patch.setattr(Store, "records", records)
+
+
+@bug("lost not given up")
+def _(patch: Patch) -> None:
+    patch.setattr(Attempt, "lose", lambda *_: None)
+
+
+@bug("silence unnoticed")
+def _(patch: Patch) -> None:
+    patch.setattr(Detector, "silent", lambda *_: [])
+
+
+@bug("unready promoted")
+def _(patch: Patch) -> None:
+    patch.setattr("holdfast.membership.roster.holds_newest", lambda *_: True)
+    patch.setattr(Member, "in_sync", property(lambda self: True, lambda self, value: None))
+
+
+@bug("outcome not told")
+def _(patch: Patch) -> None:
+    patch.setattr(Coordinator, "_outcomes", lambda self, hello: ())
+
+
+@bug("half is enough")
+def _(patch: Patch) -> None:
+    original = Attempt.unreported
+
+    def unreported(self: Attempt) -> list[str]:
+        missing = original(self)
+        return [] if 2 * len(missing) <= len(self.survivors()) else missing
+
+    patch.setattr(Attempt, "unreported", unreported)
+    agreed = Attempt.agreed
+
+    def first(self: Attempt) -> Any:
+        return agreed(self) or next(iter(self.outcomes.values()), None)
+
+    patch.setattr(Attempt, "agreed", first)
+
+
+@bug("place kept by a stranger")
+def _(patch: Patch) -> None:
+    original = Coordinator._remove
+
+    def remove(self: Coordinator, member: Member, why: str, *, keep_place: bool = False) -> None:
+        original(self, member, why, keep_place=keep_place or "another process" in why)
+
+    patch.setattr(Coordinator, "_remove", remove)
+
+
+def first_seen(seeds_max: int = SEEDS_MAX) -> int | None:
+    """The first seed that breaks, or None."""
+    for seed in range(seeds_max):
+        if broken_by(Scenario.of(seed)):
+            return seed
+    return None
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_shows(name: str, monkeypatch: Patch) -> None:
+    BUGS[name](monkeypatch)
+    assert first_seen() is not None
+
+
+def test_every_bug_is_listed_above() -> None:
+    assert __doc__ is not None
+    listed = [line for line in __doc__.splitlines() if line.startswith("    ")]
+    assert len(BUGS) == len(listed) >= 10
+    for name in BUGS:
+        assert any(line.startswith(f"    {name} ") for line in listed)
