@@ -35,12 +35,13 @@ from holdfast.daemon.master import MasterService
 from holdfast.daemon.simulation.batch import broken_by
 from holdfast.daemon.simulation.scenario import Scenario
 from holdfast.daemon.store import Store
+from holdfast.membership import coordinator as rules
 from holdfast.membership.attempt import Attempt
 from holdfast.membership.coordinator import Coordinator
 from holdfast.membership.detector import Detector
 from holdfast.membership.journal import JournalRecord, RoundCommitted
 from holdfast.membership.replica import Deed, Replica
-from holdfast.membership.roster import Member
+from holdfast.membership.roster import Member, Roster
 from holdfast.protocol.messages import Commit, Repair
 
 SEEDS_MAX = 500
@@ -159,8 +160,15 @@ def _(patch: Patch) -> None:
 
 @bug("unready promoted")
 def _(patch: Patch) -> None:
-    patch.setattr("holdfast.membership.roster.holds_newest", lambda *_: True)
-    patch.setattr(Member, "in_sync", property(lambda self: True, lambda self, value: None))
+    def first_that_waits(
+        roster: Roster, places: set[str], vacancies: int, place_count: int, versions: list[int]
+    ) -> Member | None:
+        if place_count and len(places) >= place_count:
+            return None
+        waiting = [m for m in roster if m.peer not in places and m.layout is not None]
+        return min(waiting, key=lambda member: member.number, default=None)
+
+    patch.setattr(rules, "next_to_seat", first_that_waits)
 
 
 @bug("outcome not told")
