@@ -6,6 +6,7 @@ import multiprocessing
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
 from itertools import islice
 
 from attrs import define, field
@@ -133,12 +134,12 @@ def try_seeds(
         return
     seeds = iter(range(start, start + count))
     waiting: set[Future[Result]] = set()
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_leave_ctrl_c) as pool:
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
         try:
             while True:
-                for seed in islice(seeds, AHEAD * jobs - len(waiting)):
-                    waiting.add(pool.submit(try_seed, seed, peers))
+                with _ctrl_c_is_ours():  # processes are started by submitting to them
+                    for seed in islice(seeds, AHEAD * jobs - len(waiting)):
+                        waiting.add(pool.submit(try_seed, seed, peers))
                 if not waiting:
                     return
                 done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
@@ -149,6 +150,11 @@ def try_seeds(
             raise
 
 
-def _leave_ctrl_c() -> None:
-    """It is for the process that has started us: it lets us finish what we are at."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+@contextmanager
+def _ctrl_c_is_ours() -> Iterator[None]:
+    """Processes that are started in here do not hear of it: we let them finish what they are at."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

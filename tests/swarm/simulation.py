@@ -5,8 +5,6 @@ They are files of their own so that they are spread over the machine's cores.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from holdfast.daemon.simulation.run import Outcome, simulate
@@ -16,18 +14,16 @@ BLOCK = 25
 BLOCKS = 20  # of a shard
 
 
-def shard(number: int) -> Callable[[int], None]:
-    """The test of one shard; its seeds follow those of the shard before."""
-    first = number * BLOCK * BLOCKS
+def blocks(shard: int) -> pytest.MarkDecorator:
+    """The first seeds of the shard's blocks, as its test's parameter."""
+    first = shard * BLOCK * BLOCKS
+    firsts = range(first, first + BLOCK * BLOCKS, BLOCK)
+    return pytest.mark.parametrize("first", firsts, ids=lambda n: f"seeds-{n}-")
 
-    @pytest.mark.timeout(300)
-    @pytest.mark.parametrize(
-        "first", range(first, first + BLOCK * BLOCKS, BLOCK), ids=lambda n: f"seeds-{n}-"
-    )
-    def test_a_run_survives_faults_at_any_instant(first: int) -> None:
-        check([simulate(seed) for seed in range(first, first + BLOCK)], first)
 
-    return test_a_run_survives_faults_at_any_instant
+def live_through(first: int) -> None:
+    """A block of seeds."""
+    check([simulate(seed) for seed in range(first, first + BLOCK)], first)
 
 
 def check(outcomes: list[Outcome], first: int) -> None:

@@ -16,7 +16,6 @@ In the master:
     silence unnoticed        nobody is ever silent for too long
     unready promoted         a place goes to who has not got the state yet
     outcome not told         who reconnects is not told that its result was committed
-    half is enough           a round is committed when half of the contributors have reported
     place kept by a stranger a new process of a peer keeps the place of the old one
 """
 
@@ -174,23 +173,6 @@ def _(patch: Patch) -> None:
 @bug("outcome not told")
 def _(patch: Patch) -> None:
     patch.setattr(Coordinator, "_outcomes", lambda self, hello: ())
-
-
-@bug("half is enough")
-def _(patch: Patch) -> None:
-    original = Attempt.unreported
-
-    def unreported(self: Attempt) -> list[str]:
-        missing = original(self)
-        return [] if 2 * len(missing) <= len(self.survivors()) else missing
-
-    patch.setattr(Attempt, "unreported", unreported)
-    agreed = Attempt.agreed
-
-    def first(self: Attempt) -> Any:
-        return agreed(self) or next(iter(self.outcomes.values()), None)
-
-    patch.setattr(Attempt, "agreed", first)
 
 
 @bug("place kept by a stranger")

@@ -5,6 +5,12 @@ holdfast simulate --start SEED --seeds 1
 
 from __future__ import annotations
 
-from tests.swarm.simulation import shard
+import pytest
 
-test_a_run_survives_faults_at_any_instant = shard(2)
+from tests.swarm.simulation import blocks, live_through
+
+
+@pytest.mark.timeout(300)
+@blocks(2)
+def test_a_run_survives_faults_at_any_instant(first: int) -> None:
+    live_through(first)
