@@ -149,6 +149,7 @@ class _History:
                     await self._befall(fault)
                 if scenario.aimed:
                     await self._go_on()
+                await trio.sleep(scenario.linger_s)
                 await self._make_peace()
             except trio.TooSlowError as error:
                 raise ViolationError(f"it does not go on: {swarm.story()}") from error

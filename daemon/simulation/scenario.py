@@ -103,6 +103,7 @@ class Scenario:
       places: for contributors; 0: everybody is one.
       tensors: elements of each.
       telling: every mean tells who is in it.
+      linger_s: between the faults and the peace.
       aimed: enough survive whatever happens: a round must be committed before the peace, too.
     """
 
@@ -122,6 +123,7 @@ class Scenario:
     bytes_per_s: float = 1e6
     apply_s: float = 0.0
     telling: bool = False
+    linger_s: float = 0.0
     aimed: bool = False
     faults: tuple[Fault, ...] = ()
 
@@ -196,7 +198,13 @@ def _aimed(rng: Random, peers: int) -> Scenario:
         aimed=True,
     )
     who, other = rng.sample(plain.names, 2)
-    return evolve(plain, faults=_loss(rng, plain, who, other, at_s=0.0))
+    faults = _loss(rng, plain, who, other, at_s=0.0)
+    return evolve(plain, faults=faults, linger_s=_linger_s(rng))
+
+
+def _linger_s(rng: Random) -> float:
+    """Seldom so long that whoever is silent is taken for dead, and somebody must have noticed."""
+    return 2.5 * DEADLINE_S if rng.random() < 0.05 else rng.uniform(0, 0.5)
 
 
 def _loss(rng: Random, run: Scenario, who: str, other: str, at_s: float) -> tuple[Fault, ...]:
@@ -289,7 +297,7 @@ def _mixed(rng: Random, peers: int) -> Scenario:
         after_s = rng.uniform(0, plain.reduction_s) if instant is not Instant.TIME else 0.0
         fault = Fault(Kind.CRASH, who, at_s=at_s, instant=instant, after_s=min(after_s, 1.0))
         faults.append(_anything(rng, fault, other))
-    return evolve(plain, faults=tuple(faults))
+    return evolve(plain, faults=tuple(faults), linger_s=_linger_s(rng))
 
 
 def _anything(rng: Random, fault: Fault, other: str) -> Fault:

@@ -78,6 +78,7 @@ def _plainer_ones(scenario: Scenario) -> Iterator[Scenario]:
         evolve(scenario, apply_s=0.0),
         evolve(scenario, codec="fp32"),
         evolve(scenario, counters=0),
+        evolve(scenario, linger_s=0.0),
         evolve(scenario, tensors=(max(scenario.tensors),)),
     ):
         if plain_run != scenario:

@@ -99,7 +99,7 @@ class Swarm:
         self._master_scope = trio.CancelScope()
         self._term = 0
         self._attentive_s = 0.0  # since when the master has looked on without a break
-        self._dead: dict[tuple[str, int], float] = {}  # since when, by peer and incarnation
+        self._mute: dict[tuple[str, int], float] = {}  # since when nothing comes, by incarnation
         self._changed = trio.lowlevel.ParkingLot()
 
     # ------------------------------------------------------------ the master
@@ -178,9 +178,9 @@ class Swarm:
                     self._check_promoted(sim)
         long_ago_s = trio.current_time() - self.spec.membership.deadline_s - DEAD_SLACK_S
         for member in coordinator.context.roster:
-            died_s = self._dead.get((member.peer, member.incarnation))
-            if died_s is not None and max(died_s, self._attentive_s) < long_ago_s:
-                raise ViolationError(f"{member.name} is dead since {died_s:.2f} and still a member")
+            mute_s = self._mute.get((member.peer, member.incarnation))
+            if mute_s is not None and max(mute_s, self._attentive_s) < long_ago_s:
+                raise ViolationError(f"{member.name} is mute since {mute_s:.2f} and still a member")
 
     def _check_promoted(self, sim: SimPeer) -> None:
         history = self.master.coordinator.context.history if self.master is not None else None
@@ -238,7 +238,7 @@ class Swarm:
 
     def _bury(self, sim: SimPeer) -> None:
         sim.alive = False
-        self._dead[sim.peer, sim.service.config.incarnation] = trio.current_time()
+        self._mute[sim.peer, sim.service.config.incarnation] = trio.current_time()
         self.world.crash(sim.name)
         self.notify()
 
@@ -278,6 +278,9 @@ class Swarm:
     def stop(self, name: str, *, asleep: bool) -> None:
         """The host's processes stand still; asleep: so does its network."""
         self.standstill.stop(name)
+        if name in self.peers:
+            sim = self.peers[name]
+            self._mute[sim.peer, sim.service.config.incarnation] = trio.current_time()
         if asleep:
             self.world.freeze(name)
 
@@ -285,6 +288,9 @@ class Swarm:
         if self.standstill.stopped(name):
             self.world.thaw(name)
             self.standstill.go_on(name)
+            if name in self.peers:
+                sim = self.peers[name]
+                self._mute.pop((sim.peer, sim.service.config.incarnation), None)
             if name == MASTER:
                 self._attentive_s = trio.current_time()
 

@@ -7,7 +7,7 @@ What it checks, after every event that can break it:
     divisor     a committed mean is that of exactly the contributors its record names
     promotion   who gets a place was in sync: it moves no state
     terms       no peer follows an older master than one it followed before
-    the dead    no member is waited for much longer than the deadline
+    the dead    who is dead, or stands still, is no member for much longer than the deadline
     honesty     nobody lies here, so nobody is accused of lying
 """
 

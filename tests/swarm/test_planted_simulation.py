@@ -13,7 +13,7 @@ In the master:
     commit before record     a commit is sent before its record is on disk
     record forgotten         a restart forgets the last record
     lost not given up        a round goes on waiting for a contributor that is gone
-    silence unnoticed        nobody is ever silent for too long
+    manifest not recorded    a commit says that everybody is in all chunks
     unready promoted         a place goes to who has not got the state yet
     outcome not told         who reconnects is not told that its result was committed
     place kept by a stranger a new process of a peer keeps the place of the old one
@@ -35,9 +35,8 @@ from holdfast.daemon.simulation.batch import broken_by
 from holdfast.daemon.simulation.scenario import Scenario
 from holdfast.daemon.store import Store
 from holdfast.membership import coordinator as rules
-from holdfast.membership.attempt import Attempt
+from holdfast.membership.attempt import Attempt, Outcome
 from holdfast.membership.coordinator import Coordinator
-from holdfast.membership.detector import Detector
 from holdfast.membership.journal import JournalRecord, RoundCommitted
 from holdfast.membership.replica import Deed, Replica
 from holdfast.membership.roster import Member, Roster
@@ -152,9 +151,15 @@ def _(patch: Patch) -> None:
     patch.setattr(Attempt, "lose", lambda *_: None)
 
 
-@bug("silence unnoticed")
+@bug("manifest not recorded")
 def _(patch: Patch) -> None:
-    patch.setattr(Detector, "silent", lambda *_: [])
+    original = Attempt.agreed
+
+    def agreed(self: Attempt) -> Outcome | None:
+        outcome = original(self)
+        return None if outcome is None else Outcome(outcome.digest, ())
+
+    patch.setattr(Attempt, "agreed", agreed)
 
 
 @bug("unready promoted")

@@ -17,6 +17,7 @@ from holdfast.daemon.simulation.run import run_scenario, simulate
 from holdfast.daemon.simulation.scenario import Fault, Instant, Kind, Scenario
 from holdfast.daemon.simulation.shrink import RUNS_MAX, shrink
 from holdfast.daemon.simulation.standstill import Standstill, on_host
+from holdfast.membership.detector import Detector
 
 QUIET = Scenario(seed=1, peers=3, bytes_per_s=1e5)
 
@@ -89,6 +90,15 @@ def test_what_lasted_beyond_the_peace_does_not_end_a_second_time() -> None:
     """Else this pause's end would resume the run that the end of the scenario has paused."""
     outcome = run_scenario(evolve(QUIET, faults=(Fault(Kind.PAUSE, for_s=1.6),)))
     assert outcome.committed < 10
+
+
+def test_a_member_that_is_silent_for_too_long_must_be_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    silent = evolve(QUIET, faults=(Fault(Kind.SLEEP, "p1"),), linger_s=7.0)
+    assert not broken_by(silent)
+    monkeypatch.setattr(Detector, "silent", lambda *_: [])
+    assert "p1 is mute since" in broken_by(silent)
 
 
 # ---------------------------------------------------------------- hosts that stand still
