@@ -6,7 +6,7 @@ In peers:
     set not told             a result does not say who is missing in it
     heir encodes anew        an heir spreads other bytes than those that it holds
     dead owner awaited       a member goes on waiting for what the lost were to send it
-    commits forgotten        a joiner does not keep what is committed while it copies the base
+    momentum left behind     a copy that is fetched comes without its outer momentum
 
 In the master:
 
@@ -15,8 +15,8 @@ In the master:
     lost not given up        a round goes on waiting for a contributor that is gone
     manifest not recorded    a commit says that everybody is in all chunks
     unready promoted         a place goes to who has not got the state yet
-    outcome not told         who reconnects is not told that its result was committed
-    place kept by a stranger a new process of a peer keeps the place of the old one
+    flush not awaited        a repair begins before all have said what they hold
+    chunks of the dead       a repair leaves the chunks of the lost with them
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.checkpoint.state import Incoming
 from holdfast.collectives.allreduce import Reduction
 from holdfast.collectives.arithmetic import Factors
 from holdfast.collectives.ledger import Ledger
@@ -36,11 +37,9 @@ from holdfast.daemon.simulation.scenario import Scenario
 from holdfast.daemon.store import Store
 from holdfast.membership import coordinator as rules
 from holdfast.membership.attempt import Attempt, Outcome
-from holdfast.membership.coordinator import Coordinator
 from holdfast.membership.journal import JournalRecord, RoundCommitted
-from holdfast.membership.replica import Deed, Replica
 from holdfast.membership.roster import Member, Roster
-from holdfast.protocol.messages import Commit, Repair
+from holdfast.protocol.messages import FragmentHead, Repair
 
 SEEDS_MAX = 500
 
@@ -102,17 +101,16 @@ def _(patch: Patch) -> None:
     patch.setattr(Ledger, "shut_out", lambda self, lost: [])
 
 
-@bug("commits forgotten")
+@bug("momentum left behind")
 def _(patch: Patch) -> None:
-    original = Replica._commit
+    original = Incoming.finish
 
-    def commit(self: Replica, message: Commit) -> list[Deed]:
-        fragments = self.fragments
-        if message.fragment < len(fragments) and fragments[message.fragment].fetching is not None:
-            return []
-        return original(self, message)
+    def finish(self: Incoming) -> FragmentHead:
+        fragment, head = self._fragment, original(self)
+        fragment.parts.momentum[:] = 0
+        return head
 
-    patch.setattr(Replica, "_commit", commit)
+    patch.setattr(Incoming, "finish", finish)
 
 
 # ---------------------------------------------------------------- in the master
@@ -175,19 +173,19 @@ def _(patch: Patch) -> None:
     patch.setattr(rules, "next_to_seat", first_that_waits)
 
 
-@bug("outcome not told")
+@bug("flush not awaited")
 def _(patch: Patch) -> None:
-    patch.setattr(Coordinator, "_outcomes", lambda self, hello: ())
+    patch.setattr(Attempt, "unheard", lambda self: [])
 
 
-@bug("place kept by a stranger")
+@bug("chunks of the dead")
 def _(patch: Patch) -> None:
-    original = Coordinator._remove
+    original = Attempt.begin_repair
 
-    def remove(self: Coordinator, member: Member, why: str, *, keep_place: bool = False) -> None:
-        original(self, member, why, keep_place=keep_place or "another process" in why)
+    def begin_repair(self: Attempt, assignments: Any, now_s: float) -> None:
+        original(self, (), now_s)
 
-    patch.setattr(Coordinator, "_remove", remove)
+    patch.setattr(Attempt, "begin_repair", begin_repair)
 
 
 def first_seen(seeds_max: int = SEEDS_MAX) -> int | None:
