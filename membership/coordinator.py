@@ -185,8 +185,14 @@ class Coordinator:
         self._settle()
         return self.context.take_effects()
 
-    def receive(self, peer: str, message: Message, now_s: float) -> list[Effect]:
-        """A message from a member; one from anybody else was overtaken by its removal."""
+    def receive(
+        self, peer: str, message: Message, now_s: float, *, settle: bool = True
+    ) -> list[Effect]:
+        """A message from a member; one from anybody else was overtaken by its removal.
+
+        Args:
+          settle: False: only note what it says; the caller calls ``settle`` soon, once for many.
+        """
         self._begin(now_s)
         member = self.context.roster.get(peer)
         if member is None:
@@ -199,8 +205,14 @@ class Coordinator:
             self._violation(member, f"it sent {type(message).__name__}, which peers never send")
         else:
             handler(member, message)
-        if not isinstance(message, Progress | Measured):
+        if settle and not isinstance(message, Progress | Measured):
             self._settle()
+        return self.context.take_effects()
+
+    def settle(self, now_s: float) -> list[Effect]:
+        """Draw the conclusions of messages that were only noted."""
+        self._begin(now_s)
+        self._settle()
         return self.context.take_effects()
 
     def detach(self, peer: str, reason: str, now_s: float) -> list[Effect]:

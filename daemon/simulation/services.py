@@ -52,14 +52,14 @@ class WitnessedMaster(MasterService):
     witness: Witness
     watch: Callable[[list[Effect]], None]  # after each decision
 
-    def decide(self, decision: Callable[[float], list[Effect]]) -> None:
+    def decide(self, decision: Callable[[float], list[Effect]], *, sooner: bool = True) -> None:
         decided: list[Effect] = []
 
         def seen(now_s: float) -> list[Effect]:
             decided.extend(decision(now_s))
             return decided
 
-        super().decide(seen)
+        super().decide(seen, sooner=sooner)
         self.watch(decided)
 
     async def _journal(self, record: JournalRecord) -> None:
