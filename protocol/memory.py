@@ -164,7 +164,9 @@ class _Pipe:
     async def transmit(self, data: bytes) -> None:
         link, leaves_s = self.link, trio.current_time()
         ahead_s = 0.0 if self.lane else AHEAD_S
-        for way in (link, *self._world.lines_between(self.source.name, self.target.name)):
+        lines = self._world.lines_between(self.source.name, self.target.name)
+        ways: list[_Link | _Line] = [link, *lines]
+        for way in ways:
             leaves_s = _leaves_s(way, leaves_s, len(data))
             if leaves_s > trio.current_time() + ahead_s:
                 await trio.sleep_until(leaves_s)
