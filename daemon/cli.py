@@ -27,6 +27,7 @@ from .bench_allreduce import allreduce
 from .bench_lanes import lanes
 from .exit_codes import ExitCode
 from .places import Control, find_control, locked, master_state, peer_state
+from .simulate import simulate
 from .tasks import told_error
 
 P = ParamSpec("P")
@@ -507,6 +508,9 @@ def demo(json_path: Path | None, rounds: int, keep: Path | None) -> None:
     from .demo import run_demo
 
     sys.exit(run_demo(json_path, rounds, keep))
+
+
+commands.add_command(simulate)
 
 
 @commands.group()

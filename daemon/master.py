@@ -79,7 +79,11 @@ class Session:
 
 
 class MasterService:
-    """The coordinator of a run, on any ``Network``."""
+    """The coordinator of a run, on any ``Network``.
+
+    Args:
+      now: the clock that decisions are made by. It may leap ahead of trio's.
+    """
 
     def __init__(
         self,
@@ -90,6 +94,7 @@ class MasterService:
         *,
         authority: Authority | None = None,
         probe: bool = True,
+        now: Callable[[], float] = trio.current_time,
     ) -> None:
         self.coordinator = coordinator
         self.store = store
@@ -99,6 +104,7 @@ class MasterService:
         self.bound: Sequence[Address] = ()
         self.sessions: dict[str, Session] = {}
         self._probe = probe
+        self._now = now
         self._replaced: dict[str, Session] = {}
         self._views = ViewWriter()
         self._effects: deque[Effect] = deque()
@@ -129,7 +135,7 @@ class MasterService:
           sooner: its next deadline may be an earlier one after this. Signs of life only put
             deadlines off; looking for the next one costs time that grows with the members.
         """
-        self._effects.extend(decision(trio.current_time()))
+        self._effects.extend(decision(self._now()))
         self._work.set()
         if sooner:
             self._time.set()
@@ -218,10 +224,10 @@ class MasterService:
         while True:
             self._time = trio.Event()
             deadline = self.coordinator.next_deadline_s()
-            with trio.move_on_at(max(deadline, trio.current_time() + TICK_S_MIN)):
+            with trio.move_on_after(max(deadline - self._now(), TICK_S_MIN)):
                 await self._time.wait()
                 continue
-            if trio.current_time() - deadline > self.coordinator.context.spec.heartbeat_s:
+            if self._now() - deadline > self.coordinator.context.spec.heartbeat_s:
                 self.decide(self.coordinator.overslept)
             self.decide(self.coordinator.tick)
 

@@ -1,5 +1,5 @@
 """A whole run in one process and in virtual time: production master and peers, trainers of a few
-numbers, faults from a seed. The same seed gives the same history.
+numbers, and the means to hurt them. The same seed gives the same history.
 
     Swarm
      ├── MasterService   production; its journal in memory, which survives its crashes
@@ -11,87 +11,44 @@ numbers, faults from a seed. The same seed gives the same history.
 from __future__ import annotations
 
 import random
+import sqlite3
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import trio
-from attrs import define, field
 
 from ...checkpoint import kept
 from ...membership.coordinator import Coordinator
-from ...membership.journal import JournalRecord, RunCreated, TermStarted
-from ...membership.replica import Deed, TellMaster
+from ...membership.effects import Effect
+from ...membership.journal import RunCreated, TermStarted
+from ...membership.replica import Phase
 from ...membership.spec import RunSpec
 from ...protocol.addresses import Address
-from ...protocol.errors import EvictedError, HoldfastError
-from ...protocol.memory import MemoryNetwork, MemoryWorld
-from ...protocol.messages import (
-    Applied,
-    Commit,
-    Layout,
-    Role,
-    Synced,
-)
+from ...protocol.errors import EvictedError, UserError
+from ...protocol.memory import MemoryWorld
+from ...protocol.messages import Layout, Role
 from ...protocol.network import Party
-from ..master import MasterService
+from ..master import CROWD_MIN
 from ..parts import PeerConfig
-from ..peer import PeerService
-from ..store import GrantRow, Store
-from .trainer import Delta, SimTrainer, small_layout
+from ..store import GrantRow
+from ..tasks import told_error
+from .services import (
+    SimPeer,
+    WitnessedMaster,
+    WitnessedPeer,
+    WitnessedStore,
+    check_honesty,
+    promoted,
+)
+from .standstill import Standstill, on_host
+from .trainer import RESTART_S, Delta, SimTrainer, small_layout
 from .witness import ViolationError, Witness
 
 RUN_ID = "5" * 32
 MASTER_ID = "f" * 32
-MASTER_ADDRESS = Address("master", 29700)
-
-
-class WitnessedStore(Store):
-    """A journal in memory that the witness reads along."""
-
-    def __init__(self, witness: Witness) -> None:
-        super().__init__(":memory:", now=lambda: 0.0)
-        self._witness = witness
-
-    def append(self, record: JournalRecord) -> None:
-        self._witness.saw_record(record)
-        super().append(record)
-
-
-class WitnessedPeer(PeerService):
-    """A peer whose every applied and fetched version the witness sees."""
-
-    witness: Witness
-    apply_s: float = 0.0  # how long an outer step takes; virtual time sees no computing
-
-    def _perform(self, todo: list[Deed]) -> None:
-        for deed in todo:
-            if isinstance(deed, TellMaster) and isinstance(deed.message, Applied | Synced):
-                self.witness.saw_root(self.config.me, deed.message.head)
-        super()._perform(todo)
-
-    async def _apply(self, commit: Commit) -> None:
-        result, order = self.reducer.result(commit.round), self.replica.rounds[commit.round].order
-        assert order is not None
-        if result.manifest != commit.manifest:
-            raise ViolationError(f"round {commit.round}: {self.config.me[:8]} has another manifest")
-        self.witness.saw_mean(self.config.me, commit, result.values, order.plan.chunk_elements)
-        await trio.sleep(self.apply_s)
-        await super()._apply(commit)
-
-
-@define(eq=False)
-class SimPeer:
-    """One virtual machine: survives its daemon's deaths, as a machine does."""
-
-    name: str
-    peer: str
-    network: MemoryNetwork
-    trainer: SimTrainer
-    service: WitnessedPeer
-    scope: trio.CancelScope = field(factory=trio.CancelScope)
-    alive: bool = True
-    ended: HoldfastError | None = None
-    lives: int = 1
+MASTER = "master"  # its host's name
+MASTER_ADDRESS = Address(MASTER, 29700)
+DEAD_SLACK_S = 2.0  # over the deadline: delays of messages that are under way, and a heartbeat
 
 
 class Swarm:
@@ -100,6 +57,8 @@ class Swarm:
     Args:
       spec_toml: the run's ``run.toml``.
       seed: of everything random.
+      strict: look after every decision of the master whether all is as it should be. Not for tests
+        in which somebody lies.
     """
 
     def __init__(
@@ -115,6 +74,7 @@ class Swarm:
         delta: Delta | None = None,
         bytes_per_s: float = 1e9,
         apply_s: float = 0.0,
+        strict: bool = False,
     ) -> None:
         self.nursery = nursery
         self.spec = RunSpec.parse(spec_toml)
@@ -132,36 +92,104 @@ class Swarm:
         self.delta = delta
         self.peers: dict[str, SimPeer] = {}
         self.left: set[str] = set()  # names of those that were asked to leave for good
-        self.master: MasterService | None = None
+        self.twins: dict[str, SimPeer] = {}  # by the name of whose identity they have
+        self.standstill = Standstill()
+        self.at_peace = False
+        self._changed_lines: list[Callable[[], None]] = []  # makes them as they were
+        self.strict = strict
+        self.master_clock_ahead_s = 0.0
+        self.master: WitnessedMaster | None = None
         self._master_scope = trio.CancelScope()
         self._term = 0
+        self._attentive_s = 0.0  # since when the master has looked on without a break
+        self._mute: dict[tuple[str, int], float] = {}  # since when nothing comes, by incarnation
+        self._changed = trio.lowlevel.ParkingLot()
 
     # ------------------------------------------------------------ the master
 
     async def start_master(self) -> None:
         """Start the master, or start it again from its journal."""
+        self.store.append(TermStarted(self._term + 1))
         self._term += 1
-        self.store.append(TermStarted(self._term))
         coordinator = Coordinator.restore(self.spec, RUN_ID, self.store.records(), self._term)
-        network = self.world.host("master", MASTER_ID, Party.MASTER)
-        self.master = MasterService(coordinator, self.store, network, [MASTER_ADDRESS])
+        network = self.world.host(MASTER, MASTER_ID, Party.MASTER)
+        self.master = WitnessedMaster(
+            coordinator,
+            self.store,
+            network,
+            [MASTER_ADDRESS],
+            now=lambda: trio.current_time() + self.master_clock_ahead_s,
+        )
+        self.master.witness, self.master.watch = self.witness, self._watch
         self._master_scope = trio.CancelScope()
-        await self.nursery.start(self._run_master, self.master, self._master_scope)
+        self._attentive_s = trio.current_time()
+        with on_host(MASTER):
+            await self.nursery.start(self._run_master, self.master, self._master_scope)
 
     async def _run_master(
         self,
-        master: MasterService,
+        master: WitnessedMaster,
         scope: trio.CancelScope,
         *,
         task_status: trio.TaskStatus[object] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        with scope:
-            await master.run(task_status=task_status)
+        try:
+            with scope:
+                await master.run(task_status=task_status)
+        except BaseExceptionGroup as group:
+            if not isinstance(told_error(group), UserError):
+                raise
+            self.crash_master()  # it has ended by itself, and is started again
+            await self.revive_master()
+
+    async def revive_master(self) -> None:
+        """Start it again, and again, until it runs."""
+        while True:
+            await trio.sleep(RESTART_S)
+            if self.master is not None:
+                return
+            try:
+                await self.start_master()
+            except sqlite3.Error:
+                continue
+            return
 
     def crash_master(self) -> None:
-        self.world.crash("master")
+        self.go_on(MASTER)
+        self.world.crash(MASTER)
         self._master_scope.cancel()
         self.master = None
+
+    def leap(self, seconds: float, wall_seconds: float) -> None:
+        """The clocks of the master's machine change at once."""
+        self.master_clock_ahead_s += seconds
+        self.store.wall_clock_ahead_s += wall_seconds
+        self._attentive_s = trio.current_time()
+
+    def _watch(self, effects: list[Effect]) -> None:
+        """The master has decided something."""
+        self.notify()
+        if not self.strict:
+            return
+        assert self.master is not None
+        coordinator = self.master.coordinator
+        if len(self.master.sessions) < CROWD_MIN:  # else not each decision is thought to its end
+            coordinator.validate()
+        check_honesty(effects)
+        for peer in promoted(effects):
+            for sim in self.peers.values():
+                if sim.peer == peer and sim.alive and sim.name not in self.twins:
+                    self._check_promoted(sim)
+        long_ago_s = trio.current_time() - self.spec.membership.deadline_s - DEAD_SLACK_S
+        for member in coordinator.context.roster:
+            mute_s = self._mute.get((member.peer, member.incarnation))
+            if mute_s is not None and max(mute_s, self._attentive_s) < long_ago_s:
+                raise ViolationError(f"{member.name} is mute since {mute_s:.2f} and still a member")
+
+    def _check_promoted(self, sim: SimPeer) -> None:
+        history = self.master.coordinator.context.history if self.master is not None else None
+        if history is not None and history.founded and not sim.holds_everything:
+            raise ViolationError(f"{sim.name} got a place and has not got the state")
 
     # ------------------------------------------------------------ peers
 
@@ -182,6 +210,14 @@ class Swarm:
     def _boot(
         self, name: str, peer: str, lives: int, site: str, disk: Path | None = None
     ) -> SimPeer:
+        sim = self._machine(name, peer, lives, site)
+        if disk is not None:
+            sim.service.keeper.restore(disk)
+        with on_host(name):
+            self.nursery.start_soon(self._run_peer, sim)
+        return sim
+
+    def _machine(self, name: str, peer: str, lives: int, site: str) -> SimPeer:
         network = self.world.host(name, peer, Party.PEER)
         trainer = SimTrainer(peer, self.layout, self.witness, step_s=self.step_s, delta=self.delta)
         config = PeerConfig(
@@ -197,11 +233,8 @@ class Swarm:
         service = WitnessedPeer(config, network, trainer)
         service.witness, service.apply_s = self.witness, self.apply_s
         trainer.tell_failed = service.training.failed_with
-        if disk is not None:
-            service.keeper.restore(disk)
-        sim = SimPeer(name, peer, network, trainer, service, lives=lives)
-        self.nursery.start_soon(self._run_peer, sim)
-        return sim
+        service.changed = self.notify
+        return SimPeer(name, peer, network, trainer, service, lives=lives)
 
     async def _run_peer(self, sim: SimPeer) -> None:
         with sim.scope:
@@ -210,15 +243,22 @@ class Swarm:
             except EvictedError as error:
                 sim.ended = error
             if sim.alive:
-                sim.alive = False
-                self.world.crash(sim.name)  # the process ended: its connections close
+                self._bury(sim)  # the process ended: its connections close
+
+    def _bury(self, sim: SimPeer) -> None:
+        sim.alive = False
+        self._mute[sim.peer, sim.service.config.incarnation] = trio.current_time()
+        self.world.crash(sim.name)
+        self.notify()
 
     def crash(self, name: str) -> None:
         """The machine loses its power."""
-        sim = self.peers[name]
+        self._kill(self.peers[name])
+
+    def _kill(self, sim: SimPeer) -> None:
         if sim.alive:
-            sim.alive = False
-            self.world.crash(name)
+            self.go_on(sim.name)
+            self._bury(sim)
             sim.scope.cancel()
 
     def keep(self, name: str, folder: Path) -> None:
@@ -240,8 +280,82 @@ class Swarm:
         )
         return sim
 
+    def add_twin(self, name: str) -> None:
+        """Another machine begins with the identity of this one."""
+        self.twins[name] = self._boot(f"{name}-twin", self.peers[name].peer, 1, "")
+
+    def end_twin(self, name: str) -> None:
+        twin = self.twins.pop(name, None)
+        if twin is not None:
+            self._kill(twin)
+
+    def leave(self, name: str) -> None:
+        """The peer drains and goes, for good."""
+        self.left.add(name)
+        with on_host(name):
+            self.nursery.start_soon(self.peers[name].service.leave, "enough")
+
+    # ------------------------------------------------------------ faults that last
+
+    def stop(self, name: str, *, asleep: bool) -> None:
+        """The host's processes stand still; asleep: so does its network."""
+        self.standstill.stop(name)
+        if name in self.peers:
+            sim = self.peers[name]
+            self._mute[sim.peer, sim.service.config.incarnation] = trio.current_time()
+        if asleep:
+            self.world.freeze(name)
+
+    def go_on(self, name: str) -> None:
+        if self.standstill.stopped(name):
+            self.world.thaw(name)
+            self.standstill.go_on(name)
+            if name in self.peers:
+                sim = self.peers[name]
+                self._mute.pop((sim.peer, sim.service.config.incarnation), None)
+            if name == MASTER:
+                self._attentive_s = trio.current_time()
+
+    def change_lines(
+        self, name: str, *, delay_s: float | None, bytes_per_s: float | None
+    ) -> Callable[[], None]:
+        """All lines of a host have another delay, or rate; returns what makes them as they were."""
+        others = [*sorted(self.peers), MASTER]
+        before = {}
+        for other in others:
+            if other != name:
+                line = self.world.direction(name, other)
+                before[other] = line.delay_s, line.bytes_per_s
+                self.world.link(name, other, delay_s=delay_s, bytes_per_s=bytes_per_s)
+
+        def restore() -> None:
+            for other, (was_delay_s, was_bytes_per_s) in before.items():
+                self.world.link(name, other, delay_s=was_delay_s, bytes_per_s=was_bytes_per_s)
+
+        self._changed_lines.append(restore)
+        return restore
+
+    async def end_faults(self) -> None:
+        """Whatever lasts is over; the dead stay dead, but for the master."""
+        self.at_peace = True
+        for name in list(self.twins):
+            self.end_twin(name)
+        for name in [*sorted(self.peers), MASTER]:
+            self.go_on(name)
+        self.heal_all()
+        for restore in reversed(self._changed_lines):
+            restore()
+        self._changed_lines.clear()
+        self.store.full, self.store.slow_s = False, 0.0
+        if self.master is None:
+            await self.start_master()
+
+    def resume(self) -> None:
+        if self.master is not None and not self.standstill.stopped(MASTER):
+            self.master.decide(self.master.coordinator.resume)
+
     def heal_all(self) -> None:
-        names = [*sorted(self.peers), "master"]
+        names = [*sorted(self.peers), MASTER]
         for index, one in enumerate(names):
             for other in names[index + 1 :]:
                 self.world.heal(one, other)
@@ -272,6 +386,16 @@ class Swarm:
             while not condition():
                 await trio.sleep(0.01)
 
+    def notify(self) -> None:
+        """Something has changed that somebody may be waiting for."""
+        self._changed.unpark_all()
+
+    async def when(self, condition: Callable[[], object], *, within_s: float) -> None:
+        """As ``until``, for what changes with a decision of the master or a deed of a peer only."""
+        with trio.fail_after(within_s):
+            while not condition():
+                await self._changed.park()
+
     @property
     def committed(self) -> int:
         return len(self.witness.commits)
@@ -288,10 +412,28 @@ class Swarm:
         )
 
     def survives_without(self, name: str) -> bool:
-        """Whether anybody else holds the committed state: memory is all there is yet."""
+        """Whether anybody else holds the committed state, or is about to: memory is all there is."""
         return any(
-            self.in_sync(other) and other not in self.left for other in self.peers if other != name
+            self._keeps_state(self.peers[other])
+            for other in self.peers
+            if other != name and other not in self.left
         )
+
+    def _keeps_state(self, sim: SimPeer) -> bool:
+        """It holds every committed version, or the one before and the result that makes it."""
+        if not (sim.alive and sim.holds_everything):
+            return False
+        results = {
+            (here.fragment, here.version)
+            for here in sim.service.replica.rounds.values()
+            if here.phase in (Phase.REDUCED, Phase.APPLYING)
+        }
+        for head in sim.service.replica.heads():
+            committed = self.witness.versions.get(head.fragment, 0)
+            step_away = (head.fragment, head.version) in results
+            if head.version != committed and not (head.version == committed - 1 and step_away):
+                return False
+        return True
 
     def role(self, name: str) -> Role:
         return self.peers[name].service.replica.role

@@ -3,14 +3,18 @@
 What it checks, after every event that can break it:
 
     parity      all members have the same root at the same fragment and version
-    history     versions are committed one after the other, each once
+    history     versions are committed one after the other, each once, and none is applied before
     divisor     a committed mean is that of exactly the contributors its record names
-    promotion   a promoted spare was in sync: it moved no state
+    promotion   who gets a place was in sync: it moves no state
+    terms       no peer follows an older master than one it followed before
+    the dead    who is dead, or stands still, is no member for much longer than the deadline
+    honesty     nobody lies here, so nobody is accused of lying
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import product
 
 import numpy as np
 import trio
@@ -24,6 +28,9 @@ from ...protocol.messages import Commit, Contributor, ContributorRun, FragmentHe
 CONTRIBUTIONS_KEPT_MAX = 4_096  # of (round, peer); older ones cannot be committed any more
 
 
+Tell = Callable[[str], object]  # hears of every event
+
+
 class ViolationError(AssertionError):
     """The run broke a promise."""
 
@@ -34,17 +41,24 @@ class Witness:
 
     roots: dict[tuple[int, int], tuple[bytes, str]] = field(factory=dict)
     commits: list[Commit] = field(factory=list)
+    recorded: set[int] = field(factory=set)  # the commits' rounds
     versions: dict[int, int] = field(factory=dict)
-    contributions: dict[tuple[int, str], NDArray[np.float32]] = field(factory=dict)
+    terms: dict[tuple[str, int], int] = field(factory=dict)
+    contributions: dict[tuple[int, str], list[NDArray[np.float32]]] = field(factory=dict)
     events: int = 0
     trace: blake3 = field(factory=blake3)
     coarse: bool = False  # a lossy codec is in use: means are right to a few steps of int8
 
     excused: set[str] = field(factory=set)  # peers whose copy a test has damaged
 
+    tell: Tell | None = None
+
     def note(self, *what: object) -> None:
         self.events += 1
-        self.trace.update(repr((round(trio.current_time(), 6), *what)).encode())
+        line = repr((round(trio.current_time(), 6), *what))
+        self.trace.update(line.encode())
+        if self.tell is not None:
+            self.tell(line)
 
     def saw_root(self, peer: str, head: FragmentHead) -> None:
         self.note("root", peer, head)
@@ -70,9 +84,18 @@ class Witness:
             )
         self.versions[commit.fragment] = expected + 1
         self.commits.append(commit)
+        self.recorded.add(commit.round)
+
+    def saw_term(self, peer: str, incarnation: int, term: int) -> None:
+        """A peer's daemon follows the master of this term."""
+        known = self.terms.setdefault((peer, incarnation), term)
+        if term < known:
+            raise ViolationError(f"{peer[:8]} follows a master of term {term} after one of {known}")
+        self.terms[peer, incarnation] = term
 
     def saw_contribution(self, peer: str, round_id: int, values: NDArray[np.float32]) -> None:
-        self.contributions[(round_id, peer)] = values.copy()
+        """A peer may post several times for a round: its trainer, or its daemon, began anew."""
+        self.contributions.setdefault((round_id, peer), []).append(values.copy())
         while len(self.contributions) > CONTRIBUTIONS_KEPT_MAX:
             del self.contributions[next(iter(self.contributions))]
 
@@ -84,6 +107,8 @@ class Witness:
         Chunk by chunk: after a repair they have different contributors.
         """
         self.note("mean", peer, commit.round)
+        if commit.round not in self.recorded:
+            raise ViolationError(f"{peer[:8]} applies round {commit.round}: no record of it")
         everybody = b"\xff" * (len(commit.contributors) // 8 + 1)
         start = 0
         for run in commit.manifest or (ContributorRun(everybody, len(mean) // chunk_elements + 1),):
@@ -103,16 +128,18 @@ class Witness:
         part: slice,
         mean: NDArray[np.float32],
     ) -> None:
-        posted = [
-            self.contributions[commit.round, c.peer][part].astype(np.float64) for c in present
-        ]
         total = sum(c.weight for c in present)
-        expected = np.zeros(mean.shape, np.float64)
-        for contributor, values in zip(present, posted, strict=True):
-            expected += values * (contributor.weight / total * contributor.scale)
-        largest = max((float(np.max(np.abs(values), initial=0.0)) for values in posted), default=0)
-        if not np.allclose(mean, expected, rtol=1e-5, atol=largest / 50 if self.coarse else 1e-6):
-            names = [c.peer[:8] for c in present]
-            raise ViolationError(
-                f"round {commit.round} at {peer[:8]}: the mean of {part} is not that of {names}"
-            )
+        shares = [c.weight / total * c.scale for c in present]
+        for choice in product(*(self.contributions[commit.round, c.peer] for c in present)):
+            posted = [values[part].astype(np.float64) for values in choice]
+            expected = np.zeros(mean.shape, np.float64)
+            for values, share in zip(posted, shares, strict=True):
+                expected += values * share
+            largest = max((float(np.max(np.abs(v), initial=0.0)) for v in posted), default=0.0)
+            margin = largest / 50 if self.coarse else 1e-6
+            if np.allclose(mean, expected, rtol=1e-5, atol=margin):
+                return
+        names = [c.peer[:8] for c in present]
+        raise ViolationError(
+            f"round {commit.round} at {peer[:8]}: the mean of {part} is not that of {names}"
+        )

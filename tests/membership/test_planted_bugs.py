@@ -39,7 +39,7 @@ Some are caught by one conversation with the master each:
     the lost accuse            what a lost peer has said about others still counts
     any manifest               results with one digest agree whatever their manifests
 
-What a peer's own code could do wrong in a repair is planted in tests/swarm/test_planted_deaths.py.
+What a peer's own code could do wrong in a repair is planted in tests/swarm/test_planted_simulation.py.
 """
 
 from __future__ import annotations

@@ -1,0 +1,160 @@
+"""Many seeds, in several processes: what broke, with fewer faults if that breaks it, too."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
+from itertools import islice
+
+from attrs import define, field
+
+from .run import Outcome, run_scenario
+from .scenario import Scenario
+from .shrink import shrink
+from .witness import Tell, ViolationError
+
+WHAT_CHARS_MAX = 4_000  # of a violation's story
+AHEAD = 4  # seeds per process that wait their turn: few, so that Ctrl+C ends soon
+
+
+@define
+class Violation:
+    """A seed that broke a promise.
+
+    Attributes:
+      faults: of its scenario.
+      shrunk: those of the smallest scenario that was found to fail, too.
+    """
+
+    seed: int
+    what: str
+    faults: list[str]
+    shrunk: list[str]
+    reproduce: str
+
+
+@define
+class Result:
+    """What came of one seed; exactly one of the two."""
+
+    seed: int
+    outcome: Outcome | None = None
+    violation: Violation | None = None
+
+
+@define
+class Report:
+    """What came of many."""
+
+    start: int
+    seeds: int = 0
+    events: int = 0
+    committed: int = 0
+    faults: int = 0
+    repairs: int = 0
+    reruns: int = 0
+    aborts: int = 0
+    violations: list[Violation] = field(factory=list)
+
+    def add(self, result: Result) -> None:
+        self.seeds += 1
+        if result.violation is not None:
+            self.violations.append(result.violation)
+        if result.outcome is not None:
+            self.events += result.outcome.events
+            self.committed += result.outcome.committed
+            self.faults += len(result.outcome.faults)
+            self.repairs += result.outcome.repairs
+            self.reruns += result.outcome.reruns
+            self.aborts += result.outcome.aborts
+
+
+def broken_by(scenario: Scenario) -> str:
+    """What breaks in it; empty: nothing.
+
+    Whatever ends a daemon that must not end counts, not only what the witness objects to.
+    """
+    try:
+        run_scenario(scenario)
+    except (BaseExceptionGroup, ViolationError) as error:
+        leaves = list(_leaves(error))
+        if any(isinstance(leaf, KeyboardInterrupt | SystemExit) for leaf in leaves):
+            raise
+        return f"{type(leaves[0]).__name__}: {leaves[0]}"[:WHAT_CHARS_MAX]
+    return ""
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for part in error.exceptions:
+            yield from _leaves(part)
+    else:
+        yield error
+
+
+def try_seed(seed: int, peers: int | None = None, tell: Tell | None = None) -> Result:
+    """Live through one seed; shrink it if it fails.
+
+    Args:
+      tell: hears of every event that is witnessed.
+    """
+    scenario = Scenario.of(seed, peers)
+    try:
+        return Result(seed, outcome=run_scenario(scenario, tell))
+    except (BaseExceptionGroup, ViolationError):
+        what = broken_by(scenario)  # the same seed, the same story
+    smaller = shrink(scenario, lambda each: bool(broken_by(each)))
+    fixed = f" --peers {peers}" if peers is not None else ""
+    return Result(
+        seed,
+        violation=Violation(
+            seed,
+            what,
+            [str(fault) for fault in scenario.faults],
+            [str(fault) for fault in smaller.faults],
+            f"holdfast simulate --start {seed} --seeds 1{fixed}",
+        ),
+    )
+
+
+def try_seeds(
+    start: int, count: int, peers: int | None, jobs: int, heard: Callable[[Result], None]
+) -> None:
+    """Live through many, in so many processes; results come in the order in which they are there.
+
+    Raises:
+      KeyboardInterrupt: at once; what ``heard`` has heard until then is whole.
+    """
+    if jobs == 1:
+        for seed in range(start, start + count):
+            heard(try_seed(seed, peers))
+        return
+    seeds = iter(range(start, start + count))
+    waiting: set[Future[Result]] = set()
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        try:
+            while True:
+                with _ctrl_c_is_ours():  # processes are started by submitting to them
+                    for seed in islice(seeds, AHEAD * jobs - len(waiting)):
+                        waiting.add(pool.submit(try_seed, seed, peers))
+                if not waiting:
+                    return
+                done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                for future in sorted(done, key=lambda f: f.result().seed):
+                    heard(future.result())
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+@contextmanager
+def _ctrl_c_is_ours() -> Iterator[None]:
+    """Processes that are started in here do not hear of it: we let them finish what they are at."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

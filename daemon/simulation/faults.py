@@ -1,0 +1,253 @@
+"""Carries out one fault on a swarm, and its end if it has one before the peace.
+
+What makes no sense any more is left out: to crash who is dead, or the last one that holds the state,
+since memory is all there is. A shrunk list of faults stays a list of faults in this way.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from functools import partial
+
+import trio
+
+from .scenario import MASTER, SPARE, Fault, Kind
+from .swarm import Swarm
+
+PEERS_GROWTH_MAX = 2  # that join a scenario
+LEFT_MIN = 2  # contributors that stay for good
+FLAP_S = 0.3  # between the crashes and the returns of who flaps
+
+End = Callable[[], object]
+
+
+def carry_out(swarm: Swarm, fault: Fault) -> bool:
+    """Let it happen, now; False: it makes no sense now."""
+    end = _BEGIN[fault.kind](swarm, fault)
+    if end is None:
+        return False
+    if fault.for_s:
+        swarm.nursery.start_soon(_end_later, swarm, fault.for_s, end)
+    return True
+
+
+async def _end_later(swarm: Swarm, after_s: float, end: End) -> None:
+    await trio.sleep(after_s)
+    if not swarm.at_peace:  # which has ended it already
+        end()
+
+
+def _nothing() -> None:
+    """What has happened does not last."""
+
+
+# ---------------------------------------------------------------- machines and processes
+
+
+def _crash(swarm: Swarm, fault: Fault) -> End | None:
+    name = fault.who
+    if name == MASTER:
+        if swarm.master is None:
+            return None
+        swarm.crash_master()
+        return partial(swarm.nursery.start_soon, _return_of_the_master, swarm)
+    if not _expendable(swarm, name):
+        return None
+    swarm.crash(name)
+    return partial(_return, swarm, name)
+
+
+async def _return_of_the_master(swarm: Swarm) -> None:
+    if swarm.master is None:
+        try:
+            await swarm.start_master()
+        except sqlite3.Error:  # its disk is full
+            await swarm.revive_master()
+
+
+def _return(swarm: Swarm, name: str) -> None:
+    if not swarm.at_peace and not swarm.peers[name].alive and name not in swarm.left:
+        swarm.restart(name)
+
+
+def _expendable(swarm: Swarm, name: str) -> bool:
+    """It lives, and others hold what it holds."""
+    return name in swarm.peers and swarm.peers[name].alive and swarm.survives_without(name)
+
+
+def _flap(swarm: Swarm, fault: Fault) -> End | None:
+    if not _expendable(swarm, fault.who):
+        return None
+    swarm.nursery.start_soon(_crash_and_return, swarm, fault.who, int(fault.amount))
+    return _nothing
+
+
+async def _crash_and_return(swarm: Swarm, name: str, count: int) -> None:
+    for _ in range(count):
+        if swarm.at_peace:
+            return
+        if _expendable(swarm, name):
+            swarm.crash(name)
+        await trio.sleep(swarm.rng.uniform(0, FLAP_S))
+        _return(swarm, name)
+        await trio.sleep(swarm.rng.uniform(0, FLAP_S))
+
+
+def _trainer(swarm: Swarm, fault: Fault) -> End | None:
+    if not swarm.peers[fault.who].alive:
+        return None
+    swarm.peers[fault.who].trainer.crash()
+    return _nothing
+
+
+def _stand_still(swarm: Swarm, fault: Fault) -> End | None:
+    name = fault.who
+    alive = swarm.master is not None if name == MASTER else swarm.peers[name].alive
+    if not alive or swarm.standstill.stopped(name):
+        return None
+    swarm.stop(name, asleep=fault.kind is Kind.SLEEP)
+    return partial(swarm.go_on, name)
+
+
+def _clock(swarm: Swarm, fault: Fault) -> End | None:
+    backwards = swarm.rng.random() < 0.5  # a monotonic clock never goes backwards, the other may
+    swarm.leap(fault.amount, -fault.amount if backwards else fault.amount)
+    return _nothing
+
+
+def _twin(swarm: Swarm, fault: Fault) -> End | None:
+    if fault.who in swarm.twins or not swarm.peers[fault.who].alive:
+        return None
+    swarm.add_twin(fault.who)
+    return partial(swarm.end_twin, fault.who)
+
+
+# ---------------------------------------------------------------- lines
+
+
+def _partition(swarm: Swarm, fault: Fault) -> End | None:
+    swarm.world.partition(fault.who, fault.other, one_way=fault.kind is Kind.ONE_WAY)
+    return partial(swarm.world.heal, fault.who, fault.other)
+
+
+def _cut_off(swarm: Swarm, fault: Fault) -> End | None:
+    others = [name for name in sorted(swarm.peers) if name != fault.who]
+    if fault.kind is Kind.CUT_OFF:
+        others.append(MASTER)
+    for other in others:
+        swarm.world.partition(fault.who, other)
+
+    def heal() -> None:
+        for other in others:
+            swarm.world.heal(fault.who, other)
+
+    return heal
+
+
+def _cut(swarm: Swarm, fault: Fault) -> End | None:
+    swarm.world.cut(fault.who, fault.other)
+    return _nothing
+
+
+def _lane(swarm: Swarm, fault: Fault) -> End | None:
+    swarm.world.corrupt_next_lane_frame(fault.who, fault.other)
+    return _nothing
+
+
+def _control(swarm: Swarm, fault: Fault) -> End | None:
+    swarm.world.corrupt_next_control_message(fault.who, fault.other)
+    return _nothing
+
+
+def _slow_lines(swarm: Swarm, fault: Fault) -> End | None:
+    delay_s = fault.amount if fault.kind is Kind.DELAY else None
+    rate = fault.amount if fault.kind is Kind.RATE else None
+    return swarm.change_lines(fault.who, delay_s=delay_s, bytes_per_s=rate)
+
+
+# ---------------------------------------------------------------- the master's disk
+
+
+def _slow_disk(swarm: Swarm, fault: Fault) -> End | None:
+    swarm.store.slow_s = fault.amount
+    return partial(setattr, swarm.store, "slow_s", 0.0)
+
+
+def _full_disk(swarm: Swarm, _fault: Fault) -> End | None:
+    swarm.store.full = True
+    return partial(setattr, swarm.store, "full", False)
+
+
+# ---------------------------------------------------------------- what people do
+
+
+def _join(swarm: Swarm, _fault: Fault) -> End | None:
+    newcomers = [name for name in swarm.peers if name.startswith("new")]
+    if len(newcomers) >= PEERS_GROWTH_MAX:
+        return None
+    swarm.add_peer(f"new{len(newcomers)}")
+    return _nothing
+
+
+def _may_go_for_good(swarm: Swarm, name: str) -> bool:
+    staying = [each for each in swarm.peers if each not in swarm.left and each != SPARE]
+    enough = max(LEFT_MIN, swarm.spec.membership.min_members)
+    return (
+        len(staying) > enough
+        and name not in swarm.left
+        and _expendable(swarm, name)
+        and not swarm.standstill.stopped(name)
+    )
+
+
+def _leave(swarm: Swarm, fault: Fault) -> End | None:
+    if not _may_go_for_good(swarm, fault.who):
+        return None
+    swarm.leave(fault.who)
+    return _nothing
+
+
+def _kick(swarm: Swarm, fault: Fault) -> End | None:
+    master = swarm.master
+    if master is None or not _may_go_for_good(swarm, fault.who):
+        return None
+    if swarm.standstill.stopped(MASTER):
+        return None
+    swarm.left.add(fault.who)
+    peer = swarm.peers[fault.who].peer
+    master.decide(lambda now_s: master.coordinator.kick(peer, "because", now_s))
+    return _nothing
+
+
+def _pause(swarm: Swarm, _fault: Fault) -> End | None:
+    if swarm.master is None or swarm.standstill.stopped(MASTER):
+        return None
+    swarm.master.decide(swarm.master.coordinator.pause)
+    return swarm.resume
+
+
+_BEGIN: dict[Kind, Callable[[Swarm, Fault], End | None]] = {
+    Kind.CRASH: _crash,
+    Kind.FLAP: _flap,
+    Kind.TRAINER: _trainer,
+    Kind.STALL: _stand_still,
+    Kind.SLEEP: _stand_still,
+    Kind.CLOCK: _clock,
+    Kind.PARTITION: _partition,
+    Kind.ONE_WAY: _partition,
+    Kind.ALONE: _cut_off,
+    Kind.CUT_OFF: _cut_off,
+    Kind.CUT: _cut,
+    Kind.DELAY: _slow_lines,
+    Kind.RATE: _slow_lines,
+    Kind.LANE: _lane,
+    Kind.CONTROL: _control,
+    Kind.SLOW_DISK: _slow_disk,
+    Kind.FULL_DISK: _full_disk,
+    Kind.TWIN: _twin,
+    Kind.JOIN: _join,
+    Kind.LEAVE: _leave,
+    Kind.KICK: _kick,
+    Kind.PAUSE: _pause,
+}

@@ -1,0 +1,338 @@
+"""What a simulated run is made of and what befalls it, as data made from a seed.
+
+A failing scenario can therefore be shrunk: leave out a fault, try again. Everything is small, so that
+thousands of them are cheap: a few peers, states of a few chunks, lines that make a reduction a good
+part of a round, a handful of faults.
+
+Half of the scenarios aim: somebody is lost at a chosen instant of a reduction, and the run must go on
+while that lasts. In the others a few faults of any kind happen, at instants or at random times.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from random import Random
+
+from attrs import evolve, frozen
+
+DEADLINE_S = 3.0  # the specs' ``deadline_s``: what lasts is measured by it
+PEERS_MIN, PEERS_MAX = 3, 5  # unless somebody asks for another number
+GAP_S = 1.0  # between faults, on average
+COLLAPSED_BYTES_PER_S = 1.25e6  # 10 Mbit/s
+MASTER = "master"
+HEIR = "heir"  # as ``who``: one that has inherited chunks in the repair that is under way
+SPARE = "s0"
+
+
+class Instant(enum.Enum):
+    """What a fault waits for."""
+
+    TIME = "time"  # nothing else
+    REDUCTION = "reduction"  # the master orders one; nobody has heard of it yet
+    FIRST_RESULT = "first result"  # its victim holds the result of one chunk at least
+    LAST_REPORT = "last report"  # all contributors but one have reported the result
+    COMMIT = "commit"  # it is in the journal
+    FLUSH = "flush"  # the master asks what survivors hold
+    REPAIR = "repair"  # it has given away what the lost owned
+
+
+class Kind(enum.Enum):
+    """What happens. ``for_s`` 0: it lasts until the peace at the end."""
+
+    CRASH = "crash"  # of a machine, the master's too; it comes back after ``for_s``
+    FLAP = "flap"  # crashes and returns, ``amount`` times in quick succession
+    TRAINER = "trainer"  # its trainer crashes
+    STALL = "stall"  # its process is stopped, its kernel goes on
+    SLEEP = "sleep"  # the machine is suspended: its clock leaps ahead
+    CLOCK = "clock"  # the master's clocks leap: the monotonic one ahead, the other by ``amount``
+    PARTITION = "partition"  # from another, both ways
+    ONE_WAY = "one way"  # nothing reaches the other from it
+    ALONE = "alone"  # partitioned from all peers; the master hears it
+    CUT_OFF = "cut off"  # partitioned from everybody
+    CUT = "cut"  # the streams to another break
+    DELAY = "delay"  # of all its lines is ``amount``
+    RATE = "rate"  # of all its lines is ``amount`` bytes per second
+    LANE = "lane"  # a bit of its next record to another is flipped
+    CONTROL = "control"  # the same with a control stream
+    SLOW_DISK = "slow disk"  # every record takes the master ``amount`` seconds
+    FULL_DISK = "full disk"  # the master can write none
+    TWIN = "twin"  # a second process with its identity, on another machine
+    JOIN = "join"  # somebody new
+    LEAVE = "leave"
+    KICK = "kick"
+    PAUSE = "pause"
+
+
+@frozen
+class Fault:
+    """One thing that happens. Faults happen in order; each waits for its moment.
+
+    Attributes:
+      at_s: not before, counted from the run's first commit.
+      instant: from then on, what is waited for.
+      after_s: and then so long.
+    """
+
+    kind: Kind
+    who: str = ""
+    other: str = ""
+    amount: float = 0.0
+    for_s: float = 0.0
+    at_s: float = 0.0
+    instant: Instant = Instant.TIME
+    after_s: float = 0.0
+
+    def __str__(self) -> str:
+        parts = [self.kind.value, self.who, self.other and f"with {self.other}"]
+        parts.append(f"{self.amount:g}" if self.amount else "")
+        parts.append(f"for {self.for_s:.3f} s" if self.for_s else "")
+        parts.append(f"at {self.at_s:.3f} s")
+        parts.append(f"at the {self.instant.value}" if self.instant is not Instant.TIME else "")
+        parts.append(f"+{self.after_s:.3f} s" if self.after_s else "")
+        return " ".join(filter(None, parts))
+
+
+@frozen
+class Scenario:
+    """One run and its faults.
+
+    Attributes:
+      seed: of what is left to chance while it runs: jitter, identities, the order of tasks.
+      peers: that begin, without the spare.
+      places: for contributors; 0: everybody is one.
+      tensors: elements of each.
+      telling: every mean tells who is in it.
+      linger_s: between the faults and the peace.
+      aimed: enough survive whatever happens: a round must be committed before the peace, too.
+    """
+
+    seed: int
+    peers: int
+    spare: bool = False
+    places: int = 0
+    min_members: int = 1
+    fragments: int = 1
+    codec: str = "fp32"
+    chunk_bytes: int = 4096
+    tensors: tuple[int, ...] = (3_000,)
+    counters: int = 0
+    step_s: float = 0.15
+    delay_s: float = 0.01
+    jitter_s: float = 0.0
+    bytes_per_s: float = 1e6
+    apply_s: float = 0.0
+    telling: bool = False
+    linger_s: float = 0.0
+    aimed: bool = False
+    faults: tuple[Fault, ...] = ()
+
+    @classmethod
+    def of(cls, seed: int, peers: int | None = None) -> Scenario:
+        """The scenario of a seed; a pure function.
+
+        Args:
+          peers: that begin; None: as the seed has it.
+        """
+        rng = Random(seed)
+        count = rng.randint(PEERS_MIN, PEERS_MAX)
+        count = count if peers is None else peers
+        return _aimed(rng, count) if rng.random() < 0.5 else _mixed(rng, count)
+
+    @property
+    def names(self) -> list[str]:
+        """Of the peers that begin and shall contribute."""
+        return [f"p{index}" for index in range(self.peers)]
+
+    @property
+    def toml(self) -> str:
+        return TOML.format(
+            deadline_s=DEADLINE_S,
+            fragments=self.fragments,
+            places=self.places,
+            min_members=self.min_members,
+            codec=self.codec,
+            chunk_bytes=self.chunk_bytes,
+        )
+
+    @property
+    def reduction_s(self) -> float:
+        """Roughly, of the largest fragment: a pair's line carries contributions, then results."""
+        return 2.4 * 4 * max(self.tensors) / self.peers / self.bytes_per_s
+
+
+TOML = """
+[run]
+name = "simulated"
+[diloco]
+sync_every = 2
+fragments = {fragments}
+[membership]
+contributors = {places}
+min_members = {min_members}
+deadline_s = {deadline_s}
+grace_s = 1
+[reduce]
+codec_up = "{codec}"
+codec_down = "{codec}"
+chunk_bytes = {chunk_bytes}
+"""
+
+
+# ---------------------------------------------------------------- somebody is lost in a reduction
+
+
+def _aimed(rng: Random, peers: int) -> Scenario:
+    plain = Scenario(
+        seed=rng.getrandbits(32),
+        peers=peers,
+        spare=rng.random() < 0.5,
+        min_members=max(2, peers - 2),
+        codec=rng.choice(["fp32", "fp32", "int8"]),
+        tensors=(rng.choice([3_000, 5_000, 9_000]),),
+        counters=rng.randint(0, 1),
+        delay_s=rng.choice([0.001, 0.01]),
+        jitter_s=rng.choice([0.0, 0.005]),
+        bytes_per_s=rng.choice([1e5, 4e5]),
+        telling=rng.random() < 0.5,
+        aimed=True,
+    )
+    who, other = rng.sample(plain.names, 2)
+    faults = _loss(rng, plain, who, other, at_s=0.0)
+    return evolve(plain, faults=faults, linger_s=_linger_s(rng))
+
+
+def _linger_s(rng: Random) -> float:
+    """Seldom so long that whoever is silent is taken for dead, and somebody must have noticed."""
+    return 2.5 * DEADLINE_S if rng.random() < 0.05 else rng.uniform(0, 0.5)
+
+
+def _loss(rng: Random, run: Scenario, who: str, other: str, at_s: float) -> tuple[Fault, ...]:
+    """Somebody is lost at an instant of a reduction, perhaps somebody else soon after."""
+
+    def anywhere() -> float:
+        return rng.uniform(0, run.reduction_s)
+
+    def first(kind: Kind, instant: Instant = Instant.REDUCTION, after_s: float = 0.0) -> Fault:
+        return Fault(kind, who, at_s=at_s, instant=instant, after_s=after_s)
+
+    somewhere = first(Kind.CRASH, after_s=anywhere())
+    then = Fault(Kind.CRASH, other, at_s=at_s)
+    cut = Fault(Kind.CUT, who, MASTER, at_s=at_s)
+    choices: list[Callable[[], tuple[Fault, ...]]] = [
+        lambda: (first(Kind.CRASH),),  # before the first byte
+        lambda: (somewhere,),
+        lambda: (first(Kind.CRASH, Instant.FIRST_RESULT),),
+        lambda: (first(Kind.CRASH, Instant.COMMIT, rng.uniform(0, 0.05)),),
+        lambda: (first(Kind.CRASH, Instant.LAST_REPORT),),
+        lambda: (somewhere, then),  # two at once
+        lambda: (somewhere, evolve(then, after_s=anywhere())),  # one after the other
+        lambda: (
+            somewhere,
+            Fault(Kind.CRASH, HEIR, other, 0, 0, at_s, Instant.REPAIR, rng.uniform(0, 0.1)),
+        ),
+        lambda: (somewhere, evolve(then, instant=Instant.FLUSH, after_s=rng.uniform(0, 0.05))),
+        lambda: (evolve(cut, instant=Instant.REDUCTION, after_s=anywhere()),),
+        lambda: (
+            evolve(cut, instant=Instant.REDUCTION, after_s=anywhere()),
+            Fault(Kind.PARTITION, who, MASTER, at_s=at_s),
+        ),
+        lambda: (first(Kind.ALONE, after_s=anywhere()),),
+        lambda: (evolve(first(Kind.PARTITION, after_s=anywhere()), other=other),),
+        lambda: (evolve(first(Kind.ONE_WAY, after_s=anywhere()), other=other),),
+        lambda: (evolve(first(Kind.CUT, after_s=anywhere()), other=other),),
+        lambda: (first(Kind.CUT_OFF, after_s=anywhere()),),
+        lambda: (
+            evolve(
+                first(rng.choice([Kind.STALL, Kind.SLEEP, Kind.CUT_OFF]), after_s=anywhere()),
+                for_s=rng.uniform(0, 2 * DEADLINE_S),
+            ),
+        ),
+        lambda: (
+            evolve(
+                first(Kind.CRASH, rng.choice(list(_ANYTIME)), rng.uniform(0, 0.1)),
+                who=MASTER,
+                for_s=rng.uniform(0.1, 2.0),
+            ),
+        ),
+    ]
+    return rng.choice(choices)()
+
+
+# ---------------------------------------------------------------- anything happens
+
+_ANYTIME = (Instant.REDUCTION, Instant.FIRST_RESULT, Instant.LAST_REPORT, Instant.COMMIT)
+
+
+def _mixed(rng: Random, peers: int) -> Scenario:
+    large = rng.random() < 0.1  # large enough for 10 Mbit/s to hurt
+    plain = Scenario(
+        seed=rng.getrandbits(32),
+        peers=peers,
+        spare=rng.random() < 0.5,
+        places=rng.choice([0, max(2, peers - 1)]),
+        codec=rng.choice(["fp32", "int8"]),
+        fragments=rng.choice([1, 1, 2]),
+        chunk_bytes=65_536 if large else 4096,
+        tensors=(200_000, 50_000)
+        if large
+        else tuple(rng.choice([1, 3, 700, 3_000]) for _ in range(rng.randint(2, 4))),
+        counters=rng.randint(0, 2),
+        step_s=rng.choice([0.3, 0.5]),
+        delay_s=rng.choice([0.001, 0.02, 0.08]),
+        jitter_s=rng.choice([0.0, 0.01]),
+        bytes_per_s=1e7 if large else rng.choice([1e5, 4e5]),
+        apply_s=rng.choice([0.0, 0.02]),
+        telling=rng.random() < 0.3,
+    )
+    faults: list[Fault] = []
+    at_s = 0.0
+    for _ in range(rng.randint(2, 4)):
+        at_s += rng.expovariate(1 / GAP_S)
+        who, other = rng.sample(plain.names, 2)
+        if rng.random() < 0.2:
+            faults += _loss(rng, plain, who, other, at_s)
+            continue
+        instant = rng.choice(_ANYTIME) if rng.random() < 0.3 else Instant.TIME
+        after_s = rng.uniform(0, plain.reduction_s) if instant is not Instant.TIME else 0.0
+        fault = Fault(Kind.CRASH, who, at_s=at_s, instant=instant, after_s=min(after_s, 1.0))
+        faults.append(_anything(rng, fault, other))
+    return evolve(plain, faults=tuple(faults), linger_s=_linger_s(rng))
+
+
+def _anything(rng: Random, fault: Fault, other: str) -> Fault:
+    """A fault of any kind, at that one's moment."""
+    kind = rng.choice(_KINDS)
+    anybody = other if rng.random() < 0.6 else MASTER
+    lasting_s = rng.choice([0.0, rng.uniform(0.1, 1.0), rng.uniform(1.0, 2 * DEADLINE_S)])
+    match kind:
+        case Kind.PARTITION | Kind.ONE_WAY | Kind.CUT | Kind.CONTROL:
+            ends = [fault.who, anybody] if rng.random() < 0.5 else [anybody, fault.who]
+            return evolve(fault, kind=kind, who=ends[0], other=ends[1], for_s=lasting_s)
+        case Kind.LANE:
+            return evolve(fault, kind=kind, other=other)
+        case Kind.FLAP:
+            return evolve(fault, kind=kind, amount=rng.randint(2, 4))
+        case Kind.DELAY:
+            return evolve(fault, kind=kind, amount=rng.uniform(0.1, 1.0), for_s=lasting_s)
+        case Kind.RATE:
+            rate = rng.choice([COLLAPSED_BYTES_PER_S, 1e5, 2e4])
+            return evolve(fault, kind=kind, amount=rate, for_s=lasting_s)
+        case Kind.CLOCK:
+            return evolve(fault, kind=kind, who=MASTER, amount=rng.choice([0.5, 2.5, 20, 86_400]))
+        case Kind.SLOW_DISK:
+            return evolve(
+                fault, kind=kind, who=MASTER, amount=rng.uniform(0.01, 0.7), for_s=lasting_s
+            )
+        case Kind.FULL_DISK:
+            return evolve(fault, kind=kind, who=MASTER, for_s=lasting_s)
+        case Kind.CRASH | Kind.STALL | Kind.SLEEP:
+            who = fault.who if rng.random() < 0.6 else MASTER
+            return evolve(fault, kind=kind, who=who, for_s=lasting_s)
+        case Kind.JOIN | Kind.PAUSE:
+            return evolve(fault, kind=kind, who="", for_s=lasting_s if kind is Kind.PAUSE else 0.0)
+        case _:
+            return evolve(fault, kind=kind, for_s=lasting_s)
+
+
+_KINDS = (*Kind, Kind.CRASH, Kind.CRASH, Kind.CRASH, Kind.JOIN, Kind.STALL)

@@ -1,0 +1,211 @@
+"""Do the simulated runs see anything? Each test plants one bug in production code, which must show.
+
+In peers:
+
+    divisor of all           an owner divides by everybody's weight, whoever is in the chunk
+    set not told             a result does not say who is missing in it
+    heir encodes anew        an heir spreads other bytes than those that it holds
+    dead owner awaited       a member goes on waiting for what the lost were to send it
+    momentum left behind     a copy that is fetched comes without its outer momentum
+
+In the master:
+
+    commit before record     a commit is sent before its record is on disk
+    record forgotten         a restart forgets the last record
+    lost not given up        a round goes on waiting for a contributor that is gone
+    manifest not recorded    a commit says that everybody is in all chunks
+    unready promoted         a place goes to who has not got the state yet
+    flush not awaited        a repair begins before all have said what they hold
+    chunks of the dead       a repair leaves the chunks of the lost with them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from holdfast.checkpoint.state import Incoming
+from holdfast.collectives.allreduce import Reduction
+from holdfast.collectives.arithmetic import Factors
+from holdfast.collectives.ledger import Ledger
+from holdfast.collectives.result import Result
+from holdfast.daemon.master import MasterService
+from holdfast.daemon.simulation.batch import broken_by
+from holdfast.daemon.simulation.scenario import Scenario
+from holdfast.daemon.store import Store
+from holdfast.membership import coordinator as rules
+from holdfast.membership.attempt import Attempt, Outcome
+from holdfast.membership.journal import JournalRecord, RoundCommitted
+from holdfast.membership.roster import Member, Roster
+from holdfast.protocol.messages import FragmentHead, Repair
+
+SEEDS_MAX = 500
+
+Patch = pytest.MonkeyPatch
+BUGS: dict[str, Callable[[Patch], None]] = {}
+
+
+def bug(name: str) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
+    def register(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
+        BUGS[name] = plant
+        return plant
+
+    return register
+
+
+# ---------------------------------------------------------------- in peers
+
+
+@bug("divisor of all")
+def _(patch: Patch) -> None:
+    original = Factors.of
+
+    def of(contributors: Any, present: Sequence[bool] | None = None) -> Factors:
+        return Factors(original(contributors, present).factors, original(contributors).divisor)
+
+    patch.setattr(Factors, "of", of)
+
+
+@bug("set not told")
+def _(patch: Patch) -> None:
+    original = Result.made
+
+    def made(self: Result, index: int, length: int, present: Sequence[bool]) -> None:
+        original(self, index, length, [True] * len(present))
+
+    patch.setattr(Result, "made", made)
+
+
+@bug("heir encodes anew")
+def _(patch: Patch) -> None:
+    original = Reduction.repair
+
+    def repair(self: Reduction, order: Repair) -> None:
+        for assignment in order.assignments:
+            if assignment.anew or assignment.owner != self._me:
+                continue
+            first = assignment.first_chunk
+            for index in range(first, first + assignment.chunk_count):
+                other = bytearray(self._result.room(index))
+                other[0] ^= 1
+                self._result._rooms[index] = memoryview(other)
+        original(self, order)
+
+    patch.setattr(Reduction, "repair", repair)
+
+
+@bug("dead owner awaited")
+def _(patch: Patch) -> None:
+    patch.setattr(Ledger, "shut_out", lambda self, lost: [])
+
+
+@bug("momentum left behind")
+def _(patch: Patch) -> None:
+    original = Incoming.finish
+
+    def finish(self: Incoming) -> FragmentHead:
+        fragment, head = self._fragment, original(self)
+        fragment.parts.momentum[:] = 0
+        return head
+
+    patch.setattr(Incoming, "finish", finish)
+
+
+# ---------------------------------------------------------------- in the master
+
+
+@bug("commit before record")
+def _(patch: Patch) -> None:
+    original = MasterService._journal
+    kept: list[JournalRecord] = []
+
+    async def journal(self: MasterService, record: JournalRecord) -> None:
+        while kept:
+            await original(self, kept.pop(0))
+        if isinstance(record, RoundCommitted):
+            kept.append(record)
+        else:
+            await original(self, record)
+
+    patch.setattr(MasterService, "_journal", journal)
+
+
+@bug("record forgotten")
+def _(patch: Patch) -> None:
+    original = Store.records
+
+    def records(self: Store) -> list[JournalRecord]:
+        found = original(self)
+        commits = [at for at, each in enumerate(found) if isinstance(each, RoundCommitted)]
+        return found[: commits[-1]] + found[commits[-1] + 1 :] if commits else found
+
+    patch.setattr(Store, "records", records)
+
+
+@bug("lost not given up")
+def _(patch: Patch) -> None:
+    patch.setattr(Attempt, "lose", lambda *_: None)
+
+
+@bug("manifest not recorded")
+def _(patch: Patch) -> None:
+    original = Attempt.agreed
+
+    def agreed(self: Attempt) -> Outcome | None:
+        outcome = original(self)
+        return None if outcome is None else Outcome(outcome.digest, ())
+
+    patch.setattr(Attempt, "agreed", agreed)
+
+
+@bug("unready promoted")
+def _(patch: Patch) -> None:
+    def first_that_waits(
+        roster: Roster, places: set[str], vacancies: int, place_count: int, versions: list[int]
+    ) -> Member | None:
+        if place_count and len(places) >= place_count:
+            return None
+        waiting = [m for m in roster if m.peer not in places and m.layout is not None]
+        return min(waiting, key=lambda member: member.number, default=None)
+
+    patch.setattr(rules, "next_to_seat", first_that_waits)
+
+
+@bug("flush not awaited")
+def _(patch: Patch) -> None:
+    patch.setattr(Attempt, "unheard", lambda self: [])
+
+
+@bug("chunks of the dead")
+def _(patch: Patch) -> None:
+    original = Attempt.begin_repair
+
+    def begin_repair(self: Attempt, assignments: Any, now_s: float) -> None:
+        original(self, (), now_s)
+
+    patch.setattr(Attempt, "begin_repair", begin_repair)
+
+
+def first_seen(seeds_max: int = SEEDS_MAX) -> int | None:
+    """The first seed that breaks, or None."""
+    for seed in range(seeds_max):
+        if broken_by(Scenario.of(seed)):
+            return seed
+    return None
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_shows(name: str, monkeypatch: Patch) -> None:
+    BUGS[name](monkeypatch)
+    assert first_seen() is not None
+
+
+def test_every_bug_is_listed_above() -> None:
+    assert __doc__ is not None
+    listed = [line for line in __doc__.splitlines() if line.startswith("    ")]
+    assert len(BUGS) == len(listed) >= 10
+    for name in BUGS:
+        assert any(line.startswith(f"    {name} ") for line in listed)
