@@ -113,7 +113,7 @@ class PeerService:
             hello=self._hello,
             welcome=self._welcome,
             hear=self._hear,
-            term=lambda: self.replica.term,
+            obeys=self.replica.obeys,
             renew=renew,
             renew_every_s=renew_every_s,
         )
@@ -237,6 +237,8 @@ class PeerService:
             config.upload_bytes_per_s or 0.0,
             config.download_bytes_per_s or 0.0,
             config.site,
+            replica.term,
+            replica.nonce,
         )
 
     def _welcome(self, message: Welcome) -> RunSpec:

@@ -222,10 +222,12 @@ class Course:
 
     def _receivers(self, adding: set[str]) -> tuple[str, ...]:
         """Whoever adds, and everybody who stays: a joiner replays what it gets from now on."""
+        in_line = self.context.in_line()
         return tuple(
             member.peer
             for member in self.context.roster.by_number()
-            if member.peer in adding or not (member.draining or member.relay)
+            if member.peer in adding
+            or not (member.draining or member.relay or member.peer in in_line)
         )
 
     # ------------------------------------------------------------ what follows from the facts
