@@ -128,7 +128,8 @@ class Master:
             self._check_same_run(recorded, spec)
             self._record(records, SpecChanged(spec.toml_text))
         behind = self.options.takes_over or self.store.cut is not None
-        last = max((r.term for r in records if isinstance(r, TermStarted)), default=0)
+        terms = [record.term for record in records if isinstance(record, TermStarted)]
+        last = max([self.store.last_term, *terms])
         term = last + (TERMS_SKIPPED if behind else 1)
         self._record(records, TermStarted(term, secrets.token_bytes(NONCE_BYTES), behind))
         return run_id, spec, Coordinator.restore(spec, run_id, records, term)

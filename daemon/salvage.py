@@ -10,8 +10,9 @@ it means nothing. What was there is kept beside it as ``journal.sqlite.damaged-N
                                                    '--rename--> journal.sqlite, its log removed
 
 SQLite itself drops the end of a write-ahead log that is damaged, without a word. So the number of the
-last record that was acknowledged is kept in a small file beside the journal (``Tip``): it is written
-after each record, not fsynced, and so never claims more than what is on disk.
+last record that was acknowledged, and the last term, are kept in a small file beside the journal
+(``Tip``): it is written after each record, not fsynced, and so never claims more than what is on
+disk.
 """
 
 from __future__ import annotations
@@ -137,28 +138,29 @@ def _sync_folder(folder: Path) -> None:
 
 
 class Tip:
-    """The number of the last record that was acknowledged, in a file of its own.
+    """The number of the last record that was acknowledged and the last term, in a file of its own.
 
-    A missing or unreadable file says nothing: zero.
+    A missing or unreadable file says nothing: zeros.
     """
 
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
 
-    def read(self) -> int:
-        data = os.pread(self._descriptor, 64, 0)
-        number, _, check = data.strip().partition(b" ")
-        if not number.isdigit() or check != _tip_check(int(number)):
-            return 0
-        return int(number)
+    def read(self) -> tuple[int, int]:
+        parts = os.pread(self._descriptor, 128, 0).split()
+        if len(parts) != 3 or not (parts[0].isdigit() and parts[1].isdigit()):
+            return 0, 0
+        number, term = int(parts[0]), int(parts[1])
+        return (number, term) if parts[2] == _tip_check(number, term) else (0, 0)
 
-    def write(self, number: int) -> None:
+    def write(self, number: int, term: int) -> None:
         """Raises OSError: it cannot be written; then it only says less than it could."""
-        os.pwrite(self._descriptor, b"%020d %s\n" % (number, _tip_check(number)), 0)
+        check = _tip_check(number, term)
+        os.pwrite(self._descriptor, b"%020d %020d %s\n" % (number, term, check), 0)
 
     def close(self) -> None:
         os.close(self._descriptor)
 
 
-def _tip_check(number: int) -> bytes:
-    return blake3(b"tip %d" % number).hexdigest()[:16].encode()
+def _tip_check(number: int, term: int) -> bytes:
+    return blake3(b"tip %d %d" % (number, term)).hexdigest()[:16].encode()

@@ -109,12 +109,14 @@ class Store:
 
     Attributes:
       cut: how the journal was cut when it was opened; None: it was whole.
+      last_term: the highest that a master began on it, also if that record is cut; 0: not known.
     """
 
     def __init__(self, path: Path | str, *, now: Callable[[], float] = time.time) -> None:
         self._now = now
         self._writing = threading.Lock()
         self._tip: Tip | None = None
+        self.last_term = 0
         self.cut: Cut | None = None
         try:
             if str(path) == ":memory:":
@@ -142,7 +144,8 @@ class Store:
         finish_replacing(path)
         self._db = _open(path)
         self._tip = Tip(path.with_name(f"{path.name}.tip"))
-        found, claimed = read_rows(self._db), self._tip.read()
+        found = read_rows(self._db)
+        claimed, self.last_term = self._tip.read()
         fault = found.fault
         if not fault and claimed > len(found.rows):
             fault = f"record {len(found.rows) + 1} is missing"
@@ -186,7 +189,7 @@ class Store:
         finish_replacing(path)
         self._db = _open(path)
         assert self._tip is not None
-        self._tip.write(len(rows))
+        self._tip.write(len(rows), self.last_term)
         return copy
 
     def _restore_grants(self) -> None:
@@ -218,9 +221,11 @@ class Store:
                 (number, kind, body, self._now(), check_of(number, kind, body)),
             )
             self._count = number
+            if isinstance(record, journal.TermStarted):
+                self.last_term = max(self.last_term, record.term)
             if self._tip is not None:
                 with contextlib.suppress(OSError):
-                    self._tip.write(number)
+                    self._tip.write(number, self.last_term)
 
     def records(self) -> list[journal.JournalRecord]:
         """All records, oldest first."""

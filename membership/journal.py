@@ -312,7 +312,10 @@ class History:
         if record.behind:
             self.behind = True
             self.branch = record.term * BRANCHES_PER_TERM
-            self.next_round += ROUNDS_SKIPPED
+            # The second one grows with terms alone: it holds though an earlier skip is lost, too.
+            self.next_round = max(
+                self.next_round + ROUNDS_SKIPPED, record.term // TERMS_SKIPPED * ROUNDS_SKIPPED
+            )
 
     def earlier(self, versions: Sequence[int]) -> int | None:
         """How many commits ago the run had these versions; None: never, or too long ago."""
