@@ -69,6 +69,7 @@ FIRST_LANE = (
 ACKNOWLEDGE_S = 0.1
 PROGRESS_S = 0.25  # how often progress of frames under way is told: see ``LaneReceived.bytes``
 BEATS_PER_SILENCE = 4  # heartbeats in the time after which silence means loss
+LISTENED_PER_BEAT = 2  # looks at how long nothing was heard
 
 # This congestion control does not slow down for single losses: two of its lanes fill a line, and more
 # only crowd each other out of its queue.
@@ -346,7 +347,7 @@ class Link:
         Only the time in which we were awake counts: after our own process was stopped, or the
         machine slept, what the others sent meanwhile is still to be read.
         """
-        tick_s = self._silence_s / (4 * BEATS_PER_SILENCE)
+        tick_s = self._silence_s / (LISTENED_PER_BEAT * BEATS_PER_SILENCE)
         while self._silent_s < self._silence_s:
             await trio.sleep(tick_s)
             self._silent_s += tick_s

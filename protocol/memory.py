@@ -11,10 +11,11 @@ and for its turn on the link (streams of one pair take turns, a segment at a tim
 is under way for the link's delay. A fault never touches the code under test; it changes what its
 streams do, as the real fault would:
 
-    partition   bytes are held, nothing breaks; dials hang
+    partition   bytes are held, in one direction or both, nothing breaks; dials hang
     freeze      the same for all that one host sends and receives
     cut         the streams of a pair break at both ends
     crash       the streams of a host break at the others, a part of its last bytes is lost
+    corrupt     a bit of a lane's record is flipped; a control stream breaks, as TLS would have it
 
 Certificates do not exist here: the world says who is who.
 """
@@ -30,7 +31,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 import trio
-from attrs import Factory, define, field, frozen
+from attrs import define, field, frozen
 
 from .addresses import Address
 from .errors import LocalProtocolError, RemoteProtocolError, UserError
@@ -43,6 +44,7 @@ T = TypeVar("T")
 SEGMENT_BYTES = 65_536  # what one stream puts on a link before the next one's turn
 BUFFER_BYTES = 4 * 2**20  # in a pipe; a sender waits beyond it, as behind a full socket buffer
 RECEIVE_BYTES = 65_536  # when the caller does not say how much
+AHEAD_S = 0.001  # of a control stream: its sender goes on so long before its bytes are on their way
 BACKLOG_COUNT_MAX = 1_024  # connections that wait for a server; more are refused
 FIRST_FREE_PORT = 40_000
 TAKEN_EXIT_CODE = 4
@@ -68,7 +70,7 @@ class _Link:
     bytes_per_s: float
     jitter_s: float
     window_bytes: float = math.inf  # that one stream may have under way, in whole segments
-    turn: trio.StrictFIFOLock = Factory(trio.StrictFIFOLock)
+    free_s: float = 0.0  # when all that was put on it so far has left
 
 
 @define(eq=False)
@@ -77,7 +79,15 @@ class _Line:
 
     hosts: frozenset[str]
     bytes_per_s: float
-    turn: trio.StrictFIFOLock = Factory(trio.StrictFIFOLock)
+    free_s: float = 0.0
+
+
+def _leaves_s(way: _Link | _Line, ready_s: float, count_bytes: int) -> float:
+    """When bytes that are ready at some time have left, after all that came before them."""
+    if way.bytes_per_s == math.inf:
+        return ready_s
+    way.free_s = max(way.free_s, ready_s) + count_bytes / way.bytes_per_s
+    return way.free_s
 
 
 _Accepted = tuple["MemoryStream", "_Host", bool]  # our end, who dialled, whether it is a lane
@@ -111,6 +121,7 @@ class _Pipe:
         self._writer_closed = False
         self._reader_closed = False
         self._lot = trio.lowlevel.ParkingLot()
+        self._reader: trio.CancelScope | None = None  # while it waits for a segment
 
     def wake(self) -> None:
         self._lot.unpark_all()
@@ -122,6 +133,10 @@ class _Pipe:
     def _held(self) -> bool:
         return self._world.held(self.source.name, self.target.name)
 
+    def _news_held(self) -> bool:
+        """That nobody reads any more comes back the other way."""
+        return self._world.held(self.target.name, self.source.name)
+
     # ------------------------------------------------------------ the writer's end
 
     def check_writable(self) -> None:
@@ -129,13 +144,17 @@ class _Pipe:
             raise trio.BrokenResourceError("this host crashed")
         if self._writer_closed:
             raise trio.ClosedResourceError("this side closed the stream")
-        if trio.current_time() >= self._gone_s and not self._held():
+        if (
+            self._gone_s < math.inf
+            and trio.current_time() >= self._gone_s
+            and not self._news_held()
+        ):
             raise trio.BrokenResourceError("the other side is gone")
 
     async def wait_room(self) -> None:
         self.check_writable()
         while self._buffered_bytes >= min(self._world.buffer_bytes, self.link.window_bytes):
-            await self._wait_change(math.inf if self._held() else self._gone_s)
+            await self._wait_change(math.inf if self._news_held() else self._gone_s)
             self.check_writable()
 
     @property
@@ -143,22 +162,21 @@ class _Pipe:
         return self._world.direction(self.source.name, self.target.name)
 
     async def transmit(self, data: bytes) -> None:
-        link = self.link
-        if link.bytes_per_s < math.inf:
-            async with link.turn:
-                await trio.sleep(len(data) / link.bytes_per_s)
-            self.check_writable()
-        for line in self._world.lines_between(self.source.name, self.target.name):
-            async with line.turn:
-                await trio.sleep(len(data) / line.bytes_per_s)
-            self.check_writable()
+        link, leaves_s = self.link, trio.current_time()
+        ahead_s = 0.0 if self.lane else AHEAD_S
+        for way in (link, *self._world.lines_between(self.source.name, self.target.name)):
+            leaves_s = _leaves_s(way, leaves_s, len(data))
+            if leaves_s > trio.current_time() + ahead_s:
+                await trio.sleep_until(leaves_s)
+                self.check_writable()
         if self._gone_s < math.inf:
             return  # lost on the way: the news of it is still under way to us
         jitter_s = self._world.rng.uniform(0.0, link.jitter_s) if link.jitter_s else 0.0
         # A segment that jitter lets arrive before an earlier one waits for it in the queue.
-        self._segments.append((trio.current_time() + link.delay_s + jitter_s, data))
+        self._segments.append((leaves_s + link.delay_s + jitter_s, data))
         self._buffered_bytes += len(data)
-        self.wake()
+        if self._reader is not None and not self._held():
+            self._reader.deadline = min(self._reader.deadline, self._segments[0][0])
 
     def end(self, *, reset: bool) -> None:
         """No more comes: the writer closed, or was cut off."""
@@ -184,25 +202,34 @@ class _Pipe:
     # ------------------------------------------------------------ the reader's end
 
     async def receive(self, max_bytes: int) -> bytes:
-        while True:
-            if not self.target.alive:
-                raise trio.BrokenResourceError("this host crashed")
-            if self._reader_closed:
-                raise trio.ClosedResourceError("this side closed the stream")
-            wake_s = math.inf
-            if not self._held():
-                now_s = trio.current_time()
-                if self._segments:
-                    wake_s = self._segments[0][0]
-                    if wake_s <= now_s:
-                        return self._take(max_bytes)
-                elif self._end_s <= now_s:
-                    if self._end_is_reset:
-                        raise trio.BrokenResourceError("the connection was reset")
-                    return b""
-                else:
-                    wake_s = self._end_s
-            await self._wait_change(wake_s)
+        await trio.lowlevel.checkpoint_if_cancelled()
+        waited = False
+        while (wake_s := self._next_news_s()) > trio.current_time():
+            with trio.move_on_at(wake_s) as self._reader:
+                await self._lot.park()
+            self._reader, waited = None, True
+        if not waited:
+            await trio.lowlevel.cancel_shielded_checkpoint()
+        self._check_readable()
+        if self._segments:
+            return self._take(max_bytes)
+        if self._end_is_reset:
+            raise trio.BrokenResourceError("the connection was reset")
+        return b""
+
+    def _check_readable(self) -> None:
+        if not self.target.alive:
+            raise trio.BrokenResourceError("this host crashed")
+        if self._reader_closed:
+            raise trio.ClosedResourceError("this side closed the stream")
+
+    def _next_news_s(self) -> float:
+        """When there is something to read, or to raise: as of now; the past if there is."""
+        if not self.target.alive or self._reader_closed:
+            return -math.inf
+        if self._held():
+            return math.inf
+        return self._segments[0][0] if self._segments else self._end_s
 
     def _take(self, max_bytes: int) -> bytes:
         arrival_s, data = self._segments.popleft()
@@ -253,6 +280,8 @@ class MemoryStream(trio.abc.HalfCloseableStream):
         with self._only_sender():
             await trio.lowlevel.checkpoint()
             self._outward.check_writable()
+            if self._world.is_torn(self._outward):
+                self.cut()
             content = self._world.pass_filter(self._outward, bytes(data))
             for start in range(0, len(content), SEGMENT_BYTES):
                 await self._outward.wait_room()
@@ -274,7 +303,6 @@ class MemoryStream(trio.abc.HalfCloseableStream):
             raise trio.BusyResourceError("another task is receiving on this stream")
         self._receiving = True
         try:
-            await trio.lowlevel.checkpoint()
             return await self._inward.receive(max_bytes)
         finally:
             self._receiving = False
@@ -354,10 +382,11 @@ class MemoryWorld:
         self._hosts: dict[str, _Host] = {}
         self._links: dict[tuple[str, str], _Link] = {}
         self._lines: list[tuple[_Line, _Line]] = []  # out of their hosts, and in
-        self._partitions: set[frozenset[str]] = set()
+        self._partitions: set[tuple[str, str]] = set()  # from, to
         self._frozen: set[str] = set()
         self._unreachable: set[str] = set()
         self._corruptions: Counter[tuple[str, str]] = Counter()
+        self._tears: Counter[tuple[str, str]] = Counter()
         self._change = trio.lowlevel.ParkingLot()  # dials wait here for a fault to end
 
     def host(self, name: str, peer_id: str, party: Party = Party.PEER) -> MemoryNetwork:
@@ -418,20 +447,23 @@ class MemoryWorld:
     def held(self, source: str, target: str) -> bool:
         """Whether bytes between these hosts stand still at this moment."""
         return (
-            source in self._frozen
-            or target in self._frozen
-            or frozenset((source, target)) in self._partitions
+            source in self._frozen or target in self._frozen or (source, target) in self._partitions
         )
 
     # ------------------------------------------------------------ faults
 
-    def partition(self, a: str, b: str) -> None:
-        """Hold all bytes between two hosts; nothing breaks, new dials hang."""
-        self._partitions.add(frozenset((a, b)))
+    def partition(self, a: str, b: str, *, one_way: bool = False) -> None:
+        """Hold all bytes between two hosts, or only those from ``a`` to ``b``.
+
+        Nothing breaks; new dials hang, since they need an answer.
+        """
+        self._partitions.add((a, b))
+        if not one_way:
+            self._partitions.add((b, a))
 
     def heal(self, a: str, b: str) -> None:
-        """End a partition; what was held is delivered."""
-        self._partitions.discard(frozenset((a, b)))
+        """End a partition, of whatever kind; what was held is delivered."""
+        self._partitions -= {(a, b), (b, a)}
         self._wake()
 
     def freeze(self, name: str) -> None:
@@ -475,7 +507,22 @@ class MemoryWorld:
         """Flip one bit in the ciphertext of the next record that ``a`` sends to ``b``."""
         self._corruptions[a, b] += 1
 
+    def corrupt_next_control_message(self, a: str, b: str) -> None:
+        """Break the control stream over which ``a`` next sends to ``b``, at that moment.
+
+        That is what a wrong bit in it comes to: TLS lets no changed byte through.
+        """
+        self._tears[a, b] += 1
+
     # ------------------------------------------------------------ for streams and networks
+
+    def is_torn(self, pipe: _Pipe) -> bool:
+        """Whether this stream breaks with what is sent now."""
+        pair = pipe.source.name, pipe.target.name
+        if pipe.lane or not self._tears[pair]:
+            return False
+        self._tears[pair] -= 1
+        return True
 
     def pass_filter(self, pipe: _Pipe, data: bytes) -> bytes:
         """What really goes onto the link."""
@@ -498,7 +545,7 @@ class MemoryWorld:
         await trio.lowlevel.checkpoint()
         link = self.direction(host.name, address.host)
         await trio.sleep(2 * link.delay_s)
-        while self.held(host.name, address.host):
+        while self.held(host.name, address.host) or self.held(address.host, host.name):
             await self._change.park()
         target = self._hosts.get(address.host)
         if not host.alive:

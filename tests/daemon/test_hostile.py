@@ -13,7 +13,9 @@ import trio
 from holdfast.daemon.master import MasterService
 from holdfast.daemon.parts import PeerConfig
 from holdfast.daemon.peer import PeerService
-from holdfast.daemon.simulator import RUN_ID, SimTrainer, Witness, small_layout
+from holdfast.daemon.simulation.swarm import RUN_ID
+from holdfast.daemon.simulation.trainer import SimTrainer, small_layout
+from holdfast.daemon.simulation.witness import Witness
 from holdfast.daemon.store import GrantRow, Store
 from holdfast.membership.coordinator import Coordinator
 from holdfast.membership.journal import RunCreated

@@ -12,7 +12,7 @@ import trio
 from attrs import define
 
 from holdfast.daemon.master import MasterService
-from holdfast.daemon.simulator import MASTER_ADDRESS, MASTER_ID, RUN_ID
+from holdfast.daemon.simulation.swarm import MASTER_ADDRESS, MASTER_ID, RUN_ID
 from holdfast.daemon.store import GrantRow, Store
 from holdfast.membership.coordinator import Coordinator
 from holdfast.membership.journal import RunCreated

@@ -228,6 +228,74 @@ async def test_healing_wakes_who_waits_already() -> None:
         nursery.cancel_scope.cancel()
 
 
+async def test_a_partition_may_hold_one_direction_only() -> None:
+    async with trio.open_nursery() as nursery:
+        pair = Pair(nursery)
+        near, far = await pair.connect()
+        pair.world.partition("a", "b", one_way=True)
+        await near.send_all(b"held")
+        await far.send_all(b"back")
+        assert await near.receive_some() == b"back"
+        for attempt in (  # a dial needs an answer, whoever dials
+            lambda: far.receive_some(),
+            lambda: pair.connect(lane=True),
+            lambda: pair.b.dial_lane(Address("a", PORT)),
+        ):
+            with trio.move_on_after(60) as scope:
+                await attempt()
+            assert scope.cancelled_caught
+        pair.world.heal("b", "a")
+        assert await far.receive_some() == b"held"
+        nursery.cancel_scope.cancel()
+
+
+async def test_that_nobody_reads_is_learned_over_the_way_back() -> None:
+    async with trio.open_nursery() as nursery:
+        pair = Pair(nursery)
+        near, far = await pair.connect()
+        pair.world.partition("b", "a", one_way=True)
+        await far.aclose()
+        await trio.sleep(100)
+        await near.send_all(b"into the void")
+        pair.world.heal("a", "b")
+        with pytest.raises(trio.BrokenResourceError):
+            await near.send_all(b"more")
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_corrupted_control_message_breaks_its_stream_and_no_lane() -> None:
+    async with trio.open_nursery() as nursery:
+        pair = Pair(nursery)
+        near, far = await pair.connect()
+        lane, other_end = await pair.connect(lane=True)
+        pair.world.corrupt_next_control_message("a", "b")
+        await lane.send_all(b"lane")
+        assert await receive_exactly(other_end, 4) == b"lane"
+        await far.send_all(b"back")  # the other direction is as it was
+        assert await near.receive_some() == b"back"
+        with pytest.raises(trio.BrokenResourceError):
+            await near.send_all(b"changed")
+        with pytest.raises(trio.BrokenResourceError):
+            await far.receive_some()
+        near, far = await pair.connect()
+        await near.send_all(b"a new one")
+        assert await far.receive_some() == b"a new one"
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_new_rate_is_that_of_live_streams_too() -> None:
+    async with trio.open_nursery() as nursery:
+        pair = Pair(nursery, MemoryWorld(random.Random(0), delay_s=0.0, bytes_per_s=1e6))
+        near, far = await pair.connect()
+        nursery.start_soon(near.send_all, bytes(2_000_000))
+        await trio.sleep(1.0)
+        pair.world.link("a", "b", bytes_per_s=1e5)
+        start_s = trio.current_time()
+        await receive_exactly(far, 2_000_000)
+        assert trio.current_time() - start_s == pytest.approx(10.0, rel=0.1)
+        nursery.cancel_scope.cancel()
+
+
 async def test_a_frozen_host_neither_speaks_nor_hears_and_nothing_breaks() -> None:
     async with trio.open_nursery() as nursery:
         pair = Pair(nursery)

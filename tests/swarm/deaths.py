@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast.daemon.deaths import Deaths, simulate_deaths
+from holdfast.daemon.simulation.deaths import Deaths, simulate_deaths
 
 BLOCK = 25
 BLOCKS = 20  # of a shard

@@ -1,6 +1,6 @@
 """Losses in the middle of reductions, from seeds: one of four files, see ``deaths``.
 
-python -c "from holdfast.daemon.deaths import simulate_deaths; print(simulate_deaths(SEED))"
+python -c "from holdfast.daemon.simulation.deaths import simulate_deaths; print(simulate_deaths(SEED))"
 """
 
 from __future__ import annotations

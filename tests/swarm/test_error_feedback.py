@@ -7,7 +7,8 @@ import pytest
 import trio
 from numpy.typing import NDArray
 
-from holdfast.daemon.simulator import Swarm, small_layout
+from holdfast.daemon.simulation.swarm import Swarm
+from holdfast.daemon.simulation.trainer import small_layout
 from holdfast.membership.journal import JournalRecord, RoundCommitted
 
 # The outer step adds the mean and nothing else: the state tells how much has arrived.

@@ -2,7 +2,7 @@
 
 A failing one names its seed; one line runs it again, alone:
 
-    python -c "from holdfast.daemon.histories import simulate; print(simulate(SEED))"
+    python -c "from holdfast.daemon.simulation.histories import simulate; print(simulate(SEED))"
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 
 import pytest
 
-from holdfast.daemon.histories import simulate
+from holdfast.daemon.simulation.histories import simulate
 
 BLOCK = 10
 BLOCKS = 30
@@ -27,7 +27,7 @@ def test_a_run_survives_faults_at_random_instants(first: int) -> None:
 
 
 def test_the_same_seed_gives_the_same_history_in_any_process() -> None:
-    code = "from holdfast.daemon.histories import simulate\nfor s in range(5): print(simulate(s))"
+    code = "from holdfast.daemon.simulation.histories import simulate\nfor s in range(5): print(simulate(s))"
     told = [
         subprocess.run(
             [sys.executable, "-c", code],

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import trio
 
-from holdfast.daemon.simulator import Swarm, small_layout
+from holdfast.daemon.simulation.swarm import Swarm
+from holdfast.daemon.simulation.trainer import small_layout
 from holdfast.membership.attempt import Attempt
 from holdfast.membership.plan import PlanEstimate
 

@@ -17,8 +17,8 @@ import pytest
 from holdfast.collectives.allreduce import Reduction
 from holdfast.collectives.arithmetic import Factors
 from holdfast.collectives.result import Result
-from holdfast.daemon.deaths import simulate_deaths
-from holdfast.daemon.simulator import ViolationError
+from holdfast.daemon.simulation.deaths import simulate_deaths
+from holdfast.daemon.simulation.witness import ViolationError
 from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.messages import Repair
 

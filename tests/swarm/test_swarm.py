@@ -15,7 +15,8 @@ import pytest
 import trio
 from numpy.typing import NDArray
 
-from holdfast.daemon.simulator import Swarm, small_layout
+from holdfast.daemon.simulation.swarm import Swarm
+from holdfast.daemon.simulation.trainer import small_layout
 from holdfast.membership.replica import Phase
 from holdfast.protocol.messages import Layout, Role, TensorSpec
 

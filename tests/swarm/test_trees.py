@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import trio
 
-from holdfast.daemon.simulator import Swarm, small_layout
+from holdfast.daemon.simulation.swarm import Swarm
+from holdfast.daemon.simulation.trainer import small_layout
 from holdfast.membership.rounds import Phase
 
 SPEC = """

@@ -1,6 +1,6 @@
 """Short runs with faults at random instants, each a function of its seed.
 
-``simulate`` is the one line that reproduces one. The swarm that suffers is ``simulator``'s; what
+``simulate`` is the one line that reproduces one. The swarm that suffers is ``swarm``'s; what
 befalls it, when, and the peace that must follow are decided here.
 """
 
@@ -12,9 +12,11 @@ from functools import partial
 import trio
 from attrs import define
 
-from ..protocol.messages import Role
-from ..protocol.virtual_time import run_virtually
-from .simulator import Swarm, ViolationError, small_layout
+from ...protocol.messages import Role
+from ...protocol.virtual_time import run_virtually
+from .swarm import Swarm
+from .trainer import small_layout
+from .witness import ViolationError
 
 
 def simulate(seed: int, *, fault_count: int = 6) -> History:

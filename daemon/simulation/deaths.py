@@ -18,12 +18,14 @@ import trio
 from attrs import define
 from numpy.typing import NDArray
 
-from ..membership.effects import EventKind
-from ..membership.ledger import Ledger
-from ..membership.rounds import Round
-from ..protocol.messages import Role
-from ..protocol.virtual_time import run_virtually
-from .simulator import Swarm, ViolationError, small_layout
+from ...membership.effects import EventKind
+from ...membership.ledger import Ledger
+from ...membership.rounds import Round
+from ...protocol.messages import Role
+from ...protocol.virtual_time import run_virtually
+from .swarm import Swarm
+from .trainer import small_layout
+from .witness import ViolationError
 
 QUIET_S = 60.0  # after a loss: by then a round is committed, after its end: by then all is whole
 FOUND_S = 60.0  # until everybody has joined and the first round is committed

@@ -1,0 +1,1 @@
+"""Whole runs in one process and in virtual time, with faults from a seed."""

@@ -1,0 +1,190 @@
+"""A trainer without a process: a numpy vector that drifts and obeys the hook's protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import trio
+from numpy.typing import NDArray
+
+from ...protocol.arena import LOSS_SLOT, STEP_SLOT, TOKENS_SLOT, Arena, arena_bytes
+from ...protocol.messages import (
+    ArenaOpened,
+    Finished,
+    FragmentSize,
+    InitialPosted,
+    Layout,
+    Load,
+    Message,
+    Posted,
+    PostInitial,
+    Rejected,
+    RoundEnded,
+    RoundOpened,
+    SetContributing,
+    TensorSpec,
+)
+from ..trainer_port import TrainerEvents
+from .witness import Witness
+
+RESTART_S = 1.0
+
+Delta = Callable[[str, int, int], NDArray[np.float32]]  # (peer, round, count) -> pseudo-gradient
+
+
+def small_layout(counts: Sequence[int] = (5, 3), counters: int = 1) -> Layout:
+    """A layout of some vectors and counters."""
+    tensors = [
+        TensorSpec(f"layer{i}.weight", (count,), "float32", "parameter")
+        for i, count in enumerate(counts)
+    ]
+    if counters:
+        tensors.append(TensorSpec("steps", (counters,), "int64", "counter"))
+    return Layout(tuple(tensors))
+
+
+class SimTrainer:
+    """A ``TrainerPort`` without a process: its parameters drift by a seeded amount per step."""
+
+    def __init__(
+        self, peer: str, layout: Layout, witness: Witness, *, step_s: float, delta: Delta | None
+    ) -> None:
+        self.peer = peer
+        self.layout = layout
+        self.witness = witness
+        self.step_s = step_s
+        self.delta = delta
+        self.finished = False
+        self.poison: Callable[[int], float] | None = None  # round -> value put into its delta
+        self.tokens_per_step = 64
+        self._rng = np.random.default_rng(int(peer[:8], 16))
+        self._send, self._receive = trio.open_memory_channel[Message](1_000)
+        self._events: TrainerEvents | None = None
+        self._life = trio.CancelScope()
+        self._shared: Arena | None = None
+        self._posted: Arena | None = None
+
+    # ------------------------------------------------------------ TrainerPort
+
+    async def run(self, events: TrainerEvents) -> None:
+        self._events = events
+        while not self.finished:
+            self._send, self._receive = trio.open_memory_channel[Message](1_000)
+            with trio.CancelScope() as self._life:
+                events.trainer_came(self.layout)
+                await self._train()
+            if not self.finished:
+                events.trainer_went("crashed")
+                await trio.sleep(RESTART_S)
+        await trio.sleep_forever()
+
+    def crash(self) -> None:
+        self._life.cancel()
+
+    def open_arenas(self, sizes: Sequence[FragmentSize]) -> tuple[Arena, Arena]:
+        self._shared = Arena(bytearray(arena_bytes(sizes)), sizes)
+        self._posted = Arena(bytearray(arena_bytes(sizes)), sizes)
+        return self._shared, self._posted
+
+    def tell(self, message: Message) -> None:
+        try:
+            self._send.send_nowait(message)
+        except (trio.WouldBlock, trio.BrokenResourceError):
+            self._life.cancel()
+
+    # ------------------------------------------------------------ the loop of a training script
+
+    async def _train(self) -> None:
+        self._step = self._tokens = self._tokens_base = 0
+        self._hold, self._contributing, self._loaded = 0, True, False
+        self._open: dict[int, RoundOpened] = {}
+        self._in_flight: set[int] = set()
+        while not self.finished:
+            await self._boundary()
+            if self.finished:
+                return
+            await trio.sleep(self.step_s)
+            self._step += 1
+            self._tokens += self.tokens_per_step
+            assert self._posted is not None
+            self._posted.slots[STEP_SLOT] = self._step
+            self._posted.slots[TOKENS_SLOT] = self._tokens
+            self._posted.slots[LOSS_SLOT] = np.float64(1.0 / (1 + self._step)).view(np.uint64)
+
+    async def _boundary(self) -> None:
+        while not self.finished:
+            try:
+                self._handle(self._receive.receive_nowait())
+                continue
+            except trio.WouldBlock:
+                pass
+            self._post_due()
+            waiting = (
+                not self._loaded
+                or not self._contributing
+                or bool(self._in_flight)
+                or self._step >= self._hold
+            )
+            if not waiting:
+                return
+            self._handle(await self._receive.receive())
+
+    def _post_due(self) -> None:
+        if not (self._loaded and self._contributing) or self._in_flight:
+            return
+        for opened in list(self._open.values()):
+            if opened.at_step > self._step:
+                continue
+            assert self._posted is not None
+            assert self._events is not None
+            values = self._posted.values(opened.fragment)
+            if self.delta is not None:
+                values[:] = self.delta(self.peer, opened.round, len(values))
+            else:
+                values[:] = self._rng.standard_normal(len(values)).astype(np.float32)
+            if self.poison is not None:
+                values[:1] += np.float32(self.poison(opened.round))
+            self._posted.counters(opened.fragment)[:] = self._step
+            self.witness.saw_contribution(self.peer, opened.round, values)
+            self._in_flight.add(opened.round)
+            del self._open[opened.round]
+            tokens = self._tokens - self._tokens_base
+            self._events.trainer_said(
+                Posted(opened.round, opened.fragment, opened.version, tokens, self._step)
+            )
+
+    def _handle(self, message: Message) -> None:
+        match message:
+            case PostInitial():
+                assert self._posted is not None
+                assert self._events is not None
+                for fragment in range(len(self._posted.sizes)):
+                    values = self._posted.values(fragment)
+                    values[:] = np.arange(len(values), dtype=np.float32)
+                    self._posted.counters(fragment)[:] = 0
+                self._events.trainer_said(InitialPosted())
+            case Load():
+                self._loaded, self.finished = True, message.finished
+                self._step = message.step
+                self._hold = message.hold_step
+                self._in_flight.clear()
+            case SetContributing():
+                self._contributing = message.contributing
+            case RoundOpened():
+                self._open[message.round] = message
+                self._hold = message.hold_step
+            case RoundEnded():
+                self._open.pop(message.round, None)
+                self._in_flight.discard(message.round)
+                self._hold = message.hold_step
+                if message.committed:
+                    self._step = max(self._step, message.step)
+                    if message.contributed:
+                        self._tokens_base = self._tokens
+            case Finished():
+                self.finished = True
+            case Rejected():
+                self._life.cancel()
+            case ArenaOpened():
+                pass
