@@ -16,7 +16,7 @@ import trio
 
 from holdfast.daemon.exit_codes import ExitCode
 from holdfast.daemon.master import MasterService
-from holdfast.daemon.simulator import RUN_ID, Swarm, WitnessedStore
+from holdfast.daemon.simulation.swarm import RUN_ID, Swarm, WitnessedStore
 from holdfast.daemon.store import Store
 from holdfast.membership.coordinator import Coordinator
 from holdfast.membership.journal import (
