@@ -25,13 +25,19 @@ import trio
 from ..protocol import wire
 from ..protocol.arena import MAIL_SLOT, Arena, create_arena_file, map_arena
 from ..protocol.errors import RemoteProtocolError
-from ..protocol.messages import ArenaOpened, FragmentSize, Message, Rejected, TrainerHello
+from ..protocol.messages import (
+    VERSION_MAX,
+    ArenaOpened,
+    FragmentSize,
+    Message,
+    Rejected,
+    TrainerHello,
+)
 from ..protocol.stream import MessageStream
 from .trainer_port import TrainerEvents
 
 log = logging.getLogger("holdfast.bridge")
 
-TRAINER_VERSION = 1
 HELLO_S = 60.0  # from the connection to the layout; a large model takes its time to be walked
 QUEUE_COUNT_MAX = 4_096  # messages for a trainer that does not reach a step boundary
 
@@ -101,7 +107,7 @@ class UnixBridge:
         try:
             with trio.move_on_after(HELLO_S):
                 hello = await stream.receive_expected(TrainerHello)
-                if hello.version != TRAINER_VERSION:
+                if hello.version != VERSION_MAX:
                     await _turn_away(stream, "the script's holdfast is of another version")
                     return
                 self.attached_pid = hello.pid
