@@ -28,6 +28,11 @@ from benchmarks.wan_lab import WanLab
 PEERS = ("a", "b", "c", "d")  # on hosts 1 to 4; the master is on host 0
 MIB = 64
 STEP_S = 0.05
+SCRIPT = [
+    str(Path(__file__).with_name("one_fragment.py")),
+    f"--mib={MIB}",
+    f"--step-s={STEP_S}",
+]
 SYNC_EVERY = 10
 DEADLINE_S = 15.0  # the spec's default
 UNDISTURBED_COUNT = 5
@@ -121,7 +126,7 @@ def scene(*, cut_off: bool) -> tuple[list[float], list[Death]]:
     with (
         tempfile.TemporaryDirectory(prefix="holdfast-bench-") as directory,
         WanLab([LOSSY] * (1 + len(PEERS))) as lab,
-        LabRun(lab, Path(directory), mib=MIB, step_s=STEP_S) as run,
+        LabRun(lab, Path(directory), SCRIPT) as run,
     ):
         run.start_master(SPEC)
         for host, name in enumerate(PEERS, 1):

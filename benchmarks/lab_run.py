@@ -1,4 +1,4 @@
-"""A real run in a WAN lab: ``holdfast master`` on host 0, ``holdfast join`` on all others.
+"""A real run on some ground: ``holdfast master`` on host 0, ``holdfast join`` on all others.
 
 Everything is a process of its own, in its host's network; what it says of itself is read over
 HTTP, from the loopback of its host. The master's clock is the one that counts: its status has
@@ -8,13 +8,14 @@ HTTP, from the loopback of its host. The master's clock is the one that counts: 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,16 +23,33 @@ from typing import Any
 import httpx
 
 from benchmarks.commands import HOLDFAST, ROOT, BenchError, end
-from benchmarks.wan_lab import WanLab
+from benchmarks.grounds import Ground
 
-TRAINER = Path(__file__).with_name("one_fragment.py")
 MASTER_PORT = 29_700
 POLL_S = 0.05  # what is measured has times of its own; this only finds the moment to act
 START_S = 30.0  # of a daemon; a trainer's torch may be importing beside it
 HTTP_S = 10.0
+PATIENCE_S = 600.0  # of peers without a master
 LOG_TAIL_CHARS = 2_000
 
 Status = dict[str, Any]
+
+_LIBC = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
+
+
+def _end_with_parent() -> None:
+    """Have the kernel kill this process when the benchmark is killed; its trainer ends without it."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def stop_on_signals() -> None:
+    """Let SIGTERM end the program as Ctrl+C does: through every ``with``."""
+
+    def stop(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, stop)
 
 
 class LabRun:
@@ -39,14 +57,13 @@ class LabRun:
 
     Args:
       folder: for state and logs; one folder and one ``NAME.log`` for each process.
-      mib: size of the run's only fragment.
-      step_s: what a step of the trainers takes.
+      script: the training script and its arguments.
     """
 
-    def __init__(self, lab: WanLab, folder: Path, *, mib: int, step_s: float) -> None:
+    def __init__(self, lab: Ground, folder: Path, script: Sequence[str]) -> None:
         self._lab = lab
         self._folder = folder
-        self._script = ["--mib", str(mib), "--step-s", str(step_s)]
+        self._script = script
         self._processes: dict[str, subprocess.Popen[Any]] = {}
         self._hosts: dict[str, int] = {}
         self._invites: dict[str, str] = {}
@@ -63,7 +80,8 @@ class LabRun:
         _error: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None:
-        for name in self._processes:
+        for name, process in self._processes.items():
+            process.send_signal(signal.SIGCONT)  # one that is stopped answers nobody
             self._note_trainer(name)
         for name in list(self._processes):
             self.kill(name)
@@ -73,19 +91,34 @@ class LabRun:
     # ------------------------------------------------------------ processes
 
     def start_master(self, toml: str) -> None:
-        path = self._folder / "run.toml"
-        path.write_text(toml)
-        listen = f"{self._lab.address(0)}:{MASTER_PORT}"
-        self._spawn("master", 0, "master", str(path), "--no-invite", "--listen", listen)
+        (self._folder / "run.toml").write_text(toml)
+        self.restart_master()
 
-    def join(self, name: str, host: int, *, founder: bool = False) -> None:
-        """Start a peer with its trainer; one that was here before comes back as itself."""
+    def restart_master(self) -> None:
+        """Start the master again, from its journal and at the address that its peers know."""
+        listen = f"{self._lab.address(0)}:{MASTER_PORT}"
+        spec = str(self._folder / "run.toml")
+        self._spawn("master", 0, "master", spec, "--no-invite", "--listen", listen)
+
+    def invite(self, name: str, *, role: str = "contributor", founder: bool = False) -> None:
+        """Ask for the invite with which ``join`` will start this peer."""
+        body = {"role": role, "uses": 1, "hours": 24, "founder": founder}
+        self._invites[name] = str(self.act("invite", body)["invite"])
+
+    def join(
+        self, name: str, host: int, *, founder: bool = False, more: Sequence[str] = ()
+    ) -> None:
+        """Start a peer with its trainer; one that was here before comes back as itself.
+
+        Args:
+          more: further arguments of its training script.
+        """
         if name not in self._invites:
-            body = {"role": "contributor", "uses": 1, "hours": 1, "founder": founder}
-            self._invites[name] = str(self.act("invite", body)["invite"])
+            self.invite(name, founder=founder)
         listen = f"{self._lab.address(host)}:{MASTER_PORT + 1}"
         arguments = ["join", self._invites[name], "--name", name, "--listen", listen]
-        self._spawn(name, host, *arguments, command=[sys.executable, str(TRAINER), *self._script])
+        arguments += ["--patience", f"{PATIENCE_S:g}"]
+        self._spawn(name, host, *arguments, command=[sys.executable, *self._script, *more])
 
     def _spawn(
         self, name: str, host: int, *arguments: str, command: list[str] | None = None
@@ -103,6 +136,7 @@ class LabRun:
                 stderr=log,
                 env={**kept, "OMP_NUM_THREADS": "1"},
                 start_new_session=True,  # Ctrl+C is for this program to handle
+                preexec_fn=_end_with_parent,
             )
         self._hosts[name] = host
 
@@ -114,6 +148,33 @@ class LabRun:
         if (trainer := self._trainers.pop(name, None)) is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(trainer, signal.SIGKILL)
+
+    def send_signal(self, name: str, number: signal.Signals) -> None:
+        """Send a signal to a daemon."""
+        self._processes[name].send_signal(number)
+
+    def signal_trainer(self, name: str, number: signal.Signals) -> bool:
+        """Send a signal to a peer's trainer; False if it has none that we know of."""
+        trainer = self._trainers.get(name)
+        if trainer is None:
+            return False
+        try:
+            os.killpg(trainer, number)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def serves(self, name: str) -> bool:
+        """Whether a daemon can be asked by now; does not wait for it."""
+        return self._read_control(name) is not None
+
+    def pid(self, name: str) -> int:
+        """The process id of a daemon."""
+        return self._processes[name].pid
+
+    def ended(self, name: str) -> int | None:
+        """A daemon's exit status; None while it runs."""
+        return self._processes[name].poll()
 
     def stop(self, name: str) -> None:
         """In good order."""
@@ -127,6 +188,13 @@ class LabRun:
         status = self._http("master", "status", None)
         return {**status, "asked_s": (before_s + time.monotonic()) / 2}
 
+    def peer(self, name: str) -> Status:
+        """A peer's own status; notes its trainer's process id."""
+        status = self._http(name, "status", None)
+        if pid := status.get("command_pid"):
+            self._trainers[name] = int(pid)
+        return status
+
     def note_trainers(self) -> None:
         """Learn which processes to kill with their daemons."""
         for name in self._processes:
@@ -136,8 +204,7 @@ class LabRun:
         if name == "master" or self._processes[name].poll() is not None:
             return
         with contextlib.suppress(BenchError, httpx.HTTPError):
-            if pid := self._http(name, "status", None).get("command_pid"):
-                self._trainers[name] = int(pid)
+            self.peer(name)
 
     def act(self, what: str, body: Mapping[str, object]) -> dict[str, Any]:
         """Ask the master to do something."""
@@ -163,14 +230,17 @@ class LabRun:
         until_s = time.monotonic() + START_S
         process = self._processes[name]
         while time.monotonic() < until_s and process.poll() is None:
-            with contextlib.suppress(OSError, ValueError):
-                control: dict[str, Any] = json.loads(
-                    (self._folder / name / "control.json").read_text()
-                )
-                if control["pid"] == process.pid:
-                    return control
+            if (control := self._read_control(name)) is not None:
+                return control
             time.sleep(POLL_S)
         raise BenchError(f"{name} does not serve; its log ends with:\n{self._tail(name)}")
+
+    def _read_control(self, name: str) -> dict[str, Any] | None:
+        with contextlib.suppress(OSError, ValueError):
+            control: dict[str, Any] = json.loads((self._folder / name / "control.json").read_text())
+            if control["pid"] == self._processes[name].pid:
+                return control
+        return None
 
     def until(self, condition: Callable[[Status], Any], what: str, seconds: float) -> Status:
         """Poll the master until the condition holds.

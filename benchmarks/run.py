@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 
 from attrs import frozen
 
-from benchmarks import deaths, sections, wan_lab
+from benchmarks import chaos, deaths, hot_swap, master_kills, scale, sections, wan_lab
 from benchmarks.commands import BenchError
 from benchmarks.lanes import lanes, why_no_lanes
 from benchmarks.progress import say
@@ -58,6 +58,12 @@ SECTIONS = (
     Section("memory", "what a round needs", _anywhere, sections.memory),
     Section("caps", "limits that a volunteer sets", _anywhere, sections.caps),
     Section("lanes", "how many connections a link opens", why_no_lanes, lanes),
+    Section("chaos", "faults at random instants", _anywhere, chaos.chaos),
+    Section(
+        "master-kills", "a master that dies again and again", _anywhere, master_kills.master_kills
+    ),
+    Section("hot-swap", "a spare takes a dead contributor's place", _anywhere, hot_swap.hot_swap),
+    Section("scale", "many members", _anywhere, scale.scale),
 )
 
 

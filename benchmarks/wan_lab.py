@@ -113,8 +113,8 @@ def why_not() -> str:
         return ""  # that is another question
     try:
         name = f"holdfast-{os.getpid()}-try"
-        _ip("netns", "add", name)
-        _ip("netns", "del", name)
+        ip("netns", "add", name)
+        ip("netns", "del", name)
     except LabError as error:
         return f"no network namespaces ({error}; containers: --privileged)"
     return ""
@@ -154,7 +154,7 @@ class WanLab:
     def __enter__(self) -> WanLab:
         if reason := why_not() or missing_tool():
             raise LabError(reason)
-        _remove_leftovers()
+        remove_leftovers()
         try:
             self._make()
         except BaseException:
@@ -219,15 +219,8 @@ class WanLab:
 
         For a few sockets to what listens on the host's loopback; they stay there after the block.
         """
-        with (
-            open("/proc/thread-self/ns/net") as ours,
-            open(NAMESPACES / self._names[number]) as its,
-        ):
-            _set_network(its.fileno())
-            try:
-                yield
-            finally:
-                _set_network(ours.fileno())
+        with in_network(self._names[number]):
+            yield
 
     # ------------------------------------------------------------ making and removing
 
@@ -235,7 +228,7 @@ class WanLab:
         hub = compiled_hub()
         for number in range(len(self.hosts)):
             name = f"holdfast-{os.getpid()}-{number}"
-            _ip("netns", "add", name)
+            ip("netns", "add", name)
             self._names.append(name)
         # In a session of its own: Ctrl+C is for us to handle; the hub ends when its input does.
         self._hub = subprocess.Popen(
@@ -249,10 +242,10 @@ class WanLab:
             raise LabError("the hub did not start")
         for number, name in enumerate(self._names):
             inside = ("-n", name)
-            _ip(*inside, "link", "set", "lo", "up")
-            _ip(*inside, "addr", "add", f"{self.address(number)}/24", "dev", DEVICE)
+            ip(*inside, "link", "set", "lo", "up")
+            ip(*inside, "addr", "add", f"{self.address(number)}/24", "dev", DEVICE)
             queue = ("txqueuelen", str(DEVICE_QUEUE_PACKETS))
-            _ip(*inside, "link", "set", DEVICE, "mtu", str(self._mtu), *queue, "up")
+            ip(*inside, "link", "set", DEVICE, "mtu", str(self._mtu), *queue, "up")
             self.set(number)
         self._choose_congestion()
 
@@ -274,17 +267,17 @@ class WanLab:
                 ALLOWED_CONGESTION.write_text(allowed)
 
     def _remove(self) -> None:
-        _end([process for process in self._processes if process.poll() is None])
+        end_all([process for process in self._processes if process.poll() is None])
         hub = self._hub
         if hub is not None:
             assert hub.stdin is not None
             assert hub.stdout is not None
             with contextlib.suppress(OSError):
                 hub.stdin.close()
-            _end([hub] if not _ended(hub, 1.0) else [])
+            end_all([hub] if not _ended(hub, 1.0) else [])
             hub.stdout.close()
         for name in self._names:
-            _ip("netns", "del", name)
+            ip("netns", "del", name)
         self._names = []
         self._processes = []
         self._hub = None
@@ -329,13 +322,27 @@ def compiled_hub() -> Path:
     return program
 
 
+@contextlib.contextmanager
+def in_network(name: str) -> Iterator[None]:
+    """Move this thread into a named network namespace for the block."""
+    with (
+        open("/proc/thread-self/ns/net") as ours,
+        open(NAMESPACES / name) as its,
+    ):
+        _set_network(its.fileno())
+        try:
+            yield
+        finally:
+            _set_network(ours.fileno())
+
+
 def _set_network(namespace: int) -> None:
     """Move this thread into a network namespace, given as an open file."""
     if LIBC.setns(namespace, CLONE_NEWNET) != 0:
         raise LabError(f"setns: {os.strerror(ctypes.get_errno())}")
 
 
-def _ip(*arguments: str) -> None:
+def ip(*arguments: str) -> None:
     done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise LabError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
@@ -349,7 +356,7 @@ def _ended(process: subprocess.Popen[Any], seconds: float) -> bool:
     return True
 
 
-def _end(processes: Sequence[subprocess.Popen[Any]]) -> None:
+def end_all(processes: Sequence[subprocess.Popen[Any]]) -> None:
     for process in processes:
         process.terminate()
     deadline = time.monotonic() + END_S
@@ -359,13 +366,13 @@ def _end(processes: Sequence[subprocess.Popen[Any]]) -> None:
             process.wait()
 
 
-def _remove_leftovers() -> None:
+def remove_leftovers() -> None:
     """Remove the namespaces of labs whose process is gone (it was killed)."""
     for path in NAMESPACES.glob("holdfast-*-*"):
         pid = path.name.split("-")[1]
         if pid.isdigit() and not Path(f"/proc/{pid}").exists():
             with contextlib.suppress(LabError):  # another lab may be removing it, too
-                _ip("netns", "del", path.name)
+                ip("netns", "del", path.name)
 
 
 # ---------------------------------------------------------------- does it do what it says?

@@ -293,7 +293,7 @@ class Run:
         match message:
             case RoundOpened():
                 self._hold_step = message.hold_step
-                self._rounds[message.fragment] = _Round(message.round, message.at_step)
+                self._open_round(message)
             case RoundEnded():
                 self._end_round(message)
             case SetContributing():
@@ -317,6 +317,14 @@ class Run:
                 raise AttachRefused(f"the run does not take this trainer: {message.reason}")
             case _:
                 raise RemoteProtocolError(f"the daemon sent a {type(message).__name__}")
+
+    def _open_round(self, message: RoundOpened) -> None:
+        """A round is open; or one that is open already waits for us, and wants what we have."""
+        known = self._rounds.get(message.fragment)
+        if known is None or known.number != message.round or message.at_step >= known.at_step:
+            self._rounds[message.fragment] = _Round(message.round, message.at_step)
+        elif known.posted_tokens is None:  # else they have it by now
+            known.at_step = min(known.at_step, self._step)
 
     def _end_round(self, message: RoundEnded) -> None:
         arenas = self._require_arenas()

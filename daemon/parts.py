@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import trio
 from attrs import define, field
 
 from ..collectives.hub import LinkHub
+from ..collectives.meter import Reading
 from ..membership.replica import Deed, Replica
 from ..membership.spec import RunSpec
 from ..protocol.addresses import Address
@@ -16,6 +17,7 @@ from ..protocol.messages import LinkLoad, Measured, Message
 from ..protocol.network import Network
 from .trainer_port import TrainerPort
 
+LINKS_TOLD_MAX = 64  # of a peer's links the master hears what they carried
 TOLD_MAX = 20  # sentences for this peer's person that the status page keeps
 
 
@@ -85,7 +87,7 @@ class Parts:
                 receiving_s=seen.received.busy_s,
                 links=tuple(
                     LinkLoad(peer, reading.carried_bytes, reading.busy_s)
-                    for peer, reading in seen.sent_to.items()
+                    for peer, reading in heaviest(seen.sent_to)
                 ),
             )
         )
@@ -94,6 +96,12 @@ class Parts:
         """Run a task until the service ends."""
         assert self.nursery is not None
         self.nursery.start_soon(function, *args)
+
+
+def heaviest(sent_to: Mapping[str, Reading]) -> list[tuple[str, Reading]]:
+    """The links that carried most: all members' reports of all links would grow with the square."""
+    links = sorted(sent_to.items(), key=lambda each: -each[1].carried_bytes)
+    return links[:LINKS_TOLD_MAX]
 
 
 def cancel(scopes: dict[int, trio.CancelScope], key: int) -> None:

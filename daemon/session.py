@@ -20,6 +20,7 @@ from contextlib import suppress
 import trio
 
 from ..membership.spec import RunSpec
+from ..membership.views import changed_view
 from ..protocol.addresses import Address
 from ..protocol.errors import EvictedError, RemoteProtocolError, UserError
 from ..protocol.messages import (
@@ -30,6 +31,8 @@ from ..protocol.messages import (
     RefusalCode,
     Refused,
     Renew,
+    View,
+    ViewChange,
     Welcome,
 )
 from ..protocol.network import Channel, Network, Party
@@ -237,10 +240,15 @@ class MasterSession:
 
     async def _read(self, stream: MessageStream, deadline_s: float) -> Exception:
         """Obey the master until the session ends; returns why it did."""
+        view: View | None = None  # told last on this connection
         try:
             while True:
                 with trio.fail_after(deadline_s):
                     message = await stream.receive()
+                if isinstance(message, ViewChange):
+                    message = changed_view(view, message)
+                if isinstance(message, View):
+                    view = message
                 if isinstance(message, Refused):
                     return EvictedError(message.code.value, message.reason)
                 if isinstance(message, Welcome):

@@ -31,6 +31,7 @@ from .rounds import Phase, Round, Turn, answered, gate_norms
 from .syncing import Syncing
 
 ROUNDS_IN_FLIGHT_MAX = 1  # rounds that are open or reducing at a time
+HURRY_SHARE = 0.5  # of the grace, after which the late are told to post what they have
 
 
 class Conductor:
@@ -51,6 +52,7 @@ class Conductor:
         self.ledger = Ledger(context, evict)
         self.course = Course(context, syncing, self.ledger, self.bandwidths)
         self.rounds = self.ledger.rounds
+        self._sites: tuple[int, list[tuple[str, ...]]] = (-1, [])  # of which view, and these
 
     # ------------------------------------------------------------ facts
 
@@ -84,8 +86,10 @@ class Conductor:
 
     def measured(self, member: Member, message: Measured) -> None:
         """What its lines carried; the next plan knows it."""
-        sites = sites_of(self.context.roster.by_number())
-        mates = next((site for site in sites if member.peer in site), ())
+        roster = self.context.roster
+        if self._sites[0] != roster.view_number:  # whoever comes or goes makes another view
+            self._sites = (roster.view_number, sites_of(roster.by_number()))
+        mates = next((site for site in self._sites[1] if member.peer in site), ())
         self.bandwidths.measured(member.peer, message, mates)
 
     def removed(self, peer: str, why: str) -> None:
@@ -193,10 +197,28 @@ class Conductor:
             round_.quorum_s = self.context.now_s
         root = self.syncing.decide(round_.fragment, round_.version)
         limit_s = round_.quorum_s + self.context.spec.membership.grace_s
+        if self.context.now_s >= self._hurry_s(round_.quorum_s):
+            self._hurry(round_, expected)
         if (root and answered(round_, expected)) or self.context.now_s >= limit_s:
             self._close(round_, ready, len(expected))
             return True
         return False
+
+    def _hurry(self, round_: Round, expected: list[str]) -> None:
+        """Have those who are late contribute what they have trained by now, at their next step.
+
+        While a round runs with overlap the others go on. Who is left out of one begins the next as
+        many steps behind them as the grace and the reduction took, so it would be late again, and
+        again: a contributor that comes back, or a slow one, would never contribute.
+        """
+        for peer in expected:
+            late = peer not in round_.ready and peer not in round_.declined
+            if late and peer not in round_.hurried:
+                round_.hurried.add(peer)
+                self.context.send(peer, Open(round_.number, round_.fragment, round_.version, 0))
+
+    def _hurry_s(self, quorum_s: float) -> float:
+        return quorum_s + HURRY_SHARE * self.context.spec.membership.grace_s
 
     def _shortage(self, round_: Round, ready: int, expected: int, needed: int) -> str:
         whys = [f"{self.context.name(p)}: {why}" for p, why in sorted(round_.declined.items())]
@@ -257,6 +279,9 @@ class Conductor:
         deadlines = [self.course.next_deadline_s()]
         for round_ in self.ledger.opened():
             if round_.quorum_s is not None:
+                hurry_s = self._hurry_s(round_.quorum_s)
+                if hurry_s > self.context.settled_s:
+                    deadlines.append(hurry_s)
                 deadlines.append(round_.quorum_s + spec.membership.grace_s)
         until_s = self.ledger.backoff.until_s
         if not self.rounds and until_s > self.context.settled_s:

@@ -195,8 +195,14 @@ class Coordinator:
         self._settle()
         return self.context.take_effects()
 
-    def receive(self, peer: str, message: Message, now_s: float) -> list[Effect]:
-        """A message from a member; one from anybody else was overtaken by its removal."""
+    def receive(
+        self, peer: str, message: Message, now_s: float, *, settle: bool = True
+    ) -> list[Effect]:
+        """A message from a member; one from anybody else was overtaken by its removal.
+
+        Args:
+          settle: False: only note what it says; the caller calls ``settle`` soon, once for many.
+        """
         if not self._begin(now_s):
             return []
         member = self.context.roster.get(peer)
@@ -210,8 +216,15 @@ class Coordinator:
             self._violation(member, f"it sent {type(message).__name__}, which peers never send")
         else:
             handler(member, message)
-        if not isinstance(message, Progress | Measured):
+        if settle and not isinstance(message, Progress | Measured):
             self._settle()
+        return self.context.take_effects()
+
+    def settle(self, now_s: float) -> list[Effect]:
+        """Draw the conclusions of messages that were only noted."""
+        if not self._begin(now_s):
+            return []
+        self._settle()
         return self.context.take_effects()
 
     def detach(self, peer: str, reason: str, now_s: float) -> list[Effect]:

@@ -85,8 +85,10 @@ class Probing:
             return False
         ready = [member for member in self._context.roster.by_number() if member.in_sync]
         sender = next((member for member in ready if self._unknown(member)), None)
+        if sender is None:
+            return False
         receiver = self._receiver(ready, sender)
-        if sender is None or receiver is None:
+        if receiver is None:
             return False
         self._done.add(sender.number)
         self._last_number += 1
@@ -104,7 +106,7 @@ class Probing:
     def _unknown(self, member: Member) -> bool:
         return member.number not in self._done and self._bandwidths.known(member.peer) is None
 
-    def _receiver(self, ready: list[Member], sender: Member | None) -> Member | None:
+    def _receiver(self, ready: list[Member], sender: Member) -> Member | None:
         """Of all others the fastest one; of equals, and of the unknown, the first."""
         others = [member for member in ready if member is not sender]
 

@@ -177,6 +177,7 @@ class RoundHere:
     order: Reduce | None = None
     posted: Posted | None = None  # our trainer's pseudo-gradient for it
     offered: bool = False  # the trainer was told that it is open
+    hurried: bool = False  # the others wait: what is trained by now is wanted
     digest: bytes = b""  # of the result we hold, when REDUCED
     commit: Commit | None = None
 
@@ -370,12 +371,22 @@ class Replica:
             return [TellMaster(NotReady(message.round, "no such fragment here"))]
         if self.fragments[message.fragment].version not in (message.version, message.version - 1):
             return [TellMaster(NotReady(message.round, "the fragment is not in sync here"))]
+        known = self.rounds.get(message.round)
+        if known is not None and message.at_step < known.at_step:
+            return self._hurry(known)
         deeds = self._end_void(message.fragment, message.round)
         here = RoundHere(message.round, message.fragment, message.version, message.at_step)
         self.rounds[message.round] = here
         if not self.trainer_loaded:
             return [*deeds, TellMaster(NotReady(message.round, "no trainer is attached"))]
         return [*deeds, *self._offer(here)]
+
+    def _hurry(self, here: RoundHere) -> list[Deed]:
+        """The round is told again with an earlier step: it waits for us."""
+        here.hurried = True
+        if here.phase is Phase.OPEN and here.posted is None and here.offered:
+            return self._offer(here)
+        return []
 
     def _end_void(self, fragment: int, round_id: int) -> list[Deed]:
         """A new round of a fragment: earlier ones that are not committed by now never will be."""
@@ -391,9 +402,8 @@ class Replica:
         if self.fragments[here.fragment].version != here.version:
             return []
         here.offered = True
-        opened = RoundOpened(
-            here.round, here.fragment, here.version, here.at_step, self.hold_step()
-        )
+        at_step = 0 if here.hurried else here.at_step
+        opened = RoundOpened(here.round, here.fragment, here.version, at_step, self.hold_step())
         return [TellTrainer(opened)]
 
     def _end_overtaken(self, fragment: int) -> list[Deed]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
 
 import attrs
 from attrs import Factory, define, frozen
@@ -31,6 +32,7 @@ from ..protocol.messages import (
 from .bandwidth import Bandwidth
 from .sites import same_site
 
+_BY_NUMBER = attrgetter("number")
 VIEWS_PER_TERM = 1_000_000  # view numbers of a term start at a multiple of this, so they only grow
 
 
@@ -135,11 +137,14 @@ class Roster:
         return self.members.get(peer)
 
     def by_number(self) -> list[Member]:
-        return sorted(self.members.values(), key=lambda member: member.number)
+        return sorted(self.members.values(), key=_BY_NUMBER)
 
     def next_view(self, places: set[str], *, force: bool) -> bool:
         """Number a new view if anything in it changed (or ``force``); True if there is one."""
-        members = tuple(_info(member, places) for member in self.by_number())
+        told = {member.number: member for member in self.view_members}
+        members = tuple(
+            _info(member, places, told.get(member.number)) for member in self.by_number()
+        )
         if members == self.view_members and not force:
             return False
         self.view_members = members
@@ -203,13 +208,28 @@ def role_of(member: Member, places: set[str]) -> Role:
     return Role.CONTRIBUTOR if member.peer in places else Role.SPARE
 
 
-def _info(member: Member, places: set[str]) -> MemberInfo:
+def _info(member: Member, places: set[str], told: MemberInfo | None) -> MemberInfo:
+    """What all must know of a member: what they were told, as long as it is still right.
+
+    Every conclusion that the master draws asks for it of everybody; to make it anew and check all
+    its fields each time was most of what a master of many members did.
+    """
+    role = role_of(member, places)
+    if (
+        told is not None
+        and told.role is role
+        and told.in_sync == member.in_sync
+        and told.addresses == member.addresses
+        and told.name == member.name
+        and told.peer == member.peer
+    ):
+        return told
     return MemberInfo(
         peer=member.peer,
         name=member.name,
         number=member.number,
         addresses=member.addresses,
-        role=role_of(member, places),
+        role=role,
         in_sync=member.in_sync,
     )
 

@@ -74,6 +74,7 @@ class Round:
     invited: set[str] = Factory(set)  # who was sent Open and has not lost its copy since
     ready: dict[str, Ready] = Factory(dict)
     declined: dict[str, str] = Factory(dict)  # who will not contribute, and why
+    hurried: set[str] = Factory(set)  # who was told to contribute what it has by now
     quorum_s: float | None = None  # when the quorum was ready
     closed_s: float = 0.0
     ended_s: float = 0.0
@@ -94,6 +95,7 @@ class Round:
         self.invited.discard(peer)
         self.ready.pop(peer, None)
         self.declined.pop(peer, None)
+        self.hurried.discard(peer)
         if self.attempt is not None:
             self.attempt.forget(peer, why)
 

@@ -395,6 +395,8 @@ class Syncing:
         return changed
 
     def _start_transfers(self, member: Member, excluded: Excluded) -> bool:
+        if not any(copy.state is CopyState.STALE for copy in member.copies):
+            return False
         if member.relay or member.draining:
             return False
         if member.peer in self.context.in_line():

@@ -514,13 +514,27 @@ class View(Message):
 
 
 @frozen
+class ViewChange(Message):
+    """Master: the next view, as its difference to the one told last on this connection."""
+
+    number: int = field(validator=_count)
+    base: int = field(validator=_count)  # the number of the view that it changes
+    changed: tuple[MemberInfo, ...] = field(validator=max_len(MEMBERS_MAX))  # or new
+    gone: tuple[int, ...] = field(validator=_each(_count, MEMBERS_MAX))  # by member number
+    step: int = field(validator=_count)
+
+
+@frozen
 class Found(Message):
     """Master: this peer's trainer gives the run its first weights."""
 
 
 @frozen
 class Open(Message):
-    """Master: contribute to this round at the first step boundary at or after ``at_step``."""
+    """Master: contribute to this round at the first step boundary at or after ``at_step``.
+
+    The same round again with an earlier step: the others wait, post what is trained by now.
+    """
 
     round: int = field(validator=_count)
     fragment: int = field(validator=_count)

@@ -29,6 +29,8 @@ from .messages import Message
 FRAME_BYTES_MAX = 16 * 2**20  # a layout of 65,536 tensors takes 5 to 12 MB; the rest is tiny
 ITEMS_MAX = messages.TENSORS_MAX  # in one array or map; no record has a longer one
 REASON_CHARS_MAX = 300  # of an error's text, some of which the other side wrote
+KEPT_BYTES_MIN = 1_024  # shorter encodings are made again as fast as they are found
+KEPT_MAX = 8  # encodings that are kept for the same message to somebody else
 
 T = TypeVar("T")
 
@@ -218,8 +220,19 @@ def from_plain(cls: type[T], data: object) -> T:
         ) from None
 
 
+# What a master says to everybody is one object, which grows with the members: a thousand of them
+# must not have it encoded a thousand times. By identity; the object is kept, so its id is its own.
+_lately: dict[int, tuple[Message, bytes]] = {}
+
+
 def encode(message: Message) -> bytes:
-    """Raises LocalProtocolError: not a message, a value that cannot travel, or over-long."""
+    """A message's bytes; a long one that was encoded a moment ago costs nothing.
+
+    Raises:
+      LocalProtocolError: not a message, a value that cannot travel, or over-long.
+    """
+    if (known := _lately.get(id(message))) is not None:
+        return known[1]
     cls = type(message)
     if MESSAGES.get(cls.__name__) is not cls:
         raise LocalProtocolError(f"{cls.__name__} is not a message")
@@ -230,6 +243,10 @@ def encode(message: Message) -> bytes:
         raise LocalProtocolError(f"cannot encode {cls.__name__}: {error}") from error
     if len(data) > FRAME_BYTES_MAX:
         raise LocalProtocolError(f"a {cls.__name__} of {len(data)} bytes is over-long")
+    if len(data) >= KEPT_BYTES_MIN:
+        _lately[id(message)] = (message, data)
+        if len(_lately) > KEPT_MAX:
+            del _lately[next(iter(_lately))]
     return data
 
 

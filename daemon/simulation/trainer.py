@@ -172,7 +172,8 @@ class SimTrainer:
             case SetContributing():
                 self._contributing = message.contributing
             case RoundOpened():
-                self._open[message.round] = message
+                if message.round not in self._in_flight:  # else it is hurried, and has posted
+                    self._open[message.round] = message
                 self._hold = message.hold_step
             case RoundEnded():
                 self._open.pop(message.round, None)

@@ -632,6 +632,32 @@ def test_a_round_posted_before_a_resync_is_no_longer_ours() -> None:
         assert weights(model) == [40.5] * 3
 
 
+def test_a_round_that_waits_is_posted_for_at_the_next_step_and_once() -> None:
+    model = line(1.0)
+    posted: list[Posted] = []
+
+    def script(daemon: FakeDaemon) -> None:
+        daemon.start(overlap_steps=50, hold_step=200)
+        daemon.open_round(1, at_step=100, hold_step=200)
+        settled(lambda: daemon.posted.slots[STEP_SLOT] >= 3)
+        daemon.open_round(1, at_step=0, hold_step=200)
+        posted.append(daemon.hear(Posted))
+        daemon.open_round(1, at_step=0, hold_step=200)  # it was on its way
+        went_on_from = int(daemon.posted.slots[STEP_SLOT])
+        settled(lambda: daemon.posted.slots[STEP_SLOT] >= went_on_from + 5)
+        assert daemon.hears_nothing(), "it posts once"
+        daemon.share(0, 1, np.full(3, 6, np.float32))
+        daemon.end_round(1, contributed=True, step=100, hold_step=200)
+        daemon.say(Finished())
+
+    with talking(script) as path, attach(model, socket_path=path) as run:
+        while not run.finished:
+            time.sleep(0.001)
+            run.step(tokens=10)
+    assert 3 <= posted[0].step < 100
+    assert posted[0].tokens == 10 * posted[0].step, "what was trained until then, no more"
+
+
 # ---------------------------------------------------------------- the end
 
 

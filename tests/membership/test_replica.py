@@ -131,3 +131,15 @@ def test_a_committed_result_that_later_ones_overtake_is_given_up() -> None:
     assert isinstance(failed, ReduceFailed)
     assert (failed.round, failed.accused) == (1, ())
     assert 1 not in replica.rounds
+
+
+def test_a_round_told_again_with_an_earlier_step_is_posted_for_at_once() -> None:
+    replica = a_contributor()
+    replica.receive(Open(1, 0, 0, EVERY))
+
+    (hurried,) = told(replica.receive(Open(1, 0, 0, 0)))
+    assert isinstance(hurried, RoundOpened)
+    assert (hurried.round, hurried.at_step, hurried.hold_step) == (1, 0, replica.hold_step())
+
+    replica.posted(Posted(1, 0, 0, 48, EVERY - 2), 1.0, "")
+    assert told(replica.receive(Open(1, 0, 0, 0))) == [], "it has posted; once is enough"

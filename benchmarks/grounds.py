@@ -1,0 +1,183 @@
+"""Where a run's processes live: hosts with addresses, made of loopback or of network namespaces.
+
+    Loopback    every host is an address of 127.77.0.0/16; nobody can be cut off from anybody
+    Switch      every host is a namespace with one Ethernet to a switch (a bridge, also in a
+                namespace of its own); root only; hosts can be cut off from each other, one way too
+
+A cut changes no route and closes no connection: in the sender's table of neighbours the other one
+gets an Ethernet address that nobody has, so packets leave and silently arrive nowhere, as when a
+cable is pulled two houses away. ``WanLab`` is the third ground, for lines with delay, rate and loss.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any, Protocol
+
+from benchmarks.wan_lab import NAMESPACES, LabError, end_all, in_network, ip, remove_leftovers
+
+NOBODY = "02:00:00:00:00:01"  # a locally administered address that no host has
+DEVICE = "eth0"
+SWITCH_HOSTS_MAX = 128
+
+
+class Ground(Protocol):
+    """What ``LabRun`` needs of the place where it starts processes."""
+
+    def address(self, number: int) -> str:
+        """A host's IPv4 address."""
+        ...
+
+    def popen(self, number: int, argv: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+        """Start a process on a host; ``options`` are ``subprocess.Popen``'s."""
+        ...
+
+    def inside(self, number: int) -> contextlib.AbstractContextManager[None]:
+        """What this thread opens in the block belongs to the host's network."""
+        ...
+
+
+class Loopback:
+    """Hosts that are only addresses of this machine."""
+
+    def __enter__(self) -> Loopback:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def address(self, number: int) -> str:
+        return f"127.77.0.{number + 1}"
+
+    def popen(self, number: int, argv: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+        return subprocess.Popen(argv, **options)
+
+    def inside(self, number: int) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+
+class Switch:
+    """Hosts in namespaces on one switch, for as long as the ``with`` block lasts.
+
+    Args:
+      count: of the hosts.
+
+    Raises:
+      LabError: from ``with``: it cannot be made here.
+    """
+
+    def __init__(self, count: int) -> None:
+        if not 1 <= count <= SWITCH_HOSTS_MAX:
+            raise ValueError(f"from 1 to {SWITCH_HOSTS_MAX} hosts")
+        self._count = count
+        self._names: list[str] = []
+        self._processes: list[subprocess.Popen[Any]] = []
+
+    def __enter__(self) -> Switch:
+        if reason := why_no_switch():
+            raise LabError(reason)
+        remove_leftovers()
+        try:
+            self._make()
+        except BaseException:
+            self._remove()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        _type: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        self._remove()
+
+    def _make(self) -> None:
+        switch = f"holdfast-{os.getpid()}-switch"
+        ip("netns", "add", switch)
+        self._names.append(switch)
+        ip("-n", switch, "link", "add", "bridge0", "type", "bridge")
+        ip("-n", switch, "link", "set", "bridge0", "up")
+        for number in range(self._count):
+            host = f"holdfast-{os.getpid()}-{number}"
+            ip("netns", "add", host)
+            self._names.append(host)
+            port = f"port{number}"
+            ends = ("name", port, "type", "veth", "peer", "name", DEVICE, "netns", host)
+            ip("-n", switch, "link", "add", *ends)
+            ip("-n", switch, "link", "set", port, "master", "bridge0", "up")
+            ip("-n", host, "link", "set", "lo", "up")
+            ip("-n", host, "addr", "add", f"{self.address(number)}/24", "dev", DEVICE)
+            ip("-n", host, "link", "set", DEVICE, "up")
+
+    def _remove(self) -> None:
+        end_all([process for process in self._processes if process.poll() is None])
+        for name in reversed(self._names):
+            with contextlib.suppress(LabError):  # the others must go all the same
+                ip("netns", "del", name)
+        self._names, self._processes = [], []
+
+    # ------------------------------------------------------------ Ground
+
+    def address(self, number: int) -> str:
+        return f"198.18.1.{number + 1}"
+
+    def popen(self, number: int, argv: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+        command = ["nsenter", f"--net={NAMESPACES / self._host(number)}", "--", *argv]
+        process = subprocess.Popen(command, **options)
+        self._processes = [each for each in self._processes if each.poll() is None]
+        self._processes.append(process)
+        return process
+
+    @contextlib.contextmanager
+    def inside(self, number: int) -> Iterator[None]:
+        with in_network(self._host(number)):
+            yield
+
+    # ------------------------------------------------------------ cuts
+
+    def cut(self, source: int, target: int) -> None:
+        """Let nothing of ``source`` reach ``target``; the other direction goes on."""
+        where = ("-n", self._host(source))
+        to = ("to", self.address(target), "dev", DEVICE)
+        ip(*where, "neigh", "replace", *to, "lladdr", NOBODY, "nud", "permanent")
+
+    def heal(self, source: int, target: int) -> None:
+        """End a ``cut``; harmless where there is none."""
+        where = ("-n", self._host(source))
+        with contextlib.suppress(LabError):  # there was none
+            ip(*where, "neigh", "del", "to", self.address(target), "dev", DEVICE)
+
+    def _host(self, number: int) -> str:
+        return self._names[1 + number]
+
+
+def why_no_switch() -> str:
+    """Why this machine allows no ``Switch``; empty if it does."""
+    if sys.platform != "linux":
+        return "network namespaces are Linux's"
+    if os.geteuid() != 0:
+        return "only root may make network namespaces"
+    for command, package in (("ip", "iproute2"), ("nsenter", "util-linux")):
+        if shutil.which(command) is None:
+            return f"the command {command!r} is missing (apt install {package})"
+    probe = f"holdfast-{os.getpid()}-try"
+    try:
+        ip("netns", "add", probe)
+    except LabError as error:
+        return f"no network namespaces ({error}; containers: --privileged)"
+    try:
+        ip("-n", probe, "link", "add", "bridge0", "type", "bridge")
+        ends = ("name", "port0", "type", "veth", "peer", "name", "port1")
+        ip("-n", probe, "link", "add", *ends)
+    except LabError as error:
+        return f"no bridge or veth ({error})"
+    finally:
+        ip("netns", "del", probe)
+    return ""
