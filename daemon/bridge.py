@@ -26,6 +26,7 @@ from ..protocol import wire
 from ..protocol.arena import MAIL_SLOT, Arena, create_arena_file, map_arena
 from ..protocol.errors import RemoteProtocolError
 from ..protocol.messages import (
+    VERSION_MAX,
     ArenaOpened,
     Failing,
     FailureKind,
@@ -39,7 +40,6 @@ from .trainer_port import TrainerEvents
 
 log = logging.getLogger("holdfast.bridge")
 
-TRAINER_VERSION = 1
 HELLO_S = 60.0  # from the connection to the layout; a large model takes its time to be walked
 LAST_WORDS_S = 1.0  # after a process has ended, for what is left in its socket
 QUEUE_COUNT_MAX = 4_096  # messages for a trainer that does not reach a step boundary
@@ -132,7 +132,7 @@ class UnixBridge:
         try:
             with trio.move_on_after(HELLO_S):
                 hello = await stream.receive_expected(TrainerHello)
-                if hello.version != TRAINER_VERSION:
+                if hello.version != VERSION_MAX:
                     await _turn_away(stream, "the script's holdfast is of another version")
                     return
                 self.attached_pid = hello.pid

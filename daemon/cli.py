@@ -13,6 +13,7 @@ import math
 import os
 import socket
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ParamSpec
@@ -26,7 +27,7 @@ from ..protocol.errors import UserError
 from .bench_allreduce import allreduce
 from .bench_lanes import lanes
 from .exit_codes import ExitCode
-from .places import Control, find_control, locked, master_state, peer_state
+from .places import Control, find_control, find_state, locked, master_state, peer_state
 from .simulate import simulate
 from .tasks import told_error
 
@@ -189,11 +190,22 @@ def commands(log_level: str) -> None:
 
 
 @commands.command()
-@click.argument("run_toml", type=click.Path(path_type=Path))
+@click.argument("run_toml", type=click.Path(path_type=Path), required=False)
 @click.option(
     "--state",
     type=click.Path(file_okay=False, path_type=Path),
     help="Keep the run's journal and keys here.",
+)
+@click.option(
+    "--journal",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Take a run over: go on with this copy of another master's state (see `backup`).",
+)
+@click.option(
+    "--standby",
+    multiple=True,
+    callback=_addresses,
+    help="HOST:PORT of a machine that may take over; goes into invites; repeatable.",
 )
 @click.option(
     "--listen",
@@ -220,8 +232,10 @@ def commands(log_level: str) -> None:
     "--invite/--no-invite", default=True, help="Print an invite for the run's first peers."
 )
 def master(
-    run_toml: Path,
+    run_toml: Path | None,
     state: Path | None,
+    journal: Path | None,
+    standby: tuple[Address, ...],
     listen: tuple[Address, ...],
     advertise: tuple[Address, ...],
     http: Address,
@@ -230,18 +244,31 @@ def master(
     """Coordinate a run: admit peers, open rounds, commit them.
 
     The master carries no tensor bytes; any small machine does. Stopped and started again with the
-    same state directory it goes on where it was.
+    same state directory it goes on where it was. RUN_TOML may be left out then.
+
+    With a copy of its state another machine can take the run over: --journal. That master opens no
+    round before more than half of the contributors have come to it; the old one must then stop, and
+    does as soon as it hears of the new one.
 
     \b
     Examples:
       holdfast master run.toml
+      holdfast master run.toml --standby spare.example.org:29700
+      holdfast master --journal /backup/run
       holdfast master run.toml --advertise train.example.org:29700
     """
     from .run_master import Master, MasterOptions, read_spec
 
-    spec = read_spec(run_toml)
-    folder = state or master_state(spec.run.name)
-    options = MasterOptions(run_toml, folder, listen, advertise, http, invite)
+    if state is not None and journal is not None:
+        raise click.UsageError("--journal DIR is the state directory: leave out --state")
+    folder = journal or state
+    if folder is None:
+        if run_toml is None:
+            raise click.UsageError("give a RUN_TOML, or --state or --journal with a run's state")
+        folder = master_state(read_spec(run_toml).run.name)
+    options = MasterOptions(
+        run_toml, folder, listen, advertise, http, invite, journal is not None, standby
+    )
     with locked(folder):
         trio.run(Master(options, _tell).run)
 
@@ -477,6 +504,67 @@ def kick(peer: str, state: Path | None, reason: str, as_json: bool) -> None:
     """
     answer = call(find_control(state, "master"), "kick", {"peer": peer, "reason": reason})
     click.echo(json.dumps(answer) if as_json else f"removed {answer['peer']}")
+
+
+@commands.command()
+@state_option
+@json_option
+def pause(state: Path | None, as_json: bool) -> None:
+    """Open no more rounds; the one in flight goes on. Trainers wait at the next round's step.
+
+    \b
+    Example:
+      holdfast pause
+    """
+    answer = call(find_control(state, "master"), "pause", {})
+    click.echo(json.dumps(answer) if as_json else "paused; `holdfast resume` lets the run go on")
+
+
+@commands.command()
+@state_option
+@json_option
+def resume(state: Path | None, as_json: bool) -> None:
+    """Let a run that was paused go on.
+
+    \b
+    Example:
+      holdfast resume
+    """
+    answer = call(find_control(state, "master"), "resume", {})
+    click.echo(json.dumps(answer) if as_json else "resumed")
+
+
+@commands.command()
+@click.argument("target", type=click.Path(file_okay=False, path_type=Path))
+@state_option
+@click.option(
+    "--every",
+    type=Amount(min=1),
+    help="Copy again every so many seconds, until Ctrl+C.",
+)
+@json_option
+def backup(target: Path, state: Path | None, every: float | None, as_json: bool) -> None:
+    """Copy the run's journal and keys to TARGET, while its master runs.
+
+    The copy is all that another machine needs to take the run over: `holdfast master --journal`. It
+    is as secret as the state itself: it holds the key of the run's authority.
+
+    \b
+    Examples:
+      holdfast backup /mnt/standby/run
+      holdfast backup /mnt/standby/run --every 10
+    """
+    from .store import back_up
+
+    folder = state or find_state()
+    with locked(target):
+        while True:
+            count = back_up(folder, target)
+            answer = {"target": str(target), "records": count}
+            _tell(json.dumps(answer) if as_json else f"copied {count} records to {target}")
+            if every is None:
+                return
+            time.sleep(every)
 
 
 @commands.command()

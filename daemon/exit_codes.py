@@ -16,5 +16,6 @@ class ExitCode(enum.IntEnum):
     REFUSED = 7  # the master refuses this peer: version, layout, address, run over
     EVICTED = 8  # removed from the run by its owner
     TRAINER = 9  # the training command fails again and again, or cannot be started
-    VIOLATION = 10  # a simulated run broke a promise
+    SUPERSEDED = 10  # another master has taken the run over; this one must not go on
+    VIOLATION = 11  # a simulated run broke a promise
     INTERRUPTED = 130  # a second Ctrl+C: stopped without draining

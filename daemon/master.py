@@ -8,11 +8,14 @@
      ├── _carry_out            the only task that performs effects, in the order decided
      ├── _keep_time            wakes the coordinator at its next deadline
      ├── _settle_crowd         with many peers: conclusions from many messages at once
-     └── _beat                 a heartbeat to everybody
+     ├── _beat                 a heartbeat to everybody
+     ├── _watch_others         asks other masters of the run which term they serve
+     └── _end_if_superseded    ends the service when another master is obeyed
 
 Decisions are made at once, synchronously, when a message arrives; their effects are queued. A
 ``Record`` is fsynced before the effects behind it in the queue, so nothing leaves this process
-that a restart could forget.
+that a restart could forget. While a record cannot be written (the disk is full), it is tried again
+and again and nothing behind it goes out; heartbeats do, so the members stay and train on.
 """
 
 from __future__ import annotations
@@ -21,13 +24,14 @@ import logging
 import sqlite3
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 
 import trio
 from attrs import define, evolve, field
 
 from ..membership.coordinator import Coordinator, Grant
-from ..membership.effects import Announce, Drop, Effect, Record, Send
+from ..membership.effects import Announce, Drop, Effect, Record, Send, StandDown
 from ..membership.journal import JournalRecord
 from ..membership.views import ViewWriter
 from ..protocol.addresses import Address, host_of
@@ -35,6 +39,8 @@ from ..protocol.authority import Authority, holder_of, load_certificate
 from ..protocol.enrol import Admission, Refusal, answer_newcomer
 from ..protocol.errors import HoldfastError, RemoteProtocolError, UserError
 from ..protocol.messages import (
+    TEXT_CHARS_MAX,
+    Claim,
     Heartbeat,
     Hello,
     Measured,
@@ -50,14 +56,22 @@ from ..protocol.messages import (
 )
 from ..protocol.network import Channel, Network, Party
 from ..protocol.stream import MessageStream
+from .exit_codes import ExitCode
 from .store import GrantRow, Store, TokenError
 
 log = logging.getLogger("holdfast.master")
+
+STREAM_ENDS = (trio.BrokenResourceError, trio.ClosedResourceError, trio.EndOfChannel)
 
 OUTBOX_COUNT_MAX = 4_096  # messages that wait for one peer; more: it does not read, it is dropped
 HELLO_S = 10.0  # from the connection to its first message
 PROBE_S = 5.0  # dialling a newcomer back at one of its addresses
 TICK_S_MIN = 0.005  # the coordinator's deadlines are not chased closer than this
+WRITE_RETRY_S = 0.5  # after the first failure to write a record; doubling
+WRITE_RETRY_S_MAX = 10.0  # so long does a run stand still, at most, after there is room again
+WRITE_SLOW_S = 2.0  # a record that takes longer is why the run waits
+CLAIM_DEADLINES = 3  # between two looks at the other masters
+CLAIM_S = 10.0  # for one of these conversations
 CLOSE_S = 2.0  # for the last words to a peer that is dropped
 CROWD_MIN = 64  # peers; with fewer, conclusions are drawn from each message by itself
 CROWD_WAIT_S = 50e-6  # a peer, from the first message noted to the conclusions: 50 ms for 1,000
@@ -112,6 +126,9 @@ class MasterService:
         self._time = trio.Event()
         self._noted = trio.Event()  # something was said from which nothing was concluded yet
         self._nursery: trio.Nursery | None = None
+        self._write_since_s: float | None = None  # the record that is being written
+        self._write_fault = ""
+        self._superseded = trio.Event()
 
     async def run(
         self, *, task_status: trio.TaskStatus[Sequence[Address]] = trio.TASK_STATUS_IGNORED
@@ -124,6 +141,8 @@ class MasterService:
             nursery.start_soon(self._keep_time)
             nursery.start_soon(self._settle_crowd)
             nursery.start_soon(self._beat)
+            nursery.start_soon(self._watch_others)
+            nursery.start_soon(self._end_if_superseded)
             task_status.started(self.bound)
 
     # ------------------------------------------------------------ deciding
@@ -135,7 +154,12 @@ class MasterService:
           sooner: its next deadline may be an earlier one after this. Signs of life only put
             deadlines off; looking for the next one costs time that grows with the members.
         """
-        self._effects.extend(decision(self._now()))
+        effects = decision(self._now())
+        if any(isinstance(effect, StandDown) for effect in effects):
+            self._effects.clear()  # what is not on disk yet is decided by the other one
+            self._superseded.set()
+            return
+        self._effects.extend(effects)
         self._work.set()
         if sooner:
             self._time.set()
@@ -161,7 +185,7 @@ class MasterService:
 
     async def _carry_out(self) -> None:
         while True:
-            while self._effects:
+            while self._effects and not self._superseded.is_set():
                 effect = self._effects.popleft()
                 match effect:
                     case Record(record=record):
@@ -176,14 +200,43 @@ class MasterService:
             await self._work.wait()
 
     async def _journal(self, record: JournalRecord) -> None:
-        try:
-            await self.network.run_sync(lambda: self.store.append(record))
-        except sqlite3.Error as error:
-            # A commit that cannot be made durable must not be sent: stop here, restart settles it.
-            raise UserError(
-                f"the journal cannot be written: {error}",
-                hint="free some disk space, then start the master again; peers wait for it",
-            ) from error
+        wait_s = WRITE_RETRY_S
+        self._write_since_s = trio.current_time()
+        while not self._superseded.is_set():
+            try:
+                await self.network.run_sync(lambda: self.store.append(record))
+                break
+            except sqlite3.OperationalError as error:
+                if not self._write_fault:
+                    self._write_fault = str(error)
+                    log.error("%s", self.why_stuck())
+                    self.decide(partial(self.coordinator.note, self.why_stuck()))
+                self._write_fault = str(error)
+            except sqlite3.DatabaseError as error:
+                # Not a matter of waiting. A restart cuts what is damaged and settles the rest.
+                raise UserError(
+                    f"the journal cannot be written: {error}",
+                    hint="start the master again: it looks the journal over; peers wait for it",
+                ) from error
+            await trio.sleep(wait_s)
+            wait_s = min(2 * wait_s, WRITE_RETRY_S_MAX)
+        self._write_since_s = None
+        if self._write_fault:
+            self._write_fault = ""
+            self.decide(partial(self.coordinator.note, "the journal can be written again"))
+
+    def why_stuck(self) -> str:
+        """Why no decision leaves this process; empty: they do."""
+        if self._write_fault:
+            return (
+                f"the journal cannot be written: {self._write_fault}; peers train on, nothing is "
+                "committed; free some space on its disk and the run goes on"
+            )
+        if self._write_since_s is not None:
+            taken_s = trio.current_time() - self._write_since_s
+            if taken_s > WRITE_SLOW_S:
+                return f"the journal's disk is slow: a record takes {taken_s:.0f} s so far"
+        return ""
 
     def _send(self, peer: str, message: Message) -> None:
         session = self.sessions.get(peer)
@@ -239,6 +292,59 @@ class MasterService:
             for peer in list(self.sessions):
                 self._send(peer, Heartbeat(sequence))
 
+    # ------------------------------------------------------------ other masters
+
+    async def _end_if_superseded(self) -> None:
+        """Raises UserError when another master is obeyed."""
+        await self._superseded.wait()
+        reason = self.coordinator.succession.superseded
+        log.error("%s", reason)
+        for session in list(self.sessions.values()):
+            self._dismiss(session, Refused(RefusalCode.SUPERSEDED, reason[:TEXT_CHARS_MAX]))
+        await trio.sleep(CLOSE_S)
+        raise UserError(
+            f"{reason}; this one must not go on",
+            exit_code=ExitCode.SUPERSEDED,
+            hint="leave it stopped. Its folder is out of date: to make this machine the standby, "
+            "copy the other master's state here (`holdfast backup`)",
+        )
+
+    async def _watch_others(self) -> None:
+        """Ask who serves at the run's other addresses; the lower of two masters gives way."""
+        while True:
+            for text in self.coordinator.context.history.masters:
+                address = Address.parse(text)
+                if address not in self.bound:
+                    await self._compare(address)
+            await trio.sleep(CLAIM_DEADLINES * self.coordinator.context.spec.membership.deadline_s)
+
+    async def _compare(self, address: Address) -> None:
+        with suppress(OSError, HoldfastError, trio.TooSlowError, *STREAM_ENDS):
+            with trio.fail_after(CLAIM_S):
+                channel = await self.network.dial(address, party=Party.MASTER)
+                try:
+                    stream = MessageStream(channel.stream)
+                    await stream.send(self._claim())
+                    self._hear_claim(await stream.receive_expected(Claim), str(address))
+                finally:
+                    await trio.aclose_forcefully(channel.stream)
+
+    async def _answer_claim(self, channel: Channel) -> None:
+        stream = MessageStream(channel.stream)
+        with trio.move_on_after(CLAIM_S):
+            claim = await stream.receive_expected(Claim)
+            await stream.send_final(self._claim())
+            self._hear_claim(claim, channel.remote_address)
+
+    def _claim(self) -> Claim:
+        context = self.coordinator.context
+        return Claim(context.run_id, context.term, context.history.nonce)
+
+    def _hear_claim(self, claim: Claim, where: str) -> None:
+        if claim.run_id == self.coordinator.context.run_id:
+            who = f"the master at {where}"
+            self.decide(partial(self.coordinator.met, claim.term, claim.nonce, who))
+
     # ------------------------------------------------------------ connections
 
     async def _on_channel(self, channel: Channel) -> None:
@@ -247,19 +353,27 @@ class MasterService:
                 await self._enrol(channel, self.authority)
         elif channel.party is Party.PEER:
             await self._serve_peer(channel)
+        elif channel.party is Party.MASTER:
+            await self._answer_claim(channel)
 
     async def _enrol(self, channel: Channel, authority: Authority) -> None:
         grants: list[GrantRow] = []
 
-        def redeem(token: str) -> Role:
+        async def redeem(token: str) -> Role:
             try:
-                grants.append(self.store.redeem(token))
+                grants.append(await self.network.run_sync(lambda: self.store.redeem(token)))
             except TokenError as error:
                 raise Refusal(RefusalCode.TOKEN, str(error)) from error
+            except sqlite3.Error as error:
+                raise _cannot_note(error) from error
             return grants[0].role
 
-        def admitted(admission: Admission) -> None:
-            self.store.admit(admission.peer, evolve(grants[0], name=admission.name))
+        async def admitted(admission: Admission) -> None:
+            grant = evolve(grants[0], name=admission.name)
+            try:
+                await self.network.run_sync(lambda: self.store.admit(admission.peer, grant))
+            except sqlite3.Error as error:
+                raise _cannot_note(error) from error
             log.info("admitted %s (%s)", admission.name, admission.peer[:8])
 
         await answer_newcomer(channel, authority, redeem, admitted=admitted)
@@ -271,6 +385,9 @@ class MasterService:
         if in_time.cancelled_caught:
             return
         grant = self.store.grant(channel.peer)
+        if self._write_fault:  # its effects would only queue up behind the record
+            await stream.send_final(Refused(RefusalCode.BUSY, self.why_stuck()))
+            return
         if grant is None:
             await stream.send_final(
                 Refused(RefusalCode.TOKEN, "this identity was never admitted to the run")
@@ -280,6 +397,8 @@ class MasterService:
         if refusal is not None:
             log.info("refused %s (%s): %s", hello.name, channel.peer[:8], refusal.reason)
             await stream.send_final(refusal)
+            return
+        if self._superseded.is_set():
             return
         outbox, queue = trio.open_memory_channel[Message](OUTBOX_COUNT_MAX)
         session = Session(channel.peer, stream, outbox)
@@ -388,3 +507,11 @@ class MasterService:
             f"nobody can reach this peer at {', '.join(tried) or 'any address'}; "
             "open its port, or give the address others can dial with --advertise"[:900],
         )
+
+
+def _cannot_note(error: sqlite3.Error) -> Refusal:
+    return Refusal(
+        RefusalCode.BUSY,
+        f"the master cannot write down who joins ({error}): its owner must free some disk space; "
+        "then try again",
+    )

@@ -114,7 +114,7 @@ class PeerService:
             welcome=self._welcome,
             hear=self._hear,
             lost=self._master_lost,
-            term=lambda: self.replica.term,
+            obeys=self.replica.obeys,
             renew=renew,
             renew_every_s=renew_every_s,
         )
@@ -239,6 +239,8 @@ class PeerService:
             config.upload_bytes_per_s or 0.0,
             config.download_bytes_per_s or 0.0,
             config.site,
+            replica.term,
+            replica.nonce,
         )
 
     def _welcome(self, message: Welcome) -> RunSpec:

@@ -140,6 +140,23 @@ def find_control(state: Path | None, kind: str | None) -> Control:
     return (masters or found)[0][1]
 
 
+def find_state() -> Path:
+    """The only run of a master on this machine, running or not.
+
+    Raises:
+      UserError: there is none, or there are several.
+    """
+    found = sorted(path.parent for path in data_home().glob("runs/*/journal.sqlite"))
+    if len(found) != 1:
+        names = ", ".join(str(folder) for folder in found)
+        raise UserError(
+            f"several runs are kept here: {names}" if found else "no run is kept here",
+            exit_code=ExitCode.USAGE,
+            hint="say which with --state DIR",
+        )
+    return found[0]
+
+
 def _read_control(path: Path) -> Control | None:
     try:
         control = Control(**json.loads(path.read_text()))

@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import logging
 import secrets
+import sqlite3
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import trio
 from attrs import define
 
 from ..membership.coordinator import Coordinator
-from ..membership.journal import RunCreated, TermStarted
+from ..membership.journal import (
+    TERMS_SKIPPED,
+    JournalRecord,
+    RunCreated,
+    SpecChanged,
+    TermStarted,
+)
 from ..membership.spec import RunSpec
 from ..protocol.addresses import Address
 from ..protocol.authority import Authority
 from ..protocol.credentials import Credentials
 from ..protocol.errors import UserError
 from ..protocol.identity import Identity
-from ..protocol.invite import Invite
-from ..protocol.messages import Role
+from ..protocol.invite import ADDRESSES_MAX, Invite
+from ..protocol.messages import MASTERS_MAX, Role
 from ..protocol.network import Party
 from ..protocol.sockets import SocketNetwork
 from .exit_codes import ExitCode
@@ -28,11 +36,12 @@ from .hosts import dialable
 from .http import Json, control_side
 from .master import MasterService
 from .places import make_private
-from .store import Store
+from .store import JOURNAL_FILE, Store
 from .tasks import wait_for_signals
 
 log = logging.getLogger("holdfast.master")
 
+NONCE_BYTES = 16
 INVITE_USES_DEFAULT = 100
 INVITE_HOURS_DEFAULT = 24.0
 USES_MAX = 1_000_000  # of an invite
@@ -41,12 +50,14 @@ HOURS_MAX = 87_600.0  # of an invite: ten years
 
 @define
 class MasterOptions:
-    spec_path: Path
+    spec_path: Path | None  # None: as the journal has it
     state: Path
     listen: Sequence[Address]
     advertise: Sequence[Address]
     http: Address
     invite: bool = True
+    takes_over: bool = False  # the state is a copy of another master's
+    standby: Sequence[Address] = ()  # where other masters may take over from this one
 
 
 def read_spec(path: Path) -> RunSpec:
@@ -69,10 +80,11 @@ class Master:
     def __init__(self, options: MasterOptions, tell: Callable[[str], None]) -> None:
         self.options = options
         self.tell = tell
-        self.spec = read_spec(options.spec_path)
+        self._check_state()
+        given = None if options.spec_path is None else read_spec(options.spec_path)
         make_private(options.state)
-        self.store = Store(options.state / "journal.sqlite")
-        self.run_id, self.coordinator = self._restore()
+        self.store = Store(options.state / JOURNAL_FILE)
+        self.run_id, self.spec, self.coordinator = self._restore(given)
         self.authority = Authority.load_or_create(options.state / "authority", self.run_id)
         self.credentials = self._credentials()
         self.network = SocketNetwork(self.credentials, newcomers=True)
@@ -81,27 +93,62 @@ class Master:
         )
         self.started_s = time.time()
 
-    def _restore(self) -> tuple[str, Coordinator]:
+    def _check_state(self) -> None:
+        """A journal without its authority's key cannot serve: say so before anything is written."""
+        options = self.options
+        exists = (options.state / JOURNAL_FILE).exists()
+        if not exists and (options.takes_over or options.spec_path is None):
+            raise UserError(
+                f"there is no journal in {options.state}",
+                exit_code=ExitCode.CONFIG,
+                hint="copy the run's state there first: `holdfast backup DIR` at its master",
+            )
+        if exists and not (options.state / "authority" / "authority.key").exists():
+            raise UserError(
+                f"{options.state} has the journal, but not the key of the run's authority",
+                exit_code=ExitCode.CONFIG,
+                hint="copy the folder authority/ as well: `holdfast backup DIR` does",
+            )
+
+    def _restore(self, given: RunSpec | None) -> tuple[str, RunSpec, Coordinator]:
+        """The run as its journal has it, in a new term; a new run if there is no journal."""
         records = self.store.records()
         created = [record for record in records if isinstance(record, RunCreated)]
-        if created:
-            self._check_same_run(RunSpec.parse(created[0].spec_toml))
-            run_id = created[0].run_id
-        else:
+        if not created:
+            assert given is not None
             run_id = secrets.token_hex(16)
-            first = RunCreated(run_id, self.spec.toml_text)
-            self.store.append(first)
-            records.append(first)
+            self._record(records, RunCreated(run_id, given.toml_text))
+            recorded = given
+        else:
+            run_id = created[0].run_id
+            texts = [r.spec_toml for r in records if isinstance(r, RunCreated | SpecChanged)]
+            recorded = RunSpec.parse(texts[-1])
+        spec = recorded if given is None else given
+        if spec.toml_text != recorded.toml_text:
+            self._check_same_run(recorded, spec)
+            self._record(records, SpecChanged(spec.toml_text))
+        behind = self.options.takes_over or self.store.cut is not None
         terms = [record.term for record in records if isinstance(record, TermStarted)]
-        started = TermStarted(max(terms, default=0) + 1)
-        self.store.append(started)
-        return run_id, Coordinator.restore(self.spec, run_id, [*records, started], started.term)
+        last = max([self.store.last_term, *terms])
+        term = last + (TERMS_SKIPPED if behind else 1)
+        self._record(records, TermStarted(term, secrets.token_bytes(NONCE_BYTES), behind))
+        return run_id, spec, Coordinator.restore(spec, run_id, records, term)
 
-    def _check_same_run(self, before: RunSpec) -> None:
-        if before.diloco.fragments != self.spec.diloco.fragments:
+    def _record(self, records: list[JournalRecord], record: JournalRecord) -> None:
+        try:
+            self.store.append(record)
+        except sqlite3.Error as error:
+            raise UserError(
+                f"the journal in {self.options.state} cannot be written: {error}",
+                hint="free some space on its disk, then start the master again",
+            ) from error
+        records.append(record)
+
+    def _check_same_run(self, before: RunSpec, now: RunSpec) -> None:
+        if before.diloco.fragments != now.diloco.fragments:
             raise UserError(
                 f"the run in {self.options.state} has {before.diloco.fragments} fragments, "
-                f"{self.options.spec_path} says {self.spec.diloco.fragments}",
+                f"{self.options.spec_path} says {now.diloco.fragments}",
                 exit_code=ExitCode.CONFIG,
                 hint="a new run needs another name, or its own --state DIR",
             )
@@ -135,9 +182,17 @@ class Master:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(wait_for_signals, self._on_signal)
                 bound = await nursery.start(self.service.run)
+                self._note_start()
                 nursery.start_soon(serve_http)
                 nursery.start_soon(self._renew_own)
                 self._announce(bound, url)
+
+    def _note_start(self) -> None:
+        """What everybody should know from now on: our addresses, and what became of the journal."""
+        masters = (*self._addresses(), *map(str, self.options.standby))[:MASTERS_MAX]
+        self.service.decide(partial(self.coordinator.know_masters, masters))
+        if self.store.cut is not None:
+            self.service.decide(partial(self.coordinator.note, str(self.store.cut)))
 
     def _announce(self, bound: Sequence[Address], url: str) -> None:
         self.tell(
@@ -145,6 +200,10 @@ class Master:
         )
         self.tell(f"listening on {', '.join(map(str, bound))}; status at {url}/api/status")
         self.tell(f"state in {self.options.state}")
+        if self.store.cut is not None:
+            self.tell(f"WARNING: {self.store.cut}")
+        if self.coordinator.succession.waiting:
+            self.tell(self.coordinator.succession.why_waiting())
         if self.options.invite:
             invite = self.make_invite(
                 Role.CONTRIBUTOR, True, INVITE_USES_DEFAULT, INVITE_HOURS_DEFAULT
@@ -171,6 +230,10 @@ class Master:
     def status(self) -> Json:
         """The whole run as JSON."""
         status: Json = dict(self.coordinator.status(trio.current_time()))
+        stuck = self.service.why_stuck()
+        if stuck:
+            status["why_waiting"] = stuck
+        status["journal_cut"] = None if self.store.cut is None else str(self.store.cut)
         status["run_id"] = self.run_id
         status["name"] = self.spec.run.name
         status["uptime_s"] = time.time() - self.started_s
@@ -183,11 +246,22 @@ class Master:
     def _addresses(self) -> Sequence[str]:
         return dialable(self.service.bound, self.options.advertise)
 
+    def _masters(self) -> tuple[Address, ...]:
+        """Where a newcomer may find the run's master: here first, then at the standbys."""
+        ours = [Address.parse(text) for text in self._addresses()]
+        return tuple(dict.fromkeys([*ours, *self.options.standby]))[:ADDRESSES_MAX]
+
     def make_invite(self, role: Role, founder: bool, uses: int, hours: float) -> str:
-        token, expires_s = self.store.make_token(role, founder=founder, uses=uses, hours=hours)
+        try:
+            token, expires_s = self.store.make_token(role, founder=founder, uses=uses, hours=hours)
+        except sqlite3.Error as error:
+            raise UserError(
+                f"the invite cannot be written down: {error}",
+                hint="free some space on the disk of the master's state",
+            ) from error
         return Invite(
             run_id=self.run_id,
-            addresses=tuple(Address.parse(text) for text in self._addresses()),
+            addresses=self._masters(),
             fingerprint=self.authority.fingerprint,
             token=token,
             role=role,
@@ -227,15 +301,21 @@ class Master:
         return {"peer": peer, "kicked": True}
 
     def _find_peer(self, wanted: str) -> str:
-        members = self.coordinator.status(trio.current_time())["members"]
+        names = {peer: grant.name for peer, grant in self.store.granted().items()}
+        history = self.coordinator.context.history
+        names |= {peer: admitted.name for peer, admitted in history.admitted.items()}
+        names |= {member.peer: member.name for member in self.coordinator.context.roster}
+        for peer in history.revoked:
+            names.pop(peer, None)
         matches = [
-            str(m["peer"])
-            for m in members
-            if m["name"] == wanted or (len(wanted) >= 4 and str(m["peer"]).startswith(wanted))
+            peer
+            for peer, name in names.items()
+            if name == wanted or (len(wanted) >= 4 and peer.startswith(wanted))
         ]
         if len(matches) != 1:
             raise UserError(
-                f"{'no member is' if not matches else 'several members are'} called {wanted!r}",
+                f"{'no peer is' if not matches else 'several peers are'} called {wanted!r}"
+                + (f": {', '.join(peer[:8] for peer in matches[:8])}" if matches else ""),
                 exit_code=ExitCode.USAGE,
                 hint="`holdfast status` lists the members; use the peer id's first digits",
             )

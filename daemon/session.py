@@ -24,6 +24,7 @@ from ..membership.views import changed_view
 from ..protocol.addresses import Address
 from ..protocol.errors import EvictedError, RemoteProtocolError, UserError
 from ..protocol.messages import (
+    MASTERS_MAX,
     Heartbeat,
     Hello,
     Message,
@@ -43,6 +44,7 @@ log = logging.getLogger("holdfast.peer")
 
 OUTBOX_COUNT_MAX = 4_096  # messages to the master that wait to be written; more: the session ends
 DIAL_S = 10.0  # one attempt to reach the master, TLS handshake included
+ADDRESSES_MAX = 2 * MASTERS_MAX  # of masters that are dialled: the invite's and those learned
 BACKOFF_FIRST_S = 0.2
 BACKOFF_MAX_S = 5.0
 
@@ -58,6 +60,9 @@ FINAL_CODES = {
     RefusalCode.LEFT,
     RefusalCode.UNREACHABLE,
 }
+
+# These say something about the master, not about us: another address, or later.
+PASSING_CODES = {RefusalCode.SUPERSEDED, RefusalCode.BUSY}
 
 # How a session ends when it is nobody's decision.
 SESSION_ERRORS = (
@@ -78,7 +83,7 @@ class MasterSession:
       welcome: called with each ``Welcome``; returns the run's spec.
       hear: called with every other message of the master.
       lost: called when a session that had a ``Welcome`` is over.
-      term: the highest term of a master that was obeyed; older masters are not.
+      obeys: whether the master of this term and nonce may be obeyed.
       renew: makes a certificate request; None: the certificate is never renewed.
 
     Attributes:
@@ -97,7 +102,7 @@ class MasterSession:
         welcome: Callable[[Welcome], RunSpec],
         hear: Callable[[Message], None],
         lost: Callable[[], None],
-        term: Callable[[], int],
+        obeys: Callable[[int, bytes], bool],
         renew: Callable[[], bytes] | None,
         renew_every_s: float,
     ) -> None:
@@ -111,7 +116,8 @@ class MasterSession:
         self._welcome = welcome
         self._hear = hear
         self._lost = lost
-        self._term = term
+        self._obeys = obeys
+        self._masters = list(config.masters)
         self._renew = renew
         self._renew_every_s = renew_every_s
         self._outbox: trio.MemorySendChannel[Message] | None = None
@@ -146,7 +152,7 @@ class MasterSession:
         last_contact_s = trio.current_time()
         failure = ""
         while True:
-            for address in self._config.masters:
+            for address in list(self._masters):
                 channel, why = await self._dial(address)
                 if channel is None:
                     failure = why
@@ -160,7 +166,7 @@ class MasterSession:
                     backoff_s = BACKOFF_FIRST_S
             patience_s = self._config.patience_s
             if patience_s is not None and trio.current_time() - last_contact_s > patience_s:
-                raise no_master(self._config.masters, failure)
+                raise no_master(self._masters, failure)
             await trio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
 
@@ -188,7 +194,7 @@ class MasterSession:
                 return
             log.info("the master sent us away: %s", error.reason)
             self._report.why = error.reason
-            if code in FINAL_CODES or self.leaving:
+            if code in FINAL_CODES or (self.leaving and code not in PASSING_CODES):
                 raise
         except SESSION_ERRORS as error:
             log.info("no session with the master: %r", error)
@@ -209,8 +215,11 @@ class MasterSession:
             raise EvictedError(first.code.value, first.reason)
         if not isinstance(first, Welcome):
             raise RemoteProtocolError(f"{type(first).__name__} instead of Welcome")
-        if first.term < self._term():
-            raise RemoteProtocolError("a master of an older term answered")
+        if not self._obeys(first.term, first.nonce):
+            why = f"this peer obeys a newer master of the run; term {first.term} is over"
+            await stream.send_final(Refused(RefusalCode.SUPERSEDED, why))
+            raise RemoteProtocolError(f"the master at {channel.remote_address} is not the run's")
+        self._learn(first.masters)
         self._outbox, queue = trio.open_memory_channel[Message](OUTBOX_COUNT_MAX)
         spec = self._welcome(first)
         ended: Exception | None = None  # the writer may end the session before the reader does
@@ -226,6 +235,14 @@ class MasterSession:
         if isinstance(ended, EvictedError):
             raise ended
         log.info("the session with the master ended: %s", ended or "its connection broke")
+
+    def _learn(self, masters: Sequence[str]) -> None:
+        """Where else the run's master may be from now on, after what our invite says."""
+        for text in masters:
+            with suppress(UserError):
+                address = Address.parse(text)
+                if address not in self._masters and len(self._masters) < ADDRESSES_MAX:
+                    self._masters.append(address)
 
     async def _read(self, stream: MessageStream, deadline_s: float) -> Exception:
         """Obey the master until the session ends; returns why it did."""

@@ -3,32 +3,54 @@
 It holds the journal's records in order, the invites' tokens (hashed) and what each admitted
 identity was granted. A record is durable when ``append`` returns; the service sends nothing that
 depends on a record before that. ``:memory:`` serves the simulator.
+
+What is read is read at the start and kept in memory, so that asking never waits for a disk. Whatever
+writes may take long and may be called from any thread; one write at a time goes on.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import logging
 import secrets
 import sqlite3
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import msgpack
-from attrs import frozen
+from attrs import define, frozen
 
 from ..membership import journal
 from ..protocol import wire
-from ..protocol.errors import RemoteProtocolError, UserError
+from ..protocol.errors import UserError
+from ..protocol.identity import write_private
 from ..protocol.messages import Role
 from .exit_codes import ExitCode
+from .places import make_private
+from .salvage import (
+    Row,
+    Tip,
+    check_of,
+    finish_replacing,
+    keep_aside,
+    make_ready,
+    read_rows,
+    readable,
+)
 
-SCHEMA_VERSION = 1
+log = logging.getLogger("holdfast.master")
+
+SCHEMA_VERSION = 2
 TOKEN_BYTES = 24
+JOURNAL_FILE = "journal.sqlite"
 
 SCHEMA = """
 create table if not exists records (
-    id integer primary key, kind text not null, body blob not null, at_s real not null);
+    id integer primary key, kind text not null, body blob not null, at_s real not null,
+    chk blob not null);
 create table if not exists tokens (
     hash blob primary key, role text not null, founder integer not null,
     uses_left integer not null, expires_s real not null, made_s real not null,
@@ -36,6 +58,8 @@ create table if not exists tokens (
 create table if not exists grants (
     peer text primary key, role text not null, founder integer not null, name text not null);
 """
+TOKENS = "select hash, role, founder, uses_left, expires_s, made_s, withdrawn from tokens"
+GRANTS = "select peer, role, founder, name from grants"
 
 
 class TokenError(UserError):
@@ -49,66 +73,166 @@ class GrantRow:
     name: str
 
 
+@define
+class _Token:
+    role: Role
+    founder: bool
+    uses_left: int
+    expires_s: float
+    made_s: float
+    withdrawn: bool
+
+
+@frozen
+class Cut:
+    """A damaged journal was cut.
+
+    Attributes:
+      count: records that are gone, as far as one can tell; at least that many.
+      fault: what is wrong with the first of them.
+      copy: the damaged file, kept.
+    """
+
+    count: int
+    fault: str
+    copy: Path
+
+    def __str__(self) -> str:
+        return (
+            f"the journal was damaged ({self.fault}): at least {self.count} records at its end "
+            f"are cut; what was there is kept as {self.copy}"
+        )
+
+
 class Store:
-    """Everything of a run that must survive the master's process."""
+    """Everything of a run that must survive the master's process.
+
+    Attributes:
+      cut: how the journal was cut when it was opened; None: it was whole.
+      last_term: the highest that a master began on it, also if that record is cut; 0: not known.
+    """
 
     def __init__(self, path: Path | str, *, now: Callable[[], float] = time.time) -> None:
         self._now = now
+        self._writing = threading.Lock()
+        self._tip: Tip | None = None
+        self.last_term = 0
+        self.cut: Cut | None = None
         try:
-            # Used from one thread at a time: the service serialises its calls.
-            self._db = sqlite3.connect(str(path), check_same_thread=False, isolation_level=None)
-            self._db.execute("pragma journal_mode = wal")
-            self._db.execute("pragma synchronous = full")
-            version = self._db.execute("pragma user_version").fetchone()[0]
-            if version not in (0, SCHEMA_VERSION):
-                raise UserError(
-                    f"{path} was written by another holdfast (schema {version})",
-                    exit_code=ExitCode.CONFIG,
-                )
-            self._db.executescript(SCHEMA)
-            self._db.execute(f"pragma user_version = {SCHEMA_VERSION}")
-        except sqlite3.DatabaseError as error:
+            if str(path) == ":memory:":
+                self._db = _open(path)
+                self._records: list[journal.JournalRecord] = []
+            else:
+                self._load(Path(path))
+            self._count = len(self._records)
+            self._grants = {
+                peer: GrantRow(Role(role), bool(founder), name)
+                for peer, role, founder, name in self._db.execute(GRANTS)
+            }
+            self._tokens = {
+                row[0]: _Token(Role(row[1]), bool(row[2]), row[3], row[4], row[5], bool(row[6]))
+                for row in self._db.execute(TOKENS)
+            }
+        except (sqlite3.DatabaseError, OSError, ValueError) as error:
             raise UserError(
                 f"the journal {path} cannot be used: {error}", exit_code=ExitCode.CONFIG
             ) from error
+        if self.cut is not None:
+            self._restore_grants()
+
+    def _load(self, path: Path) -> None:
+        finish_replacing(path)
+        self._db = _open(path)
+        self._tip = Tip(path.with_name(f"{path.name}.tip"))
+        found = read_rows(self._db)
+        claimed, self.last_term = self._tip.read()
+        fault = found.fault
+        if not fault and claimed > len(found.rows):
+            fault = f"record {len(found.rows) + 1} is missing"
+        self._records = found.records
+        if not fault:
+            return
+        kinds = {type(record) for record in found.records}
+        if journal.RunCreated not in kinds or journal.RunFounded not in kinds:
+            raise UserError(
+                f"the journal {path} is damaged so early that the run cannot be rebuilt: {fault}",
+                exit_code=ExitCode.CONFIG,
+                hint="put back a copy of the state directory (see `holdfast backup`), or start a "
+                "new run with another --state DIR",
+            )
+        behind = 0
+        with contextlib.suppress(sqlite3.DatabaseError):
+            behind = self._db.execute("select max(id) from records").fetchone()[0] or 0
+        count = max(1, claimed - len(found.rows), min(behind, 2**40) - len(found.rows))
+        self.cut = Cut(count, fault, self._replace(path, found.rows))
+        log.warning("%s", self.cut)
+
+    def _replace(self, path: Path, rows: list[Row]) -> Path:
+        """Go on with a new journal of what is whole; returns where the old one is kept."""
+        copy = keep_aside(path)
+        part = path.with_name(f"{path.name}.part")
+        part.unlink(missing_ok=True)
+        fresh = sqlite3.connect(part, isolation_level=None)
+        fresh.executescript(SCHEMA)
+        fresh.execute(f"pragma user_version = {SCHEMA_VERSION}")
+        fresh.execute("begin")
+        fresh.executemany("insert into records values (?, ?, ?, ?, ?)", rows)
+        for query, table, width in ((TOKENS, "tokens", 7), (GRANTS, "grants", 4)):
+            marks = ", ".join("?" * width)
+            for row in readable(self._db, query):
+                with contextlib.suppress(sqlite3.DatabaseError):
+                    fresh.execute(f"insert into {table} values ({marks})", row)
+        fresh.execute("commit")
+        fresh.close()
+        self._db.close()
+        make_ready(part, path)
+        finish_replacing(path)
+        self._db = _open(path)
+        assert self._tip is not None
+        self._tip.write(len(rows), self.last_term)
+        return copy
+
+    def _restore_grants(self) -> None:
+        """Members whose grant was lost with a page come back as ordinary contributors."""
+        for record in self._records:
+            if isinstance(record, journal.PeerAdmitted) and record.peer not in self._grants:
+                log.warning("what %s was admitted for is lost: contributor", record.name)
+                self.admit(record.peer, GrantRow(Role.CONTRIBUTOR, False, record.name))
 
     def close(self) -> None:
         self._db.close()
+        if self._tip is not None:
+            self._tip.close()
+            self._tip = None
 
     # ------------------------------------------------------------ records
 
     def append(self, record: journal.JournalRecord) -> None:
-        """Write one record; on return it is on disk."""
-        body = msgpack.packb(wire.to_plain(record))
-        self._db.execute(
-            "insert into records (kind, body, at_s) values (?, ?, ?)",
-            (type(record).__name__, body, self._now()),
-        )
-
-    def records(self) -> list[journal.JournalRecord]:
-        """All records, oldest first.
+        """Write one record; on return it is on disk.
 
         Raises:
-          UserError: a record cannot be read; names its number. Or the file is damaged.
+          sqlite3.OperationalError: not now (the disk is full); the journal is as it was.
         """
-        try:
-            rows = self._db.execute("select id, kind, body from records order by id").fetchall()
-        except sqlite3.DatabaseError as error:
-            raise UserError(
-                f"the journal is damaged: {error}",
-                exit_code=ExitCode.CONFIG,
-                hint="put back a copy of the state directory, or start a new run",
-            ) from error
-        found = []
-        for number, kind, body in rows:
-            try:
-                found.append(wire.from_plain(journal.RECORDS[kind], msgpack.unpackb(body)))
-            except (KeyError, TypeError, ValueError, RemoteProtocolError) as error:
-                raise UserError(
-                    f"record {number} ({kind}) of the journal cannot be read: {error}",
-                    exit_code=ExitCode.CONFIG,
-                ) from error
-        return found
+        body = msgpack.packb(wire.to_plain(record))
+        with self._writing:
+            kind, number = type(record).__name__, self._count + 1
+            self._db.execute(
+                "insert into records (id, kind, body, at_s, chk) values (?, ?, ?, ?, ?)",
+                (number, kind, body, self._now(), check_of(number, kind, body)),
+            )
+            self._count = number
+            if isinstance(record, journal.TermStarted):
+                self.last_term = max(self.last_term, record.term)
+            if self._tip is not None:
+                with contextlib.suppress(OSError):
+                    self._tip.write(number, self.last_term)
+
+    def records(self) -> list[journal.JournalRecord]:
+        """All records, oldest first."""
+        found = read_rows(self._db)
+        if found.fault:
+            raise UserError(f"the journal is damaged: {found.fault}", exit_code=ExitCode.CONFIG)
+        return found.records
 
     # ------------------------------------------------------------ invites
 
@@ -117,13 +241,16 @@ class Store:
     ) -> tuple[str, float]:
         """A new token and its expiry (Unix seconds); only its hash is kept."""
         token = secrets.token_urlsafe(TOKEN_BYTES)
-        expires_s = self._now() + 3600.0 * hours
-        self._db.execute(
-            "insert into tokens (hash, role, founder, uses_left, expires_s, made_s)"
-            " values (?, ?, ?, ?, ?, ?)",
-            (_hash(token), role.value, founder, uses, expires_s, self._now()),
-        )
-        return token, expires_s
+        made_s = self._now()
+        row = _Token(role, founder, uses, made_s + 3600.0 * hours, made_s, withdrawn=False)
+        with self._writing:
+            self._db.execute(
+                "insert into tokens (hash, role, founder, uses_left, expires_s, made_s)"
+                " values (?, ?, ?, ?, ?, ?)",
+                (_hash(token), role.value, founder, uses, row.expires_s, made_s),
+            )
+            self._tokens[_hash(token)] = row
+        return token, row.expires_s
 
     def redeem(self, token: str) -> GrantRow:
         """Use a token once; the grant has no name yet.
@@ -131,52 +258,137 @@ class Store:
         Raises:
           TokenError: unknown, withdrawn, expired or used up; the text says which.
         """
-        row = self._db.execute(
-            "select role, founder, uses_left, expires_s, withdrawn from tokens where hash = ?",
-            (_hash(token),),
-        ).fetchone()
-        if row is None:
-            raise TokenError("this invite is not known here", exit_code=ExitCode.INVITE)
-        role, founder, uses_left, expires_s, withdrawn = row
-        if withdrawn:
-            raise TokenError("this invite was withdrawn", exit_code=ExitCode.INVITE)
-        if expires_s < self._now():
-            raise TokenError("this invite has expired", exit_code=ExitCode.INVITE)
-        if uses_left < 1:
-            raise TokenError("this invite is used up", exit_code=ExitCode.INVITE)
-        self._db.execute(
-            "update tokens set uses_left = uses_left - 1 where hash = ?", (_hash(token),)
-        )
-        return GrantRow(Role(role), bool(founder), "")
+        with self._writing:
+            row = self._tokens.get(_hash(token))
+            if row is None:
+                raise TokenError("this invite is not known here", exit_code=ExitCode.INVITE)
+            if row.withdrawn:
+                raise TokenError("this invite was withdrawn", exit_code=ExitCode.INVITE)
+            if row.expires_s < self._now():
+                raise TokenError("this invite has expired", exit_code=ExitCode.INVITE)
+            if row.uses_left < 1:
+                raise TokenError("this invite is used up", exit_code=ExitCode.INVITE)
+            self._db.execute(
+                "update tokens set uses_left = uses_left - 1 where hash = ?", (_hash(token),)
+            )
+            row.uses_left -= 1
+            return GrantRow(row.role, row.founder, "")
 
     def withdraw(self, invite_id: str) -> bool:
         """Let an invite admit nobody any more; False: there is none with this id."""
-        changed = self._db.execute(
-            "update tokens set withdrawn = 1 where hex(substr(hash, 1, 4)) = upper(?)", (invite_id,)
-        )
-        return changed.rowcount > 0
+        found = [key for key in self._tokens if key[:4].hex().upper() == invite_id.upper()]
+        with self._writing:
+            for key in found:
+                self._db.execute("update tokens set withdrawn = 1 where hash = ?", (key,))
+                self._tokens[key].withdrawn = True
+        return bool(found)
 
     def admit(self, peer: str, grant: GrantRow) -> None:
-        self._db.execute(
-            "insert or replace into grants (peer, role, founder, name) values (?, ?, ?, ?)",
-            (peer, grant.role.value, grant.founder, grant.name),
-        )
+        with self._writing:
+            self._db.execute(
+                "insert or replace into grants (peer, role, founder, name) values (?, ?, ?, ?)",
+                (peer, grant.role.value, grant.founder, grant.name),
+            )
+            self._grants[peer] = grant
 
     def grant(self, peer: str) -> GrantRow | None:
         """What this identity was admitted for; None: never."""
-        row = self._db.execute(
-            "select role, founder, name from grants where peer = ?", (peer,)
-        ).fetchone()
-        return None if row is None else GrantRow(Role(row[0]), bool(row[1]), row[2])
+        return self._grants.get(peer)
+
+    def granted(self) -> dict[str, GrantRow]:
+        """Everybody who was ever admitted."""
+        return dict(self._grants)
 
     def invites(self) -> list[dict[str, object]]:
         """Tokens as the owner may see them: never the token itself."""
-        rows = self._db.execute(
-            "select hex(substr(hash, 1, 4)), role, founder, uses_left, expires_s, withdrawn"
-            " from tokens order by made_s"
+        return [
+            {
+                "id": key[:4].hex().upper(),
+                "role": row.role.value,
+                "founder": int(row.founder),
+                "uses_left": row.uses_left,
+                "expires_s": row.expires_s,
+                "withdrawn": int(row.withdrawn),
+            }
+            for key, row in sorted(self._tokens.items(), key=lambda item: item[1].made_s)
+        ]
+
+
+def _open(path: Path | str) -> sqlite3.Connection:
+    """Raises sqlite3.DatabaseError, or UserError: written by another holdfast."""
+    db = sqlite3.connect(str(path), check_same_thread=False, isolation_level=None)
+    db.text_factory = _strict_text
+    version = db.execute("pragma user_version").fetchone()[0]
+    if version not in (0, 1, SCHEMA_VERSION):
+        raise UserError(
+            f"{path} was written by another holdfast (schema {version})",
+            exit_code=ExitCode.CONFIG,
         )
-        keys = ("id", "role", "founder", "uses_left", "expires_s", "withdrawn")
-        return [dict(zip(keys, row, strict=True)) for row in rows]
+    db.execute("pragma journal_mode = wal")
+    db.execute("pragma synchronous = full")
+    if version == 1:
+        _add_checks(db)
+    if version == 0:
+        db.executescript(SCHEMA)
+        db.execute(f"pragma user_version = {SCHEMA_VERSION}")
+    return db
+
+
+def _strict_text(data: bytes) -> str:
+    return data.decode("utf-8")
+
+
+def _add_checks(db: sqlite3.Connection) -> None:
+    """From version 1, whose records had no checksums, to version 2."""
+    db.execute("begin immediate")
+    try:
+        db.execute("alter table records add column chk blob not null default x''")
+        for number, kind, body in db.execute("select id, kind, body from records").fetchall():
+            check = check_of(number, kind, body)
+            db.execute("update records set chk = ? where id = ?", (check, number))
+        db.execute(f"pragma user_version = {SCHEMA_VERSION}")
+        db.execute("commit")
+    except BaseException:
+        db.execute("rollback")
+        raise
+
+
+def back_up(state: Path, target: Path) -> int:
+    """Copy what another master needs to take the run over; returns how many records that is.
+
+    The journal may be written meanwhile: the copy is of one instant. A copy that is there already
+    is replaced when the new one is complete.
+
+    Raises:
+      UserError: there is no run in ``state``, or the copy cannot be written.
+    """
+    source = state / JOURNAL_FILE
+    if not source.exists():
+        raise UserError(f"there is no run in {state}", exit_code=ExitCode.CONFIG)
+    part = make_private(target) / f"{JOURNAL_FILE}.part"
+    try:
+        for name in ("authority.key", "authority.pem"):
+            content = (state / "authority" / name).read_bytes()
+            write_private(make_private(target / "authority") / name, content)
+        part.unlink(missing_ok=True)
+        write_private(part, b"")
+        with contextlib.closing(sqlite3.connect(source)) as live:
+            live.execute("pragma query_only = on")
+            with contextlib.closing(sqlite3.connect(part)) as copy:
+                live.backup(copy)
+                copy.execute("pragma journal_mode = delete")
+                count = int(copy.execute("select count(*) from records").fetchone()[0])
+        for leftover in target.glob(f"{JOURNAL_FILE}.tip"):
+            leftover.unlink()  # of a master that ran on an older copy; it would speak of that one
+        make_ready(part, target / JOURNAL_FILE)
+        finish_replacing(target / JOURNAL_FILE)
+    except (OSError, sqlite3.Error) as error:
+        raise UserError(
+            f"cannot copy {state} to {target}: {error}",
+            exit_code=ExitCode.CONFIG,
+            hint="is there room on the disk? the copy of before is still there",
+        ) from error
+    return count
 
 
 def _hash(token: str) -> bytes:

@@ -9,6 +9,8 @@ what must be done goes out as the frozen records of ``effects``; the daemon carr
       roster       members, their copies of the state, places and views
       detector     who has been silent for too long
       syncing      roots that the run agrees on; bringing copies up to date
+      succession   which of several masters is obeyed, and whether a new one may decide yet
+      lineage      versions that the journal has lost, or that nobody holds any more
       pace         when the next round is due
       rounds       one round as data: phases, quorum, the norm gate, agreement
       conductor    opens rounds, reruns them, commits them

@@ -13,7 +13,7 @@ from ..protocol.messages import TEXT_CHARS_MAX, Message, RefusalCode, Told
 from .detector import Detector
 from .effects import EVENT_CHARS_MAX, Announce, Drop, Effect, Event, EventKind, Record, Send
 from .journal import History, JournalRecord
-from .roster import Member, Roster
+from .roster import Member, Roster, waiting_in_line
 from .spec import RunSpec
 
 DEPARTED_MAX = 64  # members that are gone, kept for people to see what became of them
@@ -72,6 +72,13 @@ class Context:
         event = Event(kind, peer, text[:EVENT_CHARS_MAX], self.now_s)
         self.events.append(event)
         self.out.append(Announce(event))
+
+    def in_line(self) -> set[str]:
+        """Members that get no state while all places and spares are taken."""
+        history, limits = self.history, self.spec.membership
+        return waiting_in_line(
+            self.roster, history.places, history.vacancies, limits.contributors, limits.spares
+        )
 
     def name(self, peer: str) -> str:
         """How people know the peer: name and the first digits of its id."""

@@ -6,11 +6,12 @@ no I/O, no clock and no randomness: the same calls give the same effects.
     Hello --attach----.                                   .--> Send      to a peer
     message --receive-|    facts        settle            |--> Record    durable before what follows
     EOF --detach------+--> change --> what follows from --+--> Drop      refuse and close
-    time --tick-------|    the        them, until         '--> Announce  log, dashboard
-    owner --kick------'    state      nothing does
+    time --tick-------|    the        them, until         |--> Announce  log, dashboard
+    owner --kick------'    state      nothing does        '--> StandDown end: superseded
 
 *Theory of operation.* Handlers only note facts; ``_settle`` derives everything else, always in the
-same order: found the run, agree on roots, give out places, publish the view, start transfers, run
+same order: found the run, find out which
+versions are the run's, agree on roots, give out places, publish the view, start transfers, run
 the rounds, probe a line if all are idle, let the leaving go, finish. A view is published before any
 message that names a member of it, and a transfer is started before any commit that would outdate
 it.
@@ -70,7 +71,7 @@ from . import invariants, status, trainers
 from .admission import founding_fault, layout_refusal, refusal
 from .conductor import Conductor
 from .context import Context, quoted, said
-from .effects import Effect, EventKind
+from .effects import Effect, EventKind, StandDown
 from .journal import (
     History,
     JournalRecord,
@@ -82,10 +83,12 @@ from .journal import (
     RunFounded,
     RunPaused,
 )
+from .lineage import Lineage
 from .probing import Probing
 from .roster import Grant, Member, new_member, next_to_seat
 from .rounds import Phase
 from .spec import RunSpec
+from .succession import Succession
 from .syncing import ROOT_BYTES, Syncing
 
 __all__ = ["Coordinator", "Grant"]
@@ -121,6 +124,9 @@ class Coordinator:
     def _start(self, spec: RunSpec, run_id: str, history: History, term: int) -> None:
         self.context = Context(spec, run_id, history, term)
         self.syncing = Syncing(self.context)
+        self.succession = Succession(self.context)
+        self.lineage = Lineage(self.context, self.syncing, self.succession)
+        self.syncing.held_back = self.succession.waiting
         self.conductor = Conductor(self.context, self.syncing, self._evict)
         self.probing = Probing(self.context, self.conductor.bandwidths)
         self.syncing.missing = set(history.places)
@@ -161,7 +167,8 @@ class Coordinator:
         Args:
           host: the address it comes from; empty: unknown.
         """
-        self._begin(now_s)
+        if not self._begin(now_s):
+            return []
         refused = refusal(self.context, peer, hello)
         if refused is not None:
             code, reason = refused
@@ -170,6 +177,8 @@ class Coordinator:
             )
             self.context.drop(peer, code, reason)
             return self.context.take_effects()
+        if self.succession.met(hello.term, hello.nonce, self.context.name(peer)):
+            return self._stand_down()
         self._replace_connection(peer, hello)
         history = self.context.history
         member = new_member(
@@ -177,6 +186,7 @@ class Coordinator:
         )
         self.context.roster.members[peer] = member
         self.context.detector.heard(peer, now_s)
+        self._taken_over(self.succession.came(peer))
         committed = self._outcomes(hello)
         self.syncing.attached(member, hello, committed)
         self._welcome(member, committed)
@@ -195,7 +205,8 @@ class Coordinator:
         Args:
           settle: False: only note what it says; the caller calls ``settle`` soon, once for many.
         """
-        self._begin(now_s)
+        if not self._begin(now_s):
+            return []
         member = self.context.roster.get(peer)
         if member is None:
             return self.context.take_effects()
@@ -213,13 +224,15 @@ class Coordinator:
 
     def settle(self, now_s: float) -> list[Effect]:
         """Draw the conclusions of messages that were only noted."""
-        self._begin(now_s)
+        if not self._begin(now_s):
+            return []
         self._settle()
         return self.context.take_effects()
 
     def detach(self, peer: str, reason: str, now_s: float) -> list[Effect]:
         """The peer's connection ended."""
-        self._begin(now_s)
+        if not self._begin(now_s):
+            return []
         member = self.context.roster.get(peer)
         if member is not None:
             self.context.announce(
@@ -231,8 +244,10 @@ class Coordinator:
 
     def kick(self, peer: str, reason: str, now_s: float) -> list[Effect]:
         """The run's owner removes a peer for good; it need not be attached."""
-        self._begin(now_s)
+        if not self._begin(now_s):
+            return []
         self.context.record(PeerRevoked(peer, quoted(reason)))
+        self._taken_over(self.succession.kicked(peer))
         if peer in self.context.roster:
             self._evict(peer, RefusalCode.KICKED, f"removed by the run's owner: {quoted(reason)}")
         elif peer in self.syncing.missing:
@@ -240,6 +255,26 @@ class Coordinator:
             self.syncing.unheard.discard(peer)
             self.context.record(PlaceVacated(peer))
         self._settle()
+        return self.context.take_effects()
+
+    def met(self, term: int, nonce: bytes, who: str, now_s: float) -> list[Effect]:
+        """Another master of this run says which term it serves."""
+        if not self._begin(now_s) or self.succession.outranks(term, nonce):
+            return self.context.take_effects()
+        return self._stand_down() if self.succession.met(term, nonce, who) else []
+
+    def note(self, text: str, now_s: float) -> list[Effect]:
+        """Something about the master's own process that people should read among the events."""
+        if not self._begin(now_s):
+            return []
+        self.context.announce(EventKind.RUN, None, text)
+        return self.context.take_effects()
+
+    def know_masters(self, addresses: tuple[str, ...], now_s: float) -> list[Effect]:
+        """Where this master can be reached, and where others may take over from it."""
+        if not self._begin(now_s):
+            return []
+        self.succession.know(addresses)
         return self.context.take_effects()
 
     def pause(self, now_s: float) -> list[Effect]:
@@ -251,7 +286,8 @@ class Coordinator:
 
     def tick(self, now_s: float) -> list[Effect]:
         """Time has passed: call at ``next_deadline_s`` or later, as often as you like."""
-        self._begin(now_s)
+        if not self._begin(now_s):
+            return []
         for peer in self.context.detector.silent(now_s):
             silent_s = self.context.detector.silent_s(peer, now_s)
             self._evict(peer, RefusalCode.SILENT, f"no sign of life for {silent_s:.1f} s")
@@ -263,7 +299,8 @@ class Coordinator:
 
         What the members sent meanwhile is still to be read, so none of them is blamed for silence.
         """
-        self._begin(now_s)
+        if not self._begin(now_s):
+            return []
         self.context.detector.excuse(now_s)
         return self.context.take_effects()
 
@@ -276,9 +313,12 @@ class Coordinator:
             self.syncing.next_deadline_s(),
             self.probing.next_deadline_s(),
             trainers.next_deadline_s(self.context),
+            self.lineage.due_s,
             self._finish_due_s if not self._finish_sent else math.inf,
             self._missing_until_s
-            if (self.syncing.missing or self.syncing.unheard) and self._missing_until_s is not None
+            if (self.syncing.missing or self.syncing.unheard)
+            and self._missing_until_s is not None
+            and not self.succession.waiting
             else math.inf,
             min(
                 (
@@ -301,10 +341,24 @@ class Coordinator:
 
     # ------------------------------------------------------------ attaching
 
-    def _begin(self, now_s: float) -> None:
+    def _begin(self, now_s: float) -> bool:
+        """Note the time; False: another master is obeyed, nothing is decided here any more."""
+        if self.succession.superseded:
+            return False
         self.context.now_s = now_s
         if self._missing_until_s is None:
             self._missing_until_s = now_s + self.context.spec.membership.deadline_s
+        return True
+
+    def _stand_down(self) -> list[Effect]:
+        self.context.take_effects()  # nobody may hear of them
+        return [StandDown(self.succession.superseded)]
+
+    def _taken_over(self, over: bool) -> None:
+        """Enough members have attached to a master that was behind: the rest has a deadline."""
+        if over:
+            self.syncing.held_back = False
+            self._missing_until_s = self.context.now_s + self.context.spec.membership.deadline_s
 
     def _replace_connection(self, peer: str, hello: Hello) -> None:
         old = self.context.roster.get(peer)
@@ -349,6 +403,9 @@ class Coordinator:
                 step=history.step,
                 committed=committed,
                 term=self.context.term,
+                nonce=history.nonce,
+                masters=history.masters,
+                branch=history.branch,
             ),
         )
 
@@ -420,13 +477,18 @@ class Coordinator:
             self.syncing.synced(member, message)
 
     def _known_head(self, member: Member, head: FragmentHead) -> bool:
-        versions = self.context.history.versions
+        history = self.context.history
+        versions = history.versions
         if (
             head.fragment < len(versions)
             and head.version <= versions[head.fragment]
             and len(head.root) == ROOT_BYTES
         ):
             return True
+        doubtful = history.branch > 0  # commits were lost or undone: it may be of another branch
+        if doubtful and head.fragment < len(versions) and len(head.root) == ROOT_BYTES:
+            self.syncing.beyond(member, head)
+            return False
         self._violation(member, f"it reports version {head.version} of fragment {head.fragment}")
         return False
 
@@ -438,7 +500,8 @@ class Coordinator:
             )
 
     def _set_paused(self, paused: bool, now_s: float) -> list[Effect]:
-        self._begin(now_s)
+        if not self._begin(now_s):
+            return []
         if self.context.history.paused != paused:
             self.context.record(RunPaused(paused))
             self.context.announce(EventKind.RUN, None, "paused" if paused else "resumed")
@@ -475,6 +538,7 @@ class Coordinator:
     def _settle(self) -> None:
         for _pass in range(SETTLE_PASSES_MAX):
             changed = self._give_up_missing()
+            changed |= self.lineage.adopt()
             changed |= self.syncing.settle(self.conductor.excluded)
             changed |= self._give_places()
             self._publish_view()
@@ -482,6 +546,7 @@ class Coordinator:
             changed |= self.syncing.transfer(self.conductor.excluded)
             changed |= self._remove_hopeless()
             changed |= self.conductor.advance()
+            changed |= self._rewind()
             changed |= self.probing.advance(lines_busy=self._lines_busy())
             changed |= self._release_leaving()
             changed |= self._finish()
@@ -489,6 +554,13 @@ class Coordinator:
                 self.context.settled_s = self.context.now_s
                 return
         raise LocalProtocolError("the master's rules do not come to rest")
+
+    def _rewind(self) -> bool:
+        if not self.lineage.rewind(busy=bool(self.conductor.rounds)):
+            return False
+        for member in self.context.roster.by_number():
+            self._welcome(member, ())  # tells of the branch that the run is on now
+        return True
 
     def _lines_busy(self) -> bool:
         """Whether bulk bytes move: of a reduction or of a transfer."""
@@ -512,7 +584,7 @@ class Coordinator:
         syncing = self.syncing
         if not (syncing.missing or syncing.unheard) or self._missing_until_s is None:
             return False
-        if self.context.now_s < self._missing_until_s:
+        if self.succession.waiting or self.context.now_s < self._missing_until_s:
             return False
         for peer in sorted(syncing.missing):
             self.context.record(PlaceVacated(peer))

@@ -226,12 +226,13 @@ class Course:
         A joiner replays what it gets while it copies; of a fragment that it does not copy yet, or
         cannot, it would be a burden for nothing.
         """
+        in_line = self.context.in_line()
         return tuple(
             member.peer
             for member in self.context.roster.by_number()
             if member.peer in adding
             or (
-                not (member.draining or member.relay)
+                not (member.draining or member.relay or member.peer in in_line)
                 and member.copies[fragment].state is not CopyState.STALE
             )
         )

@@ -75,4 +75,11 @@ class Announce:
     event: Event
 
 
-Effect = Send | Record | Drop | Announce
+@frozen
+class StandDown:
+    """Another master is obeyed: do nothing more, neither what is queued, and end the process."""
+
+    reason: str
+
+
+Effect = Send | Record | Drop | Announce | StandDown

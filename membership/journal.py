@@ -11,15 +11,28 @@ disagree. Where the records are written is the daemon's business.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Sequence
 
 import attrs
 from attrs import Factory, define, frozen
 
 from ..protocol.errors import LocalProtocolError
-from ..protocol.messages import Commit, FragmentHead, FragmentSize, Layout
+from ..protocol.messages import (
+    Commit,
+    FragmentHead,
+    FragmentSize,
+    Layout,
+)
 
-ROOTS_KEPT_MAX = 8  # versions per fragment whose root is kept; who is further behind syncs anew
+# Versions per fragment whose root is kept: so far back can the run go when all who held newer ones
+# are gone for good (see ``lineage``).
+ROOTS_KEPT_MAX = 256
+# A journal that was cut, or is a copy, may lack what its master recorded last. Its next master
+# begins beyond all numbers that anybody can have heard of: so many terms and rounds further.
+TERMS_SKIPPED = 1_000
+ROUNDS_SKIPPED = 1_000_000
+BRANCHES_PER_TERM = 1_000_000
 ADMITTED_MAX = 4_096  # peers whose number is remembered; an older one gets a new number
 REVOKED_MAX = 65_536  # beyond it the oldest are forgotten; by then their certificates ran out
 
@@ -40,9 +53,49 @@ class RunCreated(JournalRecord):
 
 @frozen
 class TermStarted(JournalRecord):
-    """A master process took over; written by the daemon, before anybody may attach."""
+    """A master process took over; written by the daemon, before anybody may attach.
+
+    Attributes:
+      nonce: random; tells two masters apart that began the same term from copies of one journal.
+      behind: the journal may lack its last records: it was cut, or is a copy. Until a round is
+        opened, members may know better than the journal (see ``succession``).
+    """
 
     term: int
+    nonce: bytes = b""
+    behind: bool = False
+
+
+@frozen
+class SpecChanged(JournalRecord):
+    """The owner started the master with another run.toml; written by the daemon."""
+
+    spec_toml: str
+
+
+@frozen
+class MastersKnown(JournalRecord):
+    """Addresses at which the run's masters may be: this one's, and those of standby machines."""
+
+    addresses: tuple[str, ...]
+
+
+@frozen
+class VersionAdopted(JournalRecord):
+    """More than half of the contributors hold this version, whose commit the journal has lost."""
+
+    head: FragmentHead
+    step: int
+
+
+@frozen
+class RunRewound(JournalRecord):
+    """The run goes on from these older versions: everybody who held newer ones is gone.
+
+    ``heads``: one for each fragment, as the run was after some earlier commit.
+    """
+
+    heads: tuple[FragmentHead, ...]
 
 
 @frozen
@@ -127,6 +180,10 @@ RECORDS: dict[str, type[JournalRecord]] = {
     for kind in (
         RunCreated,
         TermStarted,
+        SpecChanged,
+        MastersKnown,
+        VersionAdopted,
+        RunRewound,
         PeerAdmitted,
         PlaceTaken,
         PlaceVacated,
@@ -148,13 +205,21 @@ class History:
 
     run_id: str = ""
     term: int = 0
+    nonce: bytes = b""
+    behind: bool = False  # see ``TermStarted``; no round was opened since
+    masters: tuple[str, ...] = ()
     layout: Layout | None = None  # None: the run has no weights yet
     sizes: tuple[FragmentSize, ...] = ()
     lineage: bytes = b""
     versions: list[int] = Factory(list)  # committed version by fragment
     roots: list[dict[int, bytes]] = Factory(list)  # by fragment: version -> root, where known
     commits: dict[int, Commit] = Factory(dict)  # the last commit by fragment
-    commit_count: int = 0
+    commit_count: int = 0  # rounds whose results are in the present versions
+    turn: int = 0  # place in the schedule: grows with every commit and never goes back
+    # Fragments of the last commits, oldest first: undone one by one, they lead to earlier states.
+    trail: deque[int] = Factory(deque)
+    rewind_count: int = 0
+    branch: int = 0  # changes whenever commits that somebody heard of may be void
     step: int = 0  # the run's global step
     last_round: int = 0
     next_round: int = 1
@@ -204,7 +269,15 @@ class History:
             case RunCreated():
                 self.run_id = record.run_id
             case TermStarted():
-                self.term = max(self.term, record.term)
+                self._start_term(record)
+            case SpecChanged():
+                pass  # the daemon's business
+            case MastersKnown():
+                self.masters = record.addresses
+            case VersionAdopted():
+                self._adopt(record)
+            case RunRewound():
+                self._rewind(record.heads)
             case PeerAdmitted():
                 self._admit(record)
             case PlaceTaken():
@@ -217,6 +290,7 @@ class History:
                 self._found(record)
             case RoundNumbered():
                 self.next_round = max(self.next_round, record.round + 1)
+                self.behind = False
             case RoundCommitted():
                 self._commit(record.commit)
             case RootKnown():
@@ -231,6 +305,72 @@ class History:
                 self.finished = True
             case _:
                 raise LocalProtocolError(f"the journal knows no {type(record).__name__}")
+
+    def _start_term(self, record: TermStarted) -> None:
+        self.term = max(self.term, record.term)
+        self.nonce = record.nonce
+        if record.behind:
+            self.behind = True
+            self.branch = record.term * BRANCHES_PER_TERM
+            # The second one grows with terms alone: it holds though an earlier skip is lost, too.
+            self.next_round = max(
+                self.next_round + ROUNDS_SKIPPED, record.term // TERMS_SKIPPED * ROUNDS_SKIPPED
+            )
+
+    def earlier(self, versions: Sequence[int]) -> int | None:
+        """How many commits ago the run had these versions; None: never, or too long ago."""
+        if len(versions) != self.fragment_count:
+            return None
+        ahead = [ours - theirs for ours, theirs in zip(self.versions, versions, strict=True)]
+        wrong = sum(difference != 0 for difference in ahead)
+        for undone, fragment in enumerate(reversed(self.trail)):
+            if not wrong:
+                return undone
+            wrong += (ahead[fragment] == 0) - (ahead[fragment] == 1)
+            ahead[fragment] -= 1
+        return None if wrong else len(self.trail)
+
+    def _adopt(self, record: VersionAdopted) -> None:
+        head = record.head
+        if head.fragment >= self.fragment_count or head.version <= self.versions[head.fragment]:
+            raise LocalProtocolError(
+                f"version {head.version} of fragment {head.fragment} cannot be adopted"
+            )
+        gained = head.version - self.versions[head.fragment]
+        self.versions[head.fragment] = head.version
+        self.commits.pop(head.fragment, None)
+        self.commit_count += gained
+        self.turn += gained
+        self.step = max(self.step, record.step)
+        self.trail.clear()  # in which order the lost commits came nobody knows
+        self._forget_roots(head.fragment)
+        self.roots[head.fragment][head.version] = head.root
+
+    def _rewind(self, heads: tuple[FragmentHead, ...]) -> None:
+        undone = self.earlier([head.version for head in heads])
+        if undone is None or any(
+            self.root(head.fragment, head.version) != head.root for head in heads
+        ):
+            raise LocalProtocolError("the run never was where it is to be rewound to")
+        for _ in range(undone):
+            self.trail.pop()
+        for head in heads:
+            if head.version == self.versions[head.fragment]:
+                continue
+            self.versions[head.fragment] = head.version
+            # Whoever comes back with the result of one of these is not told that it counts.
+            self.commits.pop(head.fragment, None)
+            roots = self.roots[head.fragment]
+            for version in [v for v in roots if v > head.version]:
+                del roots[version]
+        self.commit_count -= undone
+        self.rewind_count += 1
+        self.branch += 1
+
+    def _forget_roots(self, fragment: int) -> None:
+        roots = self.roots[fragment]
+        for version in [v for v in roots if v <= self.versions[fragment] - ROOTS_KEPT_MAX]:
+            del roots[version]
 
     def _admit(self, record: PeerAdmitted) -> None:
         self.admitted.pop(record.peer, None)
@@ -247,6 +387,7 @@ class History:
         self.lineage = record.lineage
         self.versions = [head.version for head in record.heads]
         self.roots = [{head.version: head.root} for head in record.heads]
+        self.trail = deque(maxlen=ROOTS_KEPT_MAX * len(record.heads))
 
     def _commit(self, commit: Commit) -> None:
         if commit.fragment >= self.fragment_count:
@@ -259,12 +400,12 @@ class History:
         self.versions[commit.fragment] += 1
         self.commits[commit.fragment] = commit
         self.commit_count += 1
+        self.turn += 1
+        self.trail.append(commit.fragment)
         self.step = max(self.step, commit.at_step)
         self.last_round = commit.round
         self.next_round = max(self.next_round, commit.round + 1)
-        roots = self.roots[commit.fragment]
-        for version in [v for v in roots if v <= commit.version + 1 - ROOTS_KEPT_MAX]:
-            del roots[version]
+        self._forget_roots(commit.fragment)
 
     def _know_root(self, head: FragmentHead) -> None:
         known = self.root(head.fragment, head.version)

@@ -223,7 +223,9 @@ class Replica:
     sync_every: int = 1
     fragment_count: int = 1
     lineage: bytes = b""
-    term: int = 0
+    term: int = 0  # of the newest master that we have obeyed
+    nonce: bytes = b""  # of that master
+    branch: int = 0  # of the run's history
     step: int = 0
     view: View | None = None
     role: Role = Role.SPARE
@@ -341,11 +343,17 @@ class Replica:
         """A (new) session with the master begins, or the run has just been founded."""
         deeds: list[Deed] = []
         self.away = False
-        self.term = message.term
+        self.term, self.nonce = message.term, message.nonce
         self.step = (
             max(self.step, message.step) if self.lineage == message.lineage else message.step
         )
         committed = {commit.round: commit for commit in message.committed}
+        if message.branch != self.branch:
+            # What was committed there is void, unless it is applied already: the master will say.
+            self.branch = message.branch
+            for here in list(self.rounds.values()):
+                if here.commit is not None and here.phase is not Phase.APPLYING:
+                    deeds += self._end(here, committed=False)
         for round_id in sorted(self.rounds):
             here = self.rounds[round_id]
             if here.phase is Phase.APPLYING or here.commit is not None:
@@ -373,6 +381,12 @@ class Replica:
         return deeds
 
     # ------------------------------------------------------------ the master speaks
+
+    def obeys(self, term: int, nonce: bytes) -> bool:
+        """Whether a master of this term may be obeyed: never an older one than before, and of one
+        term only the one that was met first.
+        """
+        return term > self.term or (term == self.term and self.nonce in (b"", nonce))
 
     def receive(self, message: Message) -> list[Deed]:
         """Handle one message of the master (all but ``Welcome``)."""
@@ -546,8 +560,10 @@ class Replica:
                 TellMaster(SyncFailed(index, message.head.version, (), "no such fragment here"))
             ]
         here = self.fragments[index]
+        same = here.version == message.head.version and here.root == message.head.root
         if (
             here.version is not None
+            and (same or not message.replaces_newer)
             and here.version >= message.head.version
             and (here.version > message.head.version or here.root == message.head.root)
         ):

@@ -109,6 +109,7 @@ class Member:
     site: str = ""  # what its person calls the site; empty: its address tells
     draining_s: float | None = None  # since when it wants to leave
     progress: Progress | None = None
+    told: dict[int, FragmentHead] = Factory(dict)  # by fragment: what it last said that it holds
     bad_donors: set[str] = Factory(set)  # who served this member wrong blocks
     bad_blocks_count: int = 0  # transfers to others in which it served blocks with wrong digests
     sync_failures: int = 0  # transfers that failed in a row
@@ -271,6 +272,42 @@ def next_to_seat(
         key=lambda member: (member.grant.role is not Role.CONTRIBUTOR, member.number),
         default=None,
     )
+
+
+def waiting_in_line(
+    roster: Roster, places: set[str], vacancies: int, place_count: int, spare_count: int
+) -> set[str]:
+    """Members that get no state for now: all places and all ``spare_count`` spares are taken.
+
+    Whoever is on the way to a free place needs no spare's: a contributor with a trainer to any, a
+    spare to one that somebody has left. Who has come furthest goes first, and of equals who is
+    here longest.
+    """
+    if spare_count < 0:
+        return set()
+    free = place_count - len(places) if place_count else len(roster)
+    left_free = min(free, vacancies)  # of the free places, those that a spare may take
+    line = sorted(
+        (m for m in roster if m.peer not in places and not m.relay and not m.draining),
+        key=lambda m: (
+            not m.in_sync,
+            not any(copy.fetch is not None for copy in m.copies),
+            m.layout is None,
+            m.number,
+        ),
+    )
+    waiting = set()
+    for member in line:
+        if member.layout is not None and free > 0 and member.grant.role is Role.CONTRIBUTOR:
+            free -= 1
+            left_free = max(0, left_free - 1)
+        elif member.layout is not None and left_free > 0:
+            free, left_free = free - 1, left_free - 1
+        elif spare_count > 0:
+            spare_count -= 1
+        else:
+            waiting.add(member.peer)
+    return waiting
 
 
 def can_contribute(member: Member, places: set[str]) -> bool:

@@ -117,9 +117,14 @@ class MembershipTable:
 
     contributors: int = field(default=0, validator=_whole(0, MEMBERS_MAX))  # places; 0: no limit
     min_members: int = field(default=1, validator=_whole(1, MEMBERS_MAX))  # to open a round
+    # Members that are kept in sync beyond the places; more of them wait in line. -1: no limit.
+    spares: int = field(default=-1, validator=_whole(-1, MEMBERS_MAX))
     quorum: float = field(default=0.6, validator=_number(0.0, 1.0))  # share that must be ready
     grace_s: float = field(default=5.0, validator=_number(0.0, SECONDS_MAX))  # after the quorum
     deadline_s: float = field(default=15.0, validator=_number(0.1, SECONDS_MAX))
+    # When nobody holds the newest version any more, the run goes on from an older one after so
+    # long; 0: never.
+    rewind_s: float = field(default=300.0, validator=_number(0.0, SECONDS_MAX))
 
 
 @frozen

@@ -11,6 +11,7 @@ from .attempt import Attempt
 from .keeping_up import said_rate
 from .roster import CopyState, Member, can_contribute, role_of
 from .rounds import Phase, Round, answered
+from .succession import NAMES_SAID_MAX
 from .trainers import state_of
 
 MIB = 2**20
@@ -56,6 +57,8 @@ def describe(coordinator: Coordinator, now_s: float) -> dict[str, Any]:
         ],
         "rounds": [_round(coordinator, r, now_s) for r in conductor.rounds.values()],
         "past_rounds": [_past(r) for r in conductor.ledger.past],
+        "masters": list(history.masters),
+        "rewound": history.rewind_count,
         "revoked": dict(history.revoked),
         "events": [
             {"kind": e.kind.value, "peer": e.peer, "text": e.text, "at_s": e.at_s}
@@ -68,21 +71,25 @@ def _state(coordinator: Coordinator, now_s: float) -> tuple[str, str]:
     """One word for the run, and why nothing happens if nothing does."""
     context, conductor = coordinator.context, coordinator.conductor
     history = context.history
+    if coordinator.succession.superseded:
+        return "superseded", coordinator.succession.superseded
     if history.finished:
         return "finished", ""
+    if coordinator.succession.waiting:
+        return "waiting for members", coordinator.succession.why_waiting()
     if not history.founded:
         return "waiting for founder", _why_unfounded(coordinator)
     for round_ in conductor.rounds.values():
         return "training", _why_round(coordinator, round_)
     if history.paused:
-        return "paused", "the run's owner paused it"
+        return "paused", "the run's owner paused it; `holdfast resume` lets it go on"
     if coordinator.syncing.missing:
         names = ", ".join(sorted(context.name(p) for p in coordinator.syncing.missing))
         return "waiting for members", f"the master has restarted and waits for {names}"
     needed = context.spec.membership.min_members
     here = len(conductor.contributors())
     if here < needed:
-        return "waiting for members", _why_few(coordinator, here, needed)
+        return "waiting for members", _why_few(coordinator, here, needed, now_s)
     if now_s < conductor.ledger.backoff.until_s:
         wait_s = conductor.ledger.backoff.until_s - now_s
         return "training", f"the last round was aborted; the next opens in {wait_s:.1f} s"
@@ -100,23 +107,25 @@ def _why_unfounded(coordinator: Coordinator) -> str:
     return "waiting for the founder: nobody whose invite allows it has joined"
 
 
-def _why_few(coordinator: Coordinator, here: int, needed: int) -> str:
-    context = coordinator.context
-    history = context.history
-    text = f"{here} of at least {needed} contributors are in sync and have a trainer"
-    if any(member.in_sync for member in context.roster) or not len(context.roster):
-        return text
-    lacking = [
-        f"version {history.versions[fragment]} of fragment {fragment}"
-        for fragment in range(history.fragment_count)
-        if not any(
-            m.copies[fragment].state in (CopyState.HELD, CopyState.UNCHECKED)
-            for m in context.roster
-        )
+def _why_few(coordinator: Coordinator, here: int, needed: int, now_s: float) -> str:
+    context, missing = coordinator.context, needed - here
+    text = (
+        f"waiting for {missing} more contributor{'s' if missing > 1 else ''}: "
+        f"{here} of {needed} are here, in sync and with a trainer"
+    )
+    coming = [
+        f"{context.name(m.peer)} ({why(coordinator, m) or 'no place yet'})"
+        for m in context.roster.by_number()
+        if not m.relay and not can_contribute(m, context.history.places)
     ]
-    if not lacking:
-        return text
-    return f"{text}; nobody here holds {', '.join(lacking[:3])}: waiting for a peer that does"
+    last = {c.peer for commit in context.history.commits.values() for c in commit.contributors}
+    gone = [context.name(p) for p in sorted(last) if p not in context.roster]
+    if coming:
+        text += f"; here but not ready: {', '.join(coming[:NAMES_SAID_MAX])}"
+    if gone:
+        text += f"; not here: {', '.join(gone[:NAMES_SAID_MAX])}"
+    lost = coordinator.lineage.why_waiting(now_s)
+    return f"{text}; {lost}" if lost and len(context.roster) else text
 
 
 def _why_round(coordinator: Coordinator, round_: Round) -> str:
@@ -222,6 +231,8 @@ def why(coordinator: Coordinator, member: Member) -> str:
         return "the run is finished"
     if member.relay:
         return ""
+    if not member.in_sync and member.peer in context.in_line():
+        return "waiting: all places and spares are taken"
     if not member.in_sync:
         return _why_not_in_sync(coordinator, member)
     if member.layout is None:

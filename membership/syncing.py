@@ -60,6 +60,8 @@ class Syncing:
         # Contributors from before the master's restart: who has not come back, who has not voted.
         self.missing: set[str] = set()
         self.unheard: set[str] = set()
+        # A master that is behind decides nothing until enough members have attached to it.
+        self.held_back = False
 
     # ------------------------------------------------------------ coming and going
 
@@ -76,19 +78,53 @@ class Syncing:
             return
         told = {commit.fragment: commit.version for commit in committed}
         for head in hello.heads:
-            if head.fragment >= len(member.copies) or len(head.root) != ROOT_BYTES:
-                continue
-            copy = member.copies[head.fragment]
-            version = history.versions[head.fragment]
-            if head.version == version or told.get(head.fragment) == head.version:
-                # In the second case it holds the result and applies it when it reads the Welcome.
-                copy.version, copy.root = head.version, head.root
-                self._vote(member, head)
-                self._check(member, head.fragment)
-            else:
-                copy.why = f"it holds version {head.version}, the run is at {version}"
-                if head.version + 1 < version:
-                    self.unheard.discard(member.peer)  # it cannot be about to apply the newest one
+            if head.fragment < len(member.copies) and len(head.root) == ROOT_BYTES:
+                member.told[head.fragment] = head
+                self._judge(member, head, about_to_apply=told.get(head.fragment) == head.version)
+
+    def _judge(self, member: Member, head: FragmentHead, *, about_to_apply: bool = False) -> None:
+        """Is a stale copy that a member says it holds the run's?
+
+        Args:
+          about_to_apply: it holds the next result, too, and applies it when it reads the Welcome.
+        """
+        copy = member.copies[head.fragment]
+        version = self.context.history.versions[head.fragment]
+        if head.version == version or about_to_apply:
+            copy.version, copy.root = head.version, head.root
+            self._vote(member, head)
+            self._check(member, head.fragment)
+        else:
+            copy.why = f"it holds version {head.version}, the run is at {version}"
+            if head.version + 1 < version:
+                self.unheard.discard(member.peer)  # it cannot be about to apply the newest one
+
+    def judge_again(self, fragment: int) -> None:
+        """The committed version is another one than it was, without a round: who holds it?"""
+        newest = self.context.history.versions[fragment]
+        for key in [key for key in self.votes if key[0] == fragment and key[1] > newest]:
+            del self.votes[key]
+        for member in self.context.roster.by_number():
+            copy, head = member.copies[fragment], member.told.get(fragment)
+            if copy.state in RECEIVED_STATES:
+                why = f"the run has gone to version {newest} of fragment {fragment}"
+                self._move(member, fragment, CopyEvent.LATE, why)
+            elif copy.fetch is not None:
+                self._move(member, fragment, CopyEvent.FAILED, "the run has changed its version")
+            copy.version, copy.root = 0, b""
+            if head is not None:
+                self._judge(member, head)
+
+    def beyond(self, member: Member, head: FragmentHead) -> None:
+        """A member holds a version that this master knows nothing of: a branch not taken, or lost
+        with the journal's end.
+        """
+        member.told[head.fragment] = head
+        copy = member.copies[head.fragment]
+        if copy.fetch is None:
+            newest = self.context.history.versions[head.fragment]
+            why = f"it holds version {head.version}, the run is at {newest}"
+            self._move(member, head.fragment, CopyEvent.LATE, why)
 
     def founded(self, founder: Member | None) -> None:
         """Every member gets copies; the founder's are right by definition."""
@@ -121,6 +157,7 @@ class Syncing:
         copy = member.copies[head.fragment]
         if copy.state is CopyState.FETCHING:
             return  # what it holds is being replaced; its Synced will say
+        member.told[head.fragment] = head
         self._vote(member, head)
         copy.version, copy.root = head.version, head.root
         newest = self.context.history.versions[head.fragment]
@@ -141,6 +178,7 @@ class Syncing:
             )
             return
         self._name_bad_donors(member, copy.fetch, message.bad_donors)
+        member.told[head.fragment] = head
         copy.version, copy.root = head.version, head.root
         self._check(member, head.fragment)
         if copy.state in RECEIVED_STATES:
@@ -329,6 +367,8 @@ class Syncing:
             return False
         if member.relay or member.draining or self.keeping_up.waits(member):
             return False
+        if member.peer in self.context.in_line():
+            return False
         changed = False
         running = sum(copy.fetch is not None for copy in member.copies)
         for fragment, copy in enumerate(member.copies):
@@ -337,15 +377,20 @@ class Syncing:
             if copy.state is not CopyState.STALE or excluded(member, fragment):
                 continue
             head = self.context.history.head(fragment)
+            told = member.told.get(fragment)
+            newer = told is not None and told.version > head.version
+            if newer and self.context.history.behind and (self.held_back or self.missing):
+                continue  # what it holds may turn out to be the run's: see ``lineage``
             donors = self._donors(member, head)
             if not head.root or not donors:
                 continue
             copy.fetch = Fetch(head, [donor.peer for donor in donors], self.context.now_s)
             self.keeping_up.began(member, copy.fetch)
             self._move(member, fragment, CopyEvent.FETCH)
+            member.told.pop(fragment, None)  # it gives up what it has
             for donor in donors:
                 self.context.send(donor.peer, Donate(head, member.peer))
-            self.context.send(member.peer, SyncFragment(head, tuple(copy.fetch.donors)))
+            self.context.send(member.peer, SyncFragment(head, tuple(copy.fetch.donors), newer))
             running += 1
             changed = True
         return changed

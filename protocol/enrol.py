@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import datetime
 import ssl
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import trio
 from attrs import frozen
@@ -180,16 +180,16 @@ def _check_master(channel: Channel, served: EnrolAuthority, invite: Invite) -> N
 async def answer_newcomer(
     channel: Channel,
     authority: Authority,
-    redeem: Callable[[str], Role],
+    redeem: Callable[[str], Awaitable[Role]],
     *,
-    admitted: Callable[[Admission], None] | None = None,
+    admitted: Callable[[Admission], Awaitable[None]] | None = None,
 ) -> Admission | None:
     """The master's side of the conversation, on a channel of ``Party.NEWCOMER``.
 
     Args:
       redeem: takes the token, uses it up and gives the role, or raises ``Refusal``. Called once,
         last, when nothing but the reply is left to do.
-      admitted: called before the certificate is sent: write it down here.
+      admitted: called before the certificate is sent: write it down here; may raise ``Refusal``.
 
     Returns:
       Who was let in; None if it was refused (and told why).
@@ -213,12 +213,12 @@ async def answer_newcomer(
         certificate_pem = authority.issue(request.request_pem, request.name, Party.PEER)
         peer = holder_of(load_certificate(certificate_pem)).peer
         try:
-            role = redeem(request.token)
+            role = await redeem(request.token)
+            admission = Admission(peer, request.name, role)
+            if admitted is not None:
+                await admitted(admission)
         except Refusal as refusal:
             await messages.send_final(Refused(refusal.code, refusal.reason))
             return None
-        admission = Admission(peer, request.name, role)
-        if admitted is not None:
-            admitted(admission)
         await messages.send_final(Enrolled(certificate_pem))
         return admission

@@ -17,9 +17,10 @@ import attrs
 from attrs import field, frozen
 from attrs.validators import and_, ge, le, matches_re, max_len, min_len
 
-VERSION_MIN = 1  # the oldest protocol version we still speak
-VERSION_MAX = 1  # the newest one
+VERSION_MIN = 2  # the oldest protocol version we still speak
+VERSION_MAX = 2  # the newest one
 
+MASTERS_MAX = 16  # addresses at which a run's master may be: as many as an invite has room for
 TEXT_CHARS_MAX = 1_000  # reasons, names and addresses; longer ones are a bug or an attack
 MEMBERS_MAX = 1_024  # members of a view
 FRAGMENTS_MAX = 1_024  # fragments of a model
@@ -43,6 +44,7 @@ _count: Any = and_(ge(0), le(COUNT_MAX))
 _text: Any = max_len(TEXT_CHARS_MAX)
 _peer: Any = matches_re(r"[0-9a-f]{32}")
 _digest: Any = and_(min_len(32), max_len(32))
+_nonce: Any = max_len(16)
 _blob: Any = max_len(CERTIFICATE_BYTES_MAX)
 
 
@@ -106,6 +108,8 @@ class RefusalCode(enum.Enum):
     FULL = "full"  # no room for another member
     FINISHED = "finished"  # the run is over
     LEFT = "left"  # it asked to leave
+    SUPERSEDED = "superseded"  # another master has taken the run over; dial its other addresses
+    BUSY = "busy"  # the master cannot take anybody in now (its disk is full); come back
 
 
 # ---------------------------------------------------------------- shared records
@@ -314,6 +318,9 @@ class Hello(Message):
     download_bytes_per_s: float = field(default=0.0, validator=_finite)  # likewise to receive
     # Members that name the same one share a line; empty: those who come from one address do.
     site: str = field(default="", validator=max_len(SITE_CHARS_MAX))
+    # The newest master that we have obeyed; older ones learn from it that their time is over.
+    term: int = field(default=0, validator=_count)
+    nonce: bytes = field(default=b"", validator=_nonce)
 
 
 @frozen
@@ -542,6 +549,12 @@ class Welcome(Message):
     # Outcomes of the rounds that the peer reported as undecided:
     committed: tuple[Commit, ...] = field(validator=max_len(FRAGMENTS_MAX))
     term: int = field(validator=_count)  # grows with every start of the master
+    # Drawn at every start: two masters that begin the same term are told apart by it.
+    nonce: bytes = field(default=b"", validator=_nonce)
+    # Where the run's master may be in future: here, or on a standby machine.
+    masters: tuple[str, ...] = field(default=(), validator=_each(_text, MASTERS_MAX))
+    # Another one than before: what was committed and is not applied yet is void.
+    branch: int = field(default=0, validator=_count)
 
 
 @frozen
@@ -640,10 +653,15 @@ class Abort(Message):
 
 @frozen
 class SyncFragment(Message):
-    """Master: fetch this version of a fragment from these donors, which have pinned it."""
+    """Master: fetch this version of a fragment from these donors, which have pinned it.
+
+    ``replaces_newer``: what you hold may have a higher version. It is of no branch of the run's
+    history any more and gives way.
+    """
 
     head: FragmentHead
     donors: tuple[str, ...] = field(validator=_peers)
+    replaces_newer: bool = False
 
 
 @frozen
@@ -693,6 +711,18 @@ class Finish(Message):
     """Master: the run has committed all its rounds."""
 
     round: int = field(validator=_count)
+
+
+# ---------------------------------------------------------------- master <-> master
+
+
+@frozen
+class Claim(Message):
+    """Both sides, once: which term of the run this master serves. The lower one gives way."""
+
+    run_id: str = field(validator=_text)
+    term: int = field(validator=_count)
+    nonce: bytes = field(validator=_nonce)
 
 
 # ---------------------------------------------------------------- peer <-> peer (a link's control stream)

@@ -22,7 +22,7 @@ from attrs import define, field
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from ...membership.journal import JournalRecord, RoundCommitted
+from ...membership.journal import JournalRecord, RoundCommitted, RunRewound
 from ...protocol.messages import Commit, Contributor, ContributorRun, FragmentHead
 
 CONTRIBUTIONS_KEPT_MAX = 4_096  # of (round, peer); older ones cannot be committed any more
@@ -74,6 +74,8 @@ class Witness:
 
     def saw_record(self, record: JournalRecord) -> None:
         self.note("record", record)
+        if isinstance(record, RunRewound):
+            self._went_back(record)
         if not isinstance(record, RoundCommitted):
             return
         commit = record.commit
@@ -85,6 +87,13 @@ class Witness:
         self.versions[commit.fragment] = expected + 1
         self.commits.append(commit)
         self.recorded.add(commit.round)
+
+    def _went_back(self, record: RunRewound) -> None:
+        """What was beyond is given up, and its versions are made anew."""
+        for head in record.heads:
+            self.versions[head.fragment] = head.version
+            for key in [k for k in self.roots if k[0] == head.fragment and k[1] > head.version]:
+                del self.roots[key]
 
     def saw_term(self, peer: str, incarnation: int, term: int) -> None:
         """A peer's daemon follows the master of this term."""

@@ -21,6 +21,8 @@ from holdfast.protocol.lane import (
 )
 from holdfast.protocol.memory import MemoryWorld
 from holdfast.protocol.messages import (
+    VERSION_MAX,
+    VERSION_MIN,
     LinkHello,
     LinkReady,
     Message,
@@ -82,7 +84,7 @@ async def test_the_earlier_joiner_is_not_accepted_as_dialler() -> None:
         early = net.world.host("n0", peer_id(0))
         channel = await early.dial(Address("n1", PORT), party=Party.PEER)
         stream = MessageStream(channel.stream)
-        await stream.send(LinkHello(1, 1, bytes(16), bytes(32)))
+        await stream.send(LinkHello(VERSION_MIN, VERSION_MAX, bytes(16), bytes(32)))
         refused = await stream.receive_expected(Refused)
         assert "later joiner" in refused.reason
 
@@ -311,7 +313,7 @@ async def test_a_lane_of_no_link_or_without_the_keys_is_closed_and_harms_nobody(
         other = net.world.host("n1", peer_id(1))
         channel = await other.dial(Address("n0", PORT), party=Party.PEER)
         stream = MessageStream(channel.stream)
-        await stream.send(LinkHello(1, 1, b"L" * 16, bytes(32)))
+        await stream.send(LinkHello(VERSION_MIN, VERSION_MAX, b"L" * 16, bytes(32)))
         await stream.receive_expected(LinkHello)
         await stream.receive_expected(LinkReady)
         for link_id, number in ((b"M" * 16, 0), (b"L" * 16, 0), (b"L" * 16, 63)):
@@ -330,7 +332,7 @@ async def test_a_lane_that_is_replayed_gets_no_answer_under_the_same_keys() -> N
         other = net.world.host("n1", peer_id(1))
         channel = await other.dial(Address("n0", PORT), party=Party.PEER)
         stream = MessageStream(channel.stream)
-        await stream.send(LinkHello(1, 1, b"L" * 16, b"s" * 32))
+        await stream.send(LinkHello(VERSION_MIN, VERSION_MAX, b"L" * 16, b"s" * 32))
         hello = await stream.receive_expected(LinkHello)
         await stream.receive_expected(LinkReady)
         keys = derive_lane_keys(b"s" * 32, hello.secret, b"L" * 16, 0)

@@ -67,30 +67,6 @@ def test_a_record_is_synced_to_disk_before_append_returns(tmp_path: Path) -> Non
     store.close()
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        "update records set body = substr(body, 1, 5) where id = 3",
-        "update records set body = x'c1' where id = 3",
-        "update records set body = x'' where id = 3",
-        "update records set body = cast('text' as text) where id = 3",
-        "update records set body = x'81a47465726d01' where id = 3",  # {"term": 1}: of another kind
-        "update records set kind = 'Nonsense' where id = 3",
-        "update records set body = x'90' where id = 3",
-    ],
-)
-def test_a_damaged_record_is_named(tmp_path: Path, damage: str) -> None:
-    path = tmp_path / "journal.sqlite"
-    store = Store(path)
-    for record in RECORDS:
-        store.append(record)
-    store._db.execute(damage)
-    store.close()
-    with pytest.raises(UserError, match="record 3 ") as raised:
-        Store(path).records()
-    assert raised.value.exit_code == ExitCode.CONFIG
-
-
 def test_a_file_that_is_no_journal_is_refused_with_its_path(tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite"
     path.write_bytes(b"not a database, but long enough to be looked at" * 100)

@@ -37,13 +37,23 @@ class MasterMachine(RuleBasedStateMachine):
         fragments=st.sampled_from([1, 2]),
         rounds=st.sampled_from([0, 0, 0, 5]),
         started=st.sampled_from([True, True, True, False]),
+        spares=st.sampled_from([-1, -1, 1, 0]),
+        rewind_s=st.sampled_from([0, 15]),
     )
     def begin(
-        self, places: int, min_members: int, fragments: int, rounds: int, started: bool
+        self,
+        places: int,
+        min_members: int,
+        fragments: int,
+        rounds: int,
+        started: bool,
+        spares: int,
+        rewind_s: int,
     ) -> None:
         toml = (
             f"[run]\nrounds = {rounds}\n[membership]\ncontributors = {places}\n"
             f"min_members = {min_members}\ndeadline_s = {DEADLINE_S}\ngrace_s = 2.0\n"
+            f"spares = {spares}\nrewind_s = {rewind_s}\n"
         )
         self.world = World(toml, fragments, GRANTS)
         if started:
@@ -267,6 +277,31 @@ class MasterMachine(RuleBasedStateMachine):
                 self.world.attach(self.peer(index))
                 self.everybody(then)
 
+    @rule(count=st.integers(0, 12), comes_back=st.permutations(range(len(GRANTS))), then=cycles)
+    def let_journal_be_cut(self, count: int, comes_back: list[int], then: int) -> None:
+        """The master dies, the end of its journal is lost, and some come back in some order."""
+        if not self.world.master.context.history.founded:
+            return
+        self.world.cut_journal(count)
+        for index in comes_back[:4]:
+            self.world.attach(self.peer(index))
+            self.everybody(then)
+
+    @rule(first=st.permutations(range(len(GRANTS))), gone=st.integers(1, 3), then=cycles)
+    def let_holders_go(self, first: list[int], gone: int, then: int) -> None:
+        """Some miss a round; then all others go; then those who missed it come back."""
+        stale = [self.peer(index) for index in first[:gone]]
+        for peer in stale:
+            self.world.detach(peer)
+        self.everybody(4)
+        for peer in self.world.peers:
+            if peer not in stale:
+                self.world.detach(peer)
+        for peer in stale:
+            self.world.attach(peer)
+        event("the holders of the newest version are gone")
+        self.everybody(then)
+
     @rule(paused=booleans)
     def pause(self, paused: bool) -> None:
         master = self.world.master
@@ -307,5 +342,6 @@ class MasterMachine(RuleBasedStateMachine):
             return
         history = self.world.master.context.history
         event(f"commits: {min(history.commit_count, 5)}")
+        event(f"rewound: {min(history.rewind_count, 2)}")
         event(f"restarts of the master: {min(self.world.term - 1, 3)}")
         self.world.calm_down()

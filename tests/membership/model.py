@@ -23,13 +23,19 @@ from attrs import Factory, define
 from holdfast.membership.coordinator import Coordinator, Grant
 from holdfast.membership.effects import Announce, Drop, Effect, Record, Send
 from holdfast.membership.journal import (
+    TERMS_SKIPPED,
+    History,
     JournalRecord,
     PeerRevoked,
     RunCreated,
+    RunFounded,
+    TermStarted,
 )
 from holdfast.membership.rounds import Phase
 from holdfast.membership.spec import RunSpec
 from holdfast.protocol.messages import (
+    VERSION_MAX,
+    VERSION_MIN,
     Abort,
     Applied,
     Commit,
@@ -117,6 +123,7 @@ class ModelPeer:
     leaving: bool = False
     corrupt: bool = False  # its state was damaged and not healed yet
     lineage: bytes = b""
+    branch: int = 0
     state: list[tuple[int, bytes] | None] = Factory(list)
     fragment_count: int = 1
     inbox: deque[Message] = Factory(deque)
@@ -144,8 +151,8 @@ class ModelPeer:
             if number not in self.pending
         ]
         return Hello(
-            version_min=1,
-            version_max=1,
+            version_min=VERSION_MIN,
+            version_max=VERSION_MAX,
             run_id=RUN_ID,
             name=self.peer[0],
             addresses=(),
@@ -208,6 +215,9 @@ class ModelPeer:
 
     def _welcome(self, message: Welcome) -> None:
         told = {commit.round for commit in message.committed}
+        if message.branch != self.branch:
+            self.branch = message.branch
+            self.pending.clear()
         self.opens.clear()
         self.orders.clear()
         self.reducing.clear()
@@ -286,7 +296,8 @@ class ModelPeer:
     def _sync(self, message: SyncFragment) -> None:
         fragment, head = message.head.fragment, message.head
         held = self.state[fragment]
-        if held is not None and (held[0] > head.version or held == (head.version, head.root)):
+        newer = held is not None and held[0] > head.version and not message.replaces_newer
+        if held is not None and (newer or held == (head.version, head.root)):
             self.outbox.append(Synced(FragmentHead(fragment, *held), 0))
             return
         self.fetching[fragment] = message
@@ -530,6 +541,19 @@ class World:
                 key = (round_.number, round_.running().number)
                 assert key in self.witness.moved_s, "an attempt that nobody was told of"
                 assert self.now_s <= self.witness.moved_s[key] + limit_s, "an attempt hangs"
+
+    def cut_journal(self, count: int) -> None:
+        """The master dies, and its journal loses its last records."""
+        founded = next(
+            (i for i, r in enumerate(self.journal) if isinstance(r, RunFounded)), len(self.journal)
+        )
+        del self.journal[max(founded + 1, len(self.journal) - count) :]
+        history = History.replay(self.journal)
+        self.revoked = set(history.revoked)
+        self.witness.journal_cut(history)
+        self.term += TERMS_SKIPPED
+        self.journal.append(TermStarted(self.term, b"", True))
+        self.restart_master()
 
     def restart_master(self) -> None:
         self.crash_after = None

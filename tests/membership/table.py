@@ -47,7 +47,7 @@ OTHER_DIGEST = b"X" * 32
 
 
 def root_of(fragment: int, version: int) -> bytes:
-    return bytes([fragment, version]) * 16
+    return bytes([fragment, version % 256]) * 16
 
 
 def head_of(fragment: int, version: int, root: bytes | None = None) -> FragmentHead:

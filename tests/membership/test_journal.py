@@ -15,6 +15,7 @@ from holdfast.membership.journal import (
     ROOTS_KEPT_MAX,
     History,
     JournalRecord,
+    MastersKnown,
     PeerAdmitted,
     PeerRevoked,
     PlaceTaken,
@@ -26,7 +27,10 @@ from holdfast.membership.journal import (
     RunFinished,
     RunFounded,
     RunPaused,
+    RunRewound,
+    SpecChanged,
     TermStarted,
+    VersionAdopted,
 )
 from holdfast.membership.pace import RETRY_S_MAX, Backoff, scheduled
 from holdfast.protocol.errors import LocalProtocolError
@@ -48,6 +52,10 @@ EXAMPLES: list[JournalRecord] = [
     PlaceVacated(A),
     PeerRevoked(A, "because"),
     RunPaused(True),
+    MastersKnown(("master:1", "standby:1")),
+    SpecChanged("[run]\n"),
+    VersionAdopted(head_of(0, 2), 120),
+    RunRewound((head_of(0, 2),)),
     RunFinished(3),
 ]
 
@@ -63,10 +71,11 @@ def test_every_kind_of_record_survives_the_disk() -> None:
 def test_what_the_records_amount_to() -> None:
     history = History.replay(EXAMPLES)
     assert (history.run_id, history.term) == ("ab" * 16, 1)
-    assert history.head(0) == head_of(0, 1)
-    assert (history.commit_count, history.step, history.last_round) == (1, 100, 3)
+    assert history.head(0) == head_of(0, 2)
+    assert (history.commit_count, history.step, history.last_round) == (2, 120, 3)
     assert (history.next_round, history.next_number) == (4, 2)
-    assert history.commits == {0: COMMIT}
+    assert history.commits == {}, "an adopted version has none that we know"
+    assert history.masters == ("master:1", "standby:1")
     assert (history.places, history.vacancies) == (set(), 1)
     assert history.revoked == {A: "because"}
     assert history.paused
@@ -86,9 +95,9 @@ def test_replay_equals_the_live_history() -> None:
     ("record", "words"),
     [
         (FOUNDING, "founded twice"),
-        (RoundCommitted(COMMIT), "which is at version 1"),
+        (RoundCommitted(COMMIT), "which is at version 2"),
         (RoundCommitted(Commit(4, 1, 7, 0, 100, (), DIGEST)), "fragment 7, which is unknown"),
-        (RootKnown(head_of(0, 1, DIGEST)), "two roots for version 1"),
+        (RootKnown(head_of(0, 2, DIGEST)), "two roots for version 2"),
     ],
 )
 def test_a_journal_that_contradicts_itself_is_refused(record: JournalRecord, words: str) -> None:
@@ -139,5 +148,11 @@ def test_any_sign_of_life_counts_until_the_deadline() -> None:
     assert detector.silent(20.0) == []
 
 
-def test_effects_are_the_four_that_the_daemon_knows() -> None:
-    assert [kind.__name__ for kind in get_args(Effect)] == ["Send", "Record", "Drop", "Announce"]
+def test_effects_are_those_that_the_daemon_knows() -> None:
+    assert [kind.__name__ for kind in get_args(Effect)] == [
+        "Send",
+        "Record",
+        "Drop",
+        "Announce",
+        "StandDown",
+    ]

@@ -17,6 +17,8 @@ from holdfast.membership.journal import (
 )
 from holdfast.membership.syncing import SYNC_ATTEMPTS_MAX
 from holdfast.protocol.messages import (
+    VERSION_MAX,
+    VERSION_MIN,
     Applied,
     Commit,
     Donate,
@@ -72,7 +74,7 @@ def test_versions_that_do_not_meet_are_refused_with_both_ranges() -> None:
     table.join(A, hello=hello_of(A, versions=(7, 9)))
     assert table.dropped(A) is RefusalCode.VERSION
     assert "7 to 9" in table.announced()
-    assert "1 to 1" in table.announced()
+    assert f"{VERSION_MIN} to {VERSION_MAX}" in table.announced()
     assert A not in table.master.context.roster
 
 
@@ -479,7 +481,7 @@ def test_when_all_donors_die_the_transfer_starts_over_at_the_present_version() -
 
 
 def test_without_a_holder_of_the_newest_version_the_run_waits_and_says_so() -> None:
-    table = Table()
+    table = Table("[membership]\nrewind_s = 0\n")
     table.start(A, B)
     table.leave(B)
     table.commit(A)

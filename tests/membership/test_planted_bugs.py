@@ -39,6 +39,15 @@ Some are caught by one conversation with the master each:
     the lost accuse            what a lost peer has said about others still counts
     any manifest               results with one digest agree whatever their manifests
 
+and about masters and lineage:
+
+    deaf to terms              a master does not mind that its peers obey another one
+    one is enough              a version that one member claims is adopted
+    too sure of itself         a master that is behind does not wait for a majority
+    goes back at once          a run is rewound as soon as nobody holds the newest version
+    strangers' weights         a state whose root the journal does not know is gone back to
+    feeds the line             who waits in line is synced all the same
+
 What a peer's own code could do wrong in a repair is planted in tests/swarm/test_planted_simulation.py.
 """
 
@@ -46,6 +55,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -60,10 +70,12 @@ from holdfast.membership.detector import Detector
 from holdfast.membership.effects import Effect, Record, Send
 from holdfast.membership.journal import History, RoundCommitted, RoundNumbered
 from holdfast.membership.ledger import Ledger
+from holdfast.membership.lineage import Lineage
 from holdfast.membership.rounds import Round
+from holdfast.membership.succession import Succession
 from holdfast.protocol.errors import LocalProtocolError
 from holdfast.protocol.messages import Donate, Flush, Message, Repair
-from tests.membership import test_repair, test_rounds
+from tests.membership import test_repair, test_rounds, test_succession
 from tests.membership.machine import MasterMachine
 from tests.membership.model import ModelPeer
 
@@ -366,6 +378,55 @@ def _(patch: Patch) -> None:
     patch.setattr(Outcome, "__hash__", lambda self: hash(self.digest))
 
 
+@conversation(
+    "deaf to terms",
+    partial(test_succession.test_who_has_obeyed_another_master_ends_this_one, 2, b""),
+)
+def _(patch: Patch) -> None:
+    patch.setattr(Succession, "met", lambda self, term, nonce, who: False)
+
+
+@conversation("one is enough", test_succession.test_a_version_that_fewer_hold_is_given_up)
+def _(patch: Patch) -> None:
+    original = Lineage.adopt
+
+    def adopt(self: Lineage) -> bool:
+        self.succession.electorate = set(list(self.succession.attached)[:1])
+        return original(self)
+
+    patch.setattr(Lineage, "adopt", adopt)
+
+
+@conversation(
+    "too sure of itself", test_succession.test_fresh_peers_do_not_decide_what_the_journal_lacks
+)
+def _(patch: Patch) -> None:
+    patch.setattr(Succession, "waiting", property(lambda self: False))
+
+
+@conversation("goes back at once", test_succession.test_who_returns_in_time_is_the_source)
+def _(patch: Patch) -> None:
+    patch.setattr(Lineage, "due_s", property(lambda self: -math.inf))
+
+
+@conversation(
+    "strangers' weights", test_succession.test_a_state_whose_root_the_journal_does_not_know_is_none
+)
+def _(patch: Patch) -> None:
+    def holds(self: Lineage, member: roster.Member) -> tuple[int, ...]:
+        return tuple(head.version for head in member.told.values())
+
+    patch.setattr(Lineage, "_holds", holds)
+
+
+@conversation(
+    "feeds the line",
+    test_succession.test_more_than_the_spares_wait_in_line_without_state_and_move_up,
+)
+def _(patch: Patch) -> None:
+    patch.setattr(Context, "in_line", lambda self: set())
+
+
 FINDS = settings(
     max_examples=600,
     stateful_step_count=50,
@@ -391,7 +452,7 @@ def test_a_planted_bug_fails_a_conversation(name: str, monkeypatch: Patch) -> No
     plant, finds = CONVERSATIONS[name]
     finds()
     plant(monkeypatch)
-    with pytest.raises(AssertionError):
+    with pytest.raises((AssertionError, LocalProtocolError, ValueError)):
         finds()
 
 

@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING
 import attrs
 
 from holdfast.membership.journal import (
+    History,
     JournalRecord,
     PlaceTaken,
     RootKnown,
     RoundCommitted,
     RoundNumbered,
     RunFounded,
+    RunRewound,
+    VersionAdopted,
 )
 from holdfast.membership.manifest import is_everywhere
 from holdfast.protocol.messages import (
@@ -72,6 +75,7 @@ class Witness:
         self.owners: dict[int, list[str]] = {}  # by round: who owns which chunk now
         self.repairs: set[tuple[int, int]] = set()
         self.undecided: dict[str, tuple[Reduced, ...]] = {}  # as the peer's last Hello said
+        self.true: set[tuple[int, int, bytes]] = set()  # every version that the run ever had
         self.truth: dict[int, bytes] = {}  # by fragment: the root that honest arithmetic gives
 
     def gone(self, peer: str) -> None:
@@ -93,6 +97,43 @@ class Witness:
         self.pinned.clear()
         self.moved_s.clear()
         self.running.clear()
+
+    def journal_cut(self, history: History) -> None:
+        """The end of the journal is lost: the run is where the rest says, until more is known."""
+        self.versions = dict(enumerate(history.versions))
+        self.roots = {
+            (fragment, version): root
+            for fragment, roots in enumerate(history.roots)
+            for version, root in roots.items()
+        }
+        self._back_to_the_truth()
+
+    def _back_to_the_truth(self) -> None:
+        """The run is at other versions than before: what is right there we have seen before."""
+        for fragment, version in self.versions.items():
+            known = self.roots.get((fragment, version))
+            seen = [root for f, v, root in self.true if (f, v) == (fragment, version)]
+            assert known is None or known in seen, "the run goes on from what it never was"
+            self.truth[fragment] = known or seen[-1]
+
+    def _rewound(self, record: RunRewound, world: World) -> None:
+        here = [peer for peer in world.peers if peer.connected]
+        wanted = [(head.version, head.root) for head in record.heads]
+        holders = [peer for peer in here if peer.state == wanted]
+        assert len(holders) >= world.spec.membership.min_members, "too few hold it"
+        newest = [(v, self.roots.get((f, v))) for f, v in sorted(self.versions.items())]
+        assert not any(peer.state == newest for peer in here), "somebody holds the newest state"
+        for head in record.heads:
+            self.versions[head.fragment] = head.version
+        for fragment, version in [k for k in self.roots if k[1] > self.versions[k[0]]]:
+            del self.roots[fragment, version]
+        self._back_to_the_truth()
+
+    def _adopted(self, head: FragmentHead) -> None:
+        assert (*attrs.astuple(head),) in self.true, "adopted what the run never was"
+        self.versions[head.fragment] = head.version
+        self.roots[head.fragment, head.version] = head.root
+        self.truth[head.fragment] = head.root
 
     def delivered(self, peer: str, message: Message, now_s: float) -> None:
         match message:
@@ -139,6 +180,11 @@ class Witness:
                 for head in record.heads:
                     self._root(head)
                     self.truth[head.fragment] = head.root
+                    self.true.add((head.fragment, head.version, head.root))
+            case RunRewound():
+                self._rewound(record, world)
+            case VersionAdopted():
+                self._adopted(record.head)
             case PlaceTaken():
                 self._promoted(world.by_id[record.peer])
 
@@ -154,6 +200,7 @@ class Witness:
             return
         votes = world.master.syncing.votes[head.fragment, head.version]
         assert len(votes) > 1 or len(world.master.conductor.contributors()) < 2, "one decided alone"
+        self.true.add((head.fragment, head.version, head.root))
         self.truth[head.fragment] = head.root  # from now on this is what the run goes by
 
     def _promoted(self, peer: ModelPeer) -> None:
@@ -187,6 +234,7 @@ class Witness:
         self.committed[commit.round] = commit
         self.versions[commit.fragment] = commit.version + 1
         self.truth[commit.fragment] = hashed(self.truth[commit.fragment], commit.digest)
+        self.true.add((commit.fragment, commit.version + 1, self.truth[commit.fragment]))
         del self.running[commit.fragment]
 
     def sent(self, peer: str, message: Message, now_s: float) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from pathlib import Path
 
 import pytest
 
+from holdfast.daemon.exit_codes import ExitCode
 from tests.processes.harness import (
     Fleet,
     alive,
@@ -138,3 +140,47 @@ def test_a_crash_of_the_trainer_and_one_of_the_master_move_no_state(
     assert len(set(found.values())) == 1, found
     assert {name: fleet.peer(name)["state_received_bytes"] for name in "abcd"} == before
     assert all(os.getpgid(fleet.nodes[name].process.pid) for name in "abcd"), "none was restarted"
+
+
+@pytest.mark.timeout(120)
+def test_a_standby_takes_the_run_over_and_the_old_master_gives_way(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    port = free_port()
+    standby = ("--standby", f"127.0.0.1:{port}")
+    fleet.start_master(spec(contributors=2, min_members=2), more=standby)
+    for rank, name in enumerate("ab"):
+        fleet.join(name, "--rank", str(rank), *PAUSE, founder=name == "a")
+    fleet.until(lambda s: contributing(s, *"ab"), "a and b train")
+    copy = fleet.folder / "standby"
+    backup = fleet.spawn("backup", "backup", str(copy), "--state", str(fleet.folder / "master"))
+    assert backup.wait() == 0, backup.log
+    status = fleet.until_committed(3)  # the copy lacks these
+    received = {name: fleet.peer(name)["state_received_bytes"] for name in "ab"}
+    first = fleet.nodes["master"]
+    first.process.kill()
+    first.process.wait()
+
+    http = ("--http", "127.0.0.1:0", "--no-invite")
+    listen = ("--listen", f"127.0.0.1:{port}")
+    fleet.nodes["first"] = fleet.nodes.pop("master")
+    fleet.nodes["first"].awaited = True
+    node = fleet.spawn("standby", "master", "--journal", str(copy), *listen, *http)
+    fleet.nodes["master"] = fleet.nodes.pop("standby")
+    node.control()
+    fleet.until(lambda s: s["committed"] > status["committed"] + 2, "rounds go on", 60)
+    assert fleet.master()["term"] > 1_000
+    assert {name: fleet.peer(name)["state_received_bytes"] for name in "ab"} == received
+
+    old = fleet.spawn("old", "master", "--state", str(fleet.folder / "master"), *http, *standby)
+    assert old.wait() == ExitCode.SUPERSEDED, old.log
+    assert "another master has taken this run over" in old.log
+    fleet.until_committed(2)
+    found = fleet.settle(*"ab")
+    assert len(set(found.values())) == 1, found
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])

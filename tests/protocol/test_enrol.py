@@ -29,6 +29,7 @@ from holdfast.protocol.invite import Invite
 from holdfast.protocol.memory import MemoryWorld
 from holdfast.protocol.messages import (
     VERSION_MAX,
+    VERSION_MIN,
     EnrolAuthority,
     EnrolHello,
     Enrolled,
@@ -54,7 +55,7 @@ class Desk:
         self.authority = Authority.load_or_create(directory / "authority", run_id)
         self.tokens_seen: list[str] = []
         self.admissions: list[Admission] = []
-        self.admitted: Callable[[Admission], None] = self.admissions.append
+        self.admitted: Callable[[Admission], Awaitable[None]] = self.note
 
     def network(
         self, party: Party = Party.MASTER, now: datetime.datetime | None = None
@@ -65,7 +66,10 @@ class Desk:
         credentials = Credentials(home, identity, pem, self.authority.certificate_pem)
         return SocketNetwork(credentials, newcomers=True)
 
-    def redeem(self, token: str) -> Role:
+    async def note(self, admission: Admission) -> None:
+        self.admissions.append(admission)
+
+    async def redeem(self, token: str) -> Role:
         self.tokens_seen.append(token)
         if token != TOKEN:
             raise Refusal(RefusalCode.TOKEN, "this invite was withdrawn")
@@ -267,7 +271,7 @@ async def test_a_master_tells_a_newcomer_of_another_version(desk: Desk) -> None:
 
 async def test_a_bad_request_does_not_use_up_the_token(desk: Desk) -> None:
     async def say(messages: MessageStream) -> None:
-        await messages.send(EnrolHello(1, 1))
+        await messages.send(EnrolHello(VERSION_MIN, VERSION_MAX))
         await messages.send(EnrolRequest(TOKEN, b"junk", "x"))
 
     (served,) = await converse(desk, say)
@@ -277,7 +281,7 @@ async def test_a_bad_request_does_not_use_up_the_token(desk: Desk) -> None:
 
 async def test_who_falls_silent_is_not_waited_for(desk: Desk) -> None:
     async def say(messages: MessageStream) -> None:
-        await messages.send(EnrolHello(1, 1))
+        await messages.send(EnrolHello(VERSION_MIN, VERSION_MAX))
 
     (served,) = await converse(desk, say)
     assert isinstance(served, EnrolAuthority)
@@ -288,10 +292,10 @@ async def test_the_certificate_is_written_down_before_it_is_sent(desk: Desk) -> 
     identity = Identity.generate()
 
     async def say(messages: MessageStream) -> None:
-        await messages.send(EnrolHello(1, 1))
+        await messages.send(EnrolHello(VERSION_MIN, VERSION_MAX))
         await messages.send(EnrolRequest(TOKEN, identity.request_pem("x"), "x"))
 
-    def fail(_: Admission) -> None:
+    async def fail(_: Admission) -> None:
         raise OSError("the disk is full")
 
     _, enrolled = await converse(desk, say)

@@ -1,0 +1,242 @@
+"""Which versions are the run's, where the journal alone cannot say or nobody holds them any more.
+
+Two things can happen to the newest version:
+
+    the journal lacks it   it was cut, or is a copy (``succession``): more than half of the journal's
+                           contributors hold one version beyond it, with one root  --> adopted
+    nobody holds it        all holders are gone, and for ``rewind_s`` enough members have held one
+                           older state of the run, complete, with its roots        --> rewound
+
+Both are recorded. Weights that the run never had are never taken: what counts is a version whose
+root the journal knows, or one that a majority swears to. A member that returns with a newer version
+of what was rewound holds what the run has given up, and is brought in sync like anybody else; the
+*branch* in ``Welcome`` tells it not to apply what it still has of those rounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+from attrs import frozen
+
+from ..protocol.messages import FragmentHead
+from .context import Context, said
+from .effects import EventKind
+from .journal import RunRewound, VersionAdopted
+from .pace import scheduled
+from .roster import CopyState, Member
+from .succession import NAMES_SAID_MAX, Succession
+from .syncing import Syncing
+
+
+@frozen
+class Fallback:
+    """An older state of the run that enough members hold."""
+
+    heads: tuple[FragmentHead, ...]
+    undone: int  # commits since then
+    holders: tuple[str, ...]
+
+
+class Lineage:
+    """One per master.
+
+    Attributes:
+      lost_since_s: since when nobody holds the newest versions while enough hold older ones.
+    """
+
+    def __init__(self, context: Context, syncing: Syncing, succession: Succession) -> None:
+        self.context = context
+        self.syncing = syncing
+        self.succession = succession
+        self.lost_since_s: float | None = None
+        self._said_lost = False
+
+    # ------------------------------------------------------------ what the journal has lost
+
+    def adopt(self) -> bool:
+        """Take over versions beyond the journal's that a majority holds. True if one was."""
+        history = self.context.history
+        if not history.founded or not history.behind:
+            return False
+        for fragment in range(history.fragment_count):
+            claims: Counter[FragmentHead] = Counter(
+                member.told[fragment]
+                for member in self.context.roster
+                if member.peer in self.succession.electorate
+                and fragment in member.told
+                and member.told[fragment].version > history.versions[fragment]
+            )
+            if not claims:
+                continue
+            head, count = claims.most_common(1)[0]
+            if 2 * count > len(self.succession.electorate):
+                self._adopt(head, count)
+                return True
+        return False
+
+    def _adopt(self, head: FragmentHead, count: int) -> None:
+        history, spec = self.context.history, self.context.spec
+        before = history.versions[head.fragment]
+        turn = history.turn + head.version - before
+        _, step = scheduled(turn - 1, spec.diloco.sync_every, history.fragment_count)
+        self.context.record(VersionAdopted(head, step))
+        self.context.announce(
+            EventKind.RUN,
+            None,
+            f"adopted version {head.version} of fragment {head.fragment}: {count} of "
+            f"{len(self.succession.electorate)} contributors hold it, the journal had lost what "
+            f"came after version {before}",
+        )
+        self.syncing.judge_again(head.fragment)
+
+    # ------------------------------------------------------------ what nobody holds any more
+
+    def lost(self) -> list[int]:
+        """Fragments whose newest version nobody here holds, or is about to hold."""
+        history = self.context.history
+        if not history.founded:
+            return []
+        return [
+            fragment
+            for fragment in range(history.fragment_count)
+            if not any(
+                member.copies[fragment].state is not CopyState.STALE
+                for member in self.context.roster
+            )
+        ]
+
+    def fallback(self) -> Fallback | None:
+        """The newest earlier state that at least ``min_members`` hold, all of it."""
+        history = self.context.history
+        holders: dict[tuple[int, ...], list[str]] = {}
+        for member in self.context.roster.by_number():
+            versions = self._holds(member)
+            if versions is not None:
+                holders.setdefault(versions, []).append(member.peer)
+        best: Fallback | None = None
+        for versions, peers in holders.items():
+            if len(peers) < self.context.spec.membership.min_members:
+                continue
+            undone = history.earlier(versions)
+            if undone and (best is None or undone < best.undone):
+                heads = tuple(
+                    FragmentHead(fragment, version, history.root(fragment, version))
+                    for fragment, version in enumerate(versions)
+                )
+                best = Fallback(heads, undone, tuple(peers))
+        return best
+
+    def _holds(self, member: Member) -> tuple[int, ...] | None:
+        """The versions of a member's state, if every root of it is one that the journal knows."""
+        history = self.context.history
+        if member.relay or member.draining or len(member.told) != history.fragment_count:
+            return None
+        for fragment, head in member.told.items():
+            if not head.root or history.root(fragment, head.version) != head.root:
+                return None
+        return tuple(member.told[fragment].version for fragment in range(history.fragment_count))
+
+    def rewind(self, *, busy: bool) -> bool:
+        """Go back to what members hold, if it is time. True if the run did.
+
+        Args:
+          busy: a round is in flight: its contributors hold the newest versions.
+        """
+        history, now_s = self.context.history, self.context.now_s
+        if busy or not self.lost():
+            self.lost_since_s, self._said_lost = None, False
+            return False
+        found = self._possible()
+        if found is None:
+            self.lost_since_s = None
+            return False
+        if self.lost_since_s is None:
+            self.lost_since_s = now_s
+        if not self._said_lost:
+            self._said_lost = True
+            self.context.announce(EventKind.RUN, None, self.why_waiting(now_s))
+        if now_s < self.due_s:
+            return False
+        before = list(history.versions)
+        self.context.record(RunRewound(found.heads))
+        self.lost_since_s, self._said_lost = None, False
+        names = ", ".join(self.context.name(peer) for peer in found.holders[:NAMES_SAID_MAX])
+        self.context.announce(
+            EventKind.RUN,
+            None,
+            f"REWOUND by {found.undone} rounds: nobody who held them came back within "
+            f"{self.context.spec.membership.rewind_s:g} s; the run goes on from versions "
+            f"{history.versions} (it was at {before}), which {names} hold",
+        )
+        for fragment, version in enumerate(before):
+            if version != history.versions[fragment]:
+                self.syncing.judge_again(fragment)
+        return True
+
+    def _possible(self) -> Fallback | None:
+        history, spec = self.context.history, self.context.spec
+        if (
+            not spec.membership.rewind_s
+            or history.finished
+            or history.paused
+            or history.behind
+            or self.syncing.missing
+        ):
+            return None
+        return self.fallback()
+
+    @property
+    def due_s(self) -> float:
+        """When the run goes back if nobody comes; infinity while it need not or cannot."""
+        if self.lost_since_s is None:
+            return math.inf
+        return self.lost_since_s + self.context.spec.membership.rewind_s
+
+    # ------------------------------------------------------------ for people
+
+    def why_waiting(self, now_s: float) -> str:
+        """What is lost, who had it, and what becomes of it; empty: nothing is."""
+        lost = self.lost()
+        if not lost:
+            return ""
+        history = self.context.history
+        which = ", ".join(f"version {history.versions[f]} of fragment {f}" for f in lost[:3])
+        if len(lost) > 3:
+            which += f" and of {len(lost) - 3} more fragments"
+        names = self._last_holders(lost)
+        text = f"nobody here holds {which}: waiting for {', '.join(names) or 'a peer that does'}"
+        if self.lost_since_s is not None:
+            found = self.fallback()
+            undone = found.undone if found is not None else 0
+            text += (
+                f" since {now_s - self.lost_since_s:.0f} s; in {max(0.0, self.due_s - now_s):.0f} s "
+                f"the run goes on without the last {undone} rounds"
+            )
+        elif self.context.spec.membership.rewind_s:
+            needed = self.context.spec.membership.min_members
+            text += f" (or for {needed} members that hold the same earlier version)"
+        return text
+
+    def _last_holders(self, lost: list[int]) -> list[str]:
+        """Peers that had the lost versions when they were last seen, those who left last first."""
+        history = self.context.history
+        found: dict[str, str] = {}
+        for member, _why in reversed(self.context.departed):
+            if any(
+                fragment < len(member.copies)
+                and member.copies[fragment].state in (CopyState.HELD, CopyState.UNCHECKED)
+                and member.copies[fragment].version == history.versions[fragment]
+                for fragment in lost
+            ):
+                found.setdefault(member.peer, said(member))
+        for fragment in lost:
+            commit = history.commits.get(fragment)
+            for contributor in commit.contributors if commit is not None else ():
+                found.setdefault(contributor.peer, self.context.name(contributor.peer))
+        here = self.context.roster.members
+        names = [
+            name for peer, name in found.items() if peer not in here and peer not in history.revoked
+        ]
+        return names[:NAMES_SAID_MAX]

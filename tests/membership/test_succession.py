@@ -1,0 +1,244 @@
+"""Who may decide and what the run's versions are, in conversations with the master."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+
+from holdfast.membership.coordinator import Coordinator
+from holdfast.membership.effects import StandDown
+from holdfast.membership.journal import (
+    ROUNDS_SKIPPED,
+    RoundCommitted,
+    RoundNumbered,
+    RunRewound,
+    TermStarted,
+    VersionAdopted,
+)
+from holdfast.protocol.messages import (
+    Hello,
+    Open,
+    SyncFragment,
+    Welcome,
+)
+from tests.membership.table import LINEAGE, SPARE, A, B, C, D, E, Table, head_of, hello_of
+
+NONCE = b"n" * 16
+
+
+def cut(table: Table, *kinds: type) -> None:
+    """The master dies; from the first of these records of the last round on all is lost."""
+    while not isinstance(table.journal[-1], kinds):
+        table.journal.pop()
+    table.journal.pop()
+    table.term += 1_000
+    table.journal.append(TermStarted(table.term, NONCE, True))
+    table.now_s += 1_000.0
+    table.heard.clear()
+    table.master = Coordinator.restore(table.spec, "ab" * 16, table.journal, table.term)
+
+
+def holding(peer: str, version: int, incarnation: int = 1) -> Hello:
+    return hello_of(peer, heads=[head_of(0, version)], lineage=LINEAGE, incarnation=incarnation)
+
+
+# ---------------------------------------------------------------- fencing
+
+
+@pytest.mark.parametrize(("term", "nonce"), [(2, b""), (1, NONCE)])
+def test_who_has_obeyed_another_master_ends_this_one(term: int, nonce: bytes) -> None:
+    table = Table()
+    table.start(A, B)
+    records = len(table.journal)
+    hello = attrs.evolve(hello_of(C), term=term, nonce=nonce)
+    (effect,) = table.take(table.master.attach(C, hello, SPARE, table.now_s))
+    assert isinstance(effect, StandDown)
+    assert "another master has taken this run over" in effect.reason
+    assert table.take(table.master.tick(table.now_s + 100)) == []
+    assert table.take(table.master.detach(A, "gone", table.now_s)) == []
+    assert table.take(table.master.pause(table.now_s)) == []
+    assert len(table.journal) == records, "not a record more"
+    assert table.master.status(table.now_s)["state"] == "superseded"
+
+
+def test_of_two_masters_that_meet_the_higher_term_goes_on() -> None:
+    table = Table()
+    table.start(A, B)
+    assert table.take(table.master.met(0, NONCE, "another one", table.now_s)) == []
+    assert table.take(table.master.met(1, b"", "itself", table.now_s)) == []
+    (effect,) = table.take(table.master.met(2, b"", "another one", table.now_s))
+    assert isinstance(effect, StandDown)
+
+
+# ---------------------------------------------------------------- a journal that is behind
+
+
+def test_a_version_that_more_than_half_hold_is_adopted() -> None:
+    table = Table()
+    table.start(A, B, C)
+    table.commit(A, B, C)
+    cut(table, RoundCommitted)
+    table.join(A, hello=holding(A, 1))
+    assert table.master.succession.waiting
+    assert "1 of 3 contributors are here" in table.master.status(table.now_s)["why_waiting"]
+    table.join(B, hello=holding(B, 1))
+    assert [r.head for r in table.records(VersionAdopted)] == [head_of(0, 1)]
+    table.hears_no(A, Open)
+    table.join(C, hello=holding(C, 0))
+    assert table.hear(C, SyncFragment).head == head_of(0, 1)
+    opened = table.hear(A, Open)
+    assert opened.version == 1
+    assert opened.round >= ROUNDS_SKIPPED
+
+
+def test_a_version_that_fewer_hold_is_given_up() -> None:
+    table = Table()
+    table.start(A, B, C)
+    table.commit(A, B, C)
+    cut(table, RoundCommitted)
+    table.join(B, hello=holding(B, 0))
+    table.join(A, hello=holding(A, 1))
+    table.hears_no(A, SyncFragment)
+    table.join(C, hello=holding(C, 0))
+    assert not table.records(VersionAdopted)
+    order = table.hear(A, SyncFragment)
+    assert (order.head, order.replaces_newer) == (head_of(0, 0), True)
+
+
+def test_fresh_peers_do_not_decide_what_the_journal_lacks() -> None:
+    table = Table()
+    table.start(A, B, C)
+    table.commit(A, B, C)
+    cut(table, RoundCommitted)
+    for peer in (D, E):
+        table.join(peer)
+    table.wait(200.0, D, E)
+    assert table.master.succession.waiting
+    table.hears_no(D, SyncFragment)
+    table.join(A, hello=holding(A, 1))
+    table.join(C, hello=holding(C, 1))
+    assert [r.head for r in table.records(VersionAdopted)] == [head_of(0, 1)]
+
+
+def test_who_is_kicked_is_not_waited_for() -> None:
+    table = Table()
+    table.start(A, B, C)
+    cut(table, RoundNumbered)
+    table.join(A, hello=holding(A, 0))
+    table.take(table.master.kick(B, "gone", table.now_s))
+    table.take(table.master.kick(C, "gone", table.now_s))
+    assert not table.master.succession.waiting
+    table.wait(20.0, A)
+    table.hear(A, Open)
+
+
+# ---------------------------------------------------------------- going back
+
+
+def lost(toml: str = "rewind_s = 60\n") -> Table:
+    """A has made version 1 and is gone; nobody else has it."""
+    table = Table("[membership]\nquorum = 0.1\n" + toml)
+    table.start(A, B, C)
+    table.leave(B)
+    table.leave(C)
+    table.commit(A)
+    table.leave(A)
+    table.forget()
+    return table
+
+
+def test_a_fresh_peer_is_nobody_to_go_back_to() -> None:
+    table = lost()
+    table.join(D)
+    table.wait(1_000.0, D)
+    assert not table.records(RunRewound)
+    table.hears_no(D, SyncFragment)
+    assert "nobody here holds version 1" in table.master.status(table.now_s)["why_waiting"]
+
+
+def test_the_time_to_go_back_begins_when_somebody_holds_an_older_state() -> None:
+    table = lost()
+    table.wait(1_000.0)
+    table.join(B, hello=holding(B, 0, 2))
+    table.wait(59.0, B)
+    assert not table.records(RunRewound)
+    assert (
+        "in 1 s the run goes on without the last 1 rounds"
+        in (table.master.status(table.now_s)["why_waiting"])
+    )
+    table.wait(2.0, B)
+    assert [r.heads for r in table.records(RunRewound)] == [(head_of(0, 0),)]
+    assert "REWOUND by 1 rounds" in table.announced()
+    opened = table.hear(B, Open)
+    assert opened.version == 0
+    assert opened.round == 3, "the number of the round that A had opened is spent, too"
+    assert opened.at_step == 200, "nor are steps"
+
+
+def test_who_returns_in_time_is_the_source() -> None:
+    table = lost()
+    table.join(B, hello=holding(B, 0, 2))
+    table.wait(50.0, B)
+    table.join(A, hello=holding(A, 1, 2))
+    assert table.hear(B, SyncFragment) == SyncFragment(head_of(0, 1), (A,))
+    table.wait(100.0, A, B)
+    assert not table.records(RunRewound)
+
+
+def test_who_returns_too_late_is_synced_to_what_the_run_is_now() -> None:
+    table = lost()
+    table.join(B, hello=holding(B, 0, 2))
+    table.wait(61.0, B)
+    table.join(A, hello=holding(A, 1, 2))
+    assert table.hear(A, Welcome).branch == 1
+    assert table.hear(A, SyncFragment) == SyncFragment(head_of(0, 0), (B,), True)
+
+
+def test_zero_seconds_mean_never() -> None:
+    table = lost("rewind_s = 0\n")
+    table.join(B, hello=holding(B, 0, 2))
+    table.wait(10_000.0, B)
+    assert not table.records(RunRewound)
+
+
+def test_a_state_whose_root_the_journal_does_not_know_is_none() -> None:
+    table = lost()
+    other = hello_of(B, heads=[head_of(0, 0, b"?" * 32)], lineage=LINEAGE, incarnation=2)
+    table.join(B, hello=other)
+    table.wait(1_000.0, B)
+    assert not table.records(RunRewound)
+
+
+# ---------------------------------------------------------------- spares and the line
+
+
+def test_more_than_the_spares_wait_in_line_without_state_and_move_up() -> None:
+    table = Table("[membership]\ncontributors = 2\nspares = 1\n")
+    table.start(A, B)
+    table.join_in_sync(C)
+    table.join(D)
+    table.join(E, SPARE)
+    for peer in (D, E):
+        table.hears_no(peer, SyncFragment)
+        assert table.why(peer) == "waiting: all places and spares are taken"
+    order = table.reduce(A, B)
+    assert order.receivers == (A, B, C), "who waits gets no results either"
+    table.reduced(order, A, B)
+    table.applied(order, A, B, C)
+    table.forget()
+    table.leave(B)
+    assert table.roles()["c"] == "contributor*", "in sync: nothing is fetched"
+    table.hears_no(C, SyncFragment)
+    table.hear(D, SyncFragment)
+    table.hears_no(E, SyncFragment)
+
+
+def test_without_spares_only_who_gets_a_place_is_synced() -> None:
+    table = Table("[membership]\ncontributors = 2\nspares = 0\n")
+    table.found(A)
+    table.join(B)
+    table.hear(B, SyncFragment)
+    table.join(C)
+    table.hears_no(C, SyncFragment)
+    table.leave(B)
+    table.hear(C, SyncFragment)

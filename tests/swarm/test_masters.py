@@ -1,0 +1,435 @@
+"""Masters that die, come back, take over from each other: whole runs in virtual time.
+
+The witness inside the swarm sees the records of every master; one history of commits is all that it
+accepts, so a fork fails the test that made it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+
+import pytest
+import trio
+
+from holdfast.daemon.exit_codes import ExitCode
+from holdfast.daemon.simulation.services import WitnessedMaster, WitnessedStore
+from holdfast.daemon.simulation.swarm import RUN_ID, Swarm
+from holdfast.daemon.store import Store
+from holdfast.membership.coordinator import Coordinator
+from holdfast.membership.journal import (
+    TERMS_SKIPPED,
+    JournalRecord,
+    RoundCommitted,
+    TermStarted,
+    VersionAdopted,
+)
+from holdfast.protocol.addresses import Address
+from holdfast.protocol.errors import UserError
+from holdfast.protocol.messages import Role
+from holdfast.protocol.network import Party
+
+STANDBY = Address("standby", 29700)
+SPEC = """
+[run]
+name = "masters"
+[diloco]
+sync_every = 4
+[membership]
+contributors = {contributors}
+min_members = {min_members}
+spares = {spares}
+deadline_s = 3
+grace_s = 1
+rewind_s = {rewind_s}
+[reduce]
+chunk_bytes = 4096
+"""
+
+
+def spec(
+    contributors: int = 3, min_members: int = 2, spares: int = -1, rewind_s: float = 60
+) -> str:
+    return SPEC.format(
+        contributors=contributors, min_members=min_members, spares=spares, rewind_s=rewind_s
+    )
+
+
+class Ended:
+    """What became of a master that ended by itself."""
+
+    def __init__(self) -> None:
+        self.error: UserError | None = None
+
+
+class Guarded(Swarm):
+    """Its first master may end by itself."""
+
+    first_ended: Ended
+
+    async def _run_master(
+        self,
+        master: WitnessedMaster,
+        scope: trio.CancelScope,
+        *,
+        task_status: trio.TaskStatus[object] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        try:
+            with scope:
+                await master.run(task_status=task_status)
+        except* UserError as group:
+            self.first_ended.error = next(e for e in group.exceptions if isinstance(e, UserError))
+
+
+class Machines:
+    """A swarm with a standby machine, which has a copy of the master's journal."""
+
+    def __init__(self, swarm: Guarded) -> None:
+        self.swarm = swarm
+        self.ended = {"master": Ended(), "standby": Ended()}
+        swarm.first_ended = self.ended["master"]
+
+    async def start(self, names: Sequence[str], more: Sequence[str] = ()) -> None:
+        """The first master, whose peers learn of the standby; everybody in sync, some rounds."""
+        swarm = self.swarm
+        await swarm.start_master()
+        assert swarm.master is not None
+        addresses = ("master:29700", str(STANDBY))
+        swarm.master.decide(partial(swarm.master.coordinator.know_masters, addresses))
+        for name in names:
+            swarm.add_peer(name)
+        for name in more:
+            swarm.add_peer(name, role=Role.SPARE)
+        await swarm.until(lambda: swarm.committed >= 2 and all(map(swarm.in_sync, [*names, *more])))
+
+    def copy(self) -> list[JournalRecord]:
+        return self.swarm.store.records()
+
+    async def come_back(self, name: str) -> None:
+        """A machine starts again; its invite names the standby, too."""
+        sim = self.swarm.restart(name)
+        sim.service.session._masters.append(STANDBY)
+        await trio.sleep(20)
+
+    async def run(
+        self, host: str, records: Sequence[JournalRecord], *, behind: bool, nonce: bytes = b"n" * 16
+    ) -> WitnessedMaster:
+        """A master on this machine, from these records."""
+        swarm = self.swarm
+        store = WitnessedStore(swarm.witness)
+        for peer, grant in swarm.store.granted().items():
+            store.admit(peer, grant)
+        last = max(r.term for r in records if isinstance(r, TermStarted))
+        term = last + (TERMS_SKIPPED if behind else 1)
+        records = [*records, TermStarted(term, nonce, behind)]
+        for record in records:
+            Store.append(store, record)
+        coordinator = Coordinator.restore(swarm.spec, RUN_ID, records, term)
+        number = "e" if host == "standby" else "f"
+        network = swarm.world.host(host, number * 32, Party.MASTER)
+        master = WitnessedMaster(coordinator, store, network, [Address(host, 29700)], probe=False)
+        master.witness, master.watch = swarm.witness, lambda _effects: swarm.notify()
+        await swarm.nursery.start(self._serve, host, master)
+        return master
+
+    async def _serve(
+        self,
+        host: str,
+        master: WitnessedMaster,
+        *,
+        task_status: trio.TaskStatus[object] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        try:
+            await master.run(task_status=task_status)
+        except* UserError as group:
+            (error,) = group.exceptions
+            assert isinstance(error, UserError)
+            self.ended[host].error = error
+            self.swarm.world.crash(host)
+
+
+@asynccontextmanager
+async def machines(toml: str, seed: int = 0) -> AsyncIterator[Machines]:
+    with trio.fail_after(7200):
+        async with trio.open_nursery() as nursery:
+            yield Machines(Guarded(nursery, toml, seed=seed))
+            nursery.cancel_scope.cancel()
+
+
+def state_bytes(swarm: Swarm, names: Sequence[str]) -> dict[str, int]:
+    return {n: swarm.peers[n].service.progress().state_received_bytes for n in names}
+
+
+def why(master: WitnessedMaster) -> str:
+    return str(master.coordinator.status(trio.current_time())["why_waiting"])
+
+
+def told(master: WitnessedMaster) -> str:
+    return "\n".join(event.text for event in master.coordinator.context.events)
+
+
+async def settled(
+    swarm: Swarm, master: WitnessedMaster, names: Sequence[str], more: int = 3
+) -> None:
+    """Some more rounds, then everybody holds the same."""
+    target = swarm.committed + more
+    await swarm.until(lambda: swarm.committed >= target)
+    swarm.master = master
+    await swarm.come_to_rest(names)
+    swarm.check_final(names)
+    master.decide(master.coordinator.resume)
+
+
+# ---------------------------------------------------------------- takeover and fencing
+
+
+async def test_a_standby_takes_the_run_over_without_moving_state() -> None:
+    async with machines(spec()) as run:
+        await run.start("abc", "d")
+        records = run.copy()
+        before = state_bytes(run.swarm, "abcd")
+        run.swarm.crash_master()
+        new = await run.run("standby", records, behind=True)
+        assert "3 contributors are here" in why(new)
+        await settled(run.swarm, new, "abcd")
+        assert state_bytes(run.swarm, "abcd") == before
+        assert "has taken the run over" in told(new)
+
+
+async def test_a_copy_that_lacks_commits_adopts_what_the_members_hold() -> None:
+    async with machines(spec()) as run:
+        await run.start("abc", "d")
+        records = run.copy()
+        target = run.swarm.committed + 3
+        await run.swarm.until(lambda: run.swarm.committed >= target)
+        swarm = run.swarm
+        assert swarm.master is not None
+        await swarm.come_to_rest("abcd")
+        before, committed = state_bytes(swarm, "abcd"), swarm.committed
+        swarm.crash_master()
+        new = await run.run("standby", records, behind=True)
+        await settled(swarm, new, "abcd")
+        adopted = [r for r in new.store.records() if isinstance(r, VersionAdopted)]
+        assert [record.head.version for record in adopted] == [committed]
+        assert state_bytes(swarm, "abcd") == before
+        rounds = [commit.round for commit in swarm.witness.commits]
+        assert len(set(rounds)) == len(rounds), "a round number was used twice"
+
+
+async def test_a_takeover_waits_for_more_than_half_and_kick_decides_otherwise() -> None:
+    async with machines(spec()) as run:
+        await run.start("abc")
+        records = run.copy()
+        run.swarm.crash_master()
+        for name in "bc":
+            run.swarm.crash(name)
+        new = await run.run("standby", records, behind=True)
+        committed = run.swarm.committed
+        await trio.sleep(40)
+        assert run.swarm.committed == committed
+        assert "1 of 3 contributors are here" in why(new)
+        assert "b (" in why(new)
+        await run.come_back("c")  # without its state; but it obeys the new master now
+        assert not new.coordinator.succession.waiting
+        await settled(run.swarm, new, "ac")
+
+
+async def test_kick_lets_the_owner_take_over_with_fewer() -> None:
+    async with machines(spec(min_members=1)) as run:
+        await run.start("abc")
+        records = run.copy()
+        run.swarm.crash_master()
+        for name in "bc":
+            run.swarm.crash(name)
+        new = await run.run("standby", records, behind=True)
+        await trio.sleep(20)
+        for name in "bc":
+            peer = run.swarm.peers[name].peer
+            new.decide(partial(new.coordinator.kick, peer, "its machine burnt down"))
+        await settled(run.swarm, new, "a")
+
+
+async def test_the_old_master_gives_way_when_it_comes_back() -> None:
+    async with machines(spec()) as run:
+        await run.start("abc")
+        records = run.copy()
+        run.swarm.crash_master()
+        new = await run.run("standby", records, behind=True)
+        await settled(run.swarm, new, "abc")
+        old = await run.run("master", run.copy(), behind=False)
+        await run.swarm.until(lambda: run.ended["master"].error is not None, within_s=60)
+        error = run.ended["master"].error
+        assert error is not None
+        assert error.exit_code == ExitCode.SUPERSEDED
+        assert "another master has taken this run over" in str(error)
+        assert not [r for r in old.store.records()[len(records) + 1 :] if _decides(r)]
+        await settled(run.swarm, new, "abc")
+        assert run.ended["standby"].error is None
+
+
+def _decides(record: JournalRecord) -> bool:
+    return isinstance(record, RoundCommitted)
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_two_masters_apart_never_both_commit_and_the_old_one_ends(seed: int) -> None:
+    """The masters cannot see each other, peers move one by one: min_members is a majority."""
+    async with machines(spec(), seed) as run:
+        await run.start("abc")
+        swarm = run.swarm
+        swarm.world.partition("master", "standby")
+        old = swarm.master
+        assert old is not None
+        new = await run.run("standby", run.copy(), behind=True)
+        order = list("abc")
+        swarm.rng.shuffle(order)
+        for name in order:
+            await trio.sleep(swarm.rng.uniform(0, 6))
+            swarm.world.partition("master", name)
+        await settled(swarm, new, "abc")
+        assert not old.coordinator.succession.superseded, "nobody could tell it"
+        swarm.heal_all()
+        swarm.world.heal("master", "standby")
+        await swarm.until(lambda: run.ended["master"].error is not None, within_s=60)
+        await settled(swarm, new, "abc")
+
+
+async def test_a_peer_tells_a_master_of_before_that_its_time_is_over() -> None:
+    async with machines(spec()) as run:
+        await run.start("abc")
+        swarm, records = run.swarm, run.copy()
+        swarm.crash_master()
+        new = await run.run("standby", records, behind=True)
+        await settled(swarm, new, "abc")
+        swarm.world.partition("master", "standby")  # only peers can tell
+        old = await run.run("master", records, behind=False)
+        swarm.world.cut("a", "standby")  # a looks for a master again, at the first address first
+        await swarm.until(lambda: run.ended["master"].error is not None, within_s=60)
+        assert "says a (" in old.coordinator.succession.superseded
+        await settled(swarm, new, "abc")
+
+
+# ---------------------------------------------------------------- disks
+
+
+def full(times: list[int]) -> Callable[[Store, JournalRecord], None]:
+    original = WitnessedStore.append
+
+    def append(self: Store, record: JournalRecord) -> None:
+        if times[0] > 0:
+            times[0] -= 1
+            raise sqlite3.OperationalError("database or disk is full")
+        assert isinstance(self, WitnessedStore)
+        original(self, record)
+
+    return append
+
+
+async def test_a_full_disk_stops_commits_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with machines(spec()) as run:
+        await run.start("abc")
+        swarm = run.swarm
+        master = swarm.master
+        assert master is not None
+        times = [12]
+        monkeypatch.setattr(WitnessedStore, "append", full(times))
+        committed = swarm.committed
+        await trio.sleep(30)
+        assert swarm.committed == committed
+        assert "disk is full" in master.why_stuck()
+        assert len(master.sessions) == 3, "heartbeats still go both ways"
+        swarm.add_peer("d", role=Role.SPARE)
+        await trio.sleep(10)
+        assert "d (" not in told(master), "newcomers wait outside"
+        await swarm.until(lambda: times[0] == 0)
+        await settled(swarm, master, "abcd")
+        assert not master.why_stuck()
+        assert "the journal can be written again" in told(master)
+
+
+async def test_a_slow_disk_delays_commits_and_no_heartbeat() -> None:
+    async with machines(spec()) as run:
+        await run.start("abc")
+        swarm = run.swarm
+        master = swarm.master
+        assert master is not None
+        quick = master.network.run_sync
+
+        async def slow(function: Callable[[], object]) -> object:
+            await trio.sleep(20)  # several deadlines
+            return await quick(function)
+
+        master.network.run_sync = slow  # type: ignore[assignment, method-assign]
+        await trio.sleep(10)
+        assert "disk is slow" in master.why_stuck()
+        assert len(master.sessions) == 3
+        await settled(swarm, master, "abc", more=2)
+        assert "gone" not in told(master)
+
+
+# ---------------------------------------------------------------- lineage
+
+
+async def lose_the_newest(run: Machines) -> tuple[int, int]:
+    """b and c miss some rounds; a, who was there, goes with them. Returns both versions."""
+    swarm = run.swarm
+    await run.start("abc")
+    assert swarm.master is not None
+    await swarm.come_to_rest("abc")
+    older = swarm.committed
+    for name in "bc":
+        for other in ("master", "a"):
+            swarm.world.partition(name, other)
+    swarm.master.decide(swarm.master.coordinator.resume)
+    await swarm.until(lambda: swarm.committed >= older + 3)
+    await swarm.come_to_rest("a")
+    newest = swarm.committed
+    for other in ("b", "c", "master"):
+        swarm.world.partition("a", other)
+    await trio.sleep(10)
+    swarm.master.decide(swarm.master.coordinator.resume)
+    for name in "bc":
+        swarm.world.heal(name, "master")
+    return older, newest
+
+
+async def test_the_run_waits_for_those_who_hold_the_newest_state_and_says_so() -> None:
+    async with machines(spec(min_members=1, rewind_s=300)) as run:
+        _older, newest = await lose_the_newest(run)
+        swarm = run.swarm
+        master = swarm.master
+        assert master is not None
+        await trio.sleep(100)
+        swarm.add_peer("fresh")  # new weights are no way out
+        await trio.sleep(60)
+        assert swarm.committed == newest
+        assert f"nobody here holds version {newest} of fragment 0" in why(master)
+        assert "a (" in why(master), "who had it"
+        assert "the run goes on without the last" in why(master)
+        swarm.heal_all()
+        await settled(swarm, master, ["a", "b", "c", "fresh"])
+        assert master.coordinator.context.history.rewind_count == 0
+
+
+async def test_when_they_do_not_come_the_run_goes_back_and_they_are_synced_later() -> None:
+    async with machines(spec(min_members=1, rewind_s=60)) as run:
+        _older, newest = await lose_the_newest(run)
+        swarm = run.swarm
+        master = swarm.master
+        assert master is not None
+        history = master.coordinator.context.history
+        await swarm.until(lambda: history.rewind_count == 1, within_s=120)
+        assert history.versions[0] < newest
+        assert "REWOUND" in told(master)
+        kept = history.versions[0]
+        swarm.witness.versions[0] = kept
+        for key in [key for key in swarm.witness.roots if key[1] > kept]:
+            del swarm.witness.roots[key]  # those versions come again, and are others
+        target = history.commit_count + 2
+        await swarm.until(lambda: history.commit_count >= target)
+        swarm.heal_all()  # a returns, and what it has is newer than what the run went back to
+        await settled(swarm, master, "abc", more=2)
+        rounds = [commit.round for commit in swarm.witness.commits]
+        assert len(set(rounds)) == len(rounds), "a round number was used twice"
