@@ -1,4 +1,4 @@
-"""A training script with one fragment of any size and nothing to compute: rounds are all that counts.
+"""A training script with a state of any size and nothing to compute: rounds are all that counts.
 
 holdfast join INVITE -- python one_fragment.py --mib 64 --step-s 0.05
 """
@@ -6,6 +6,7 @@ holdfast join INVITE -- python one_fragment.py --mib 64 --step-s 0.05
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
 
 import torch
@@ -17,25 +18,40 @@ CHANGED_VALUES = 2**16  # by a step; a pseudo-gradient of any kind takes equally
 
 
 class OneFragment(nn.Module):
-    """So many float32 values, equal everywhere at first."""
+    """So many float32 values, in tensors of equal size, equal everywhere at first."""
 
-    def __init__(self, value_count: int) -> None:
+    def __init__(self, value_count: int, tensor_count: int) -> None:
         super().__init__()
-        self.values = nn.Parameter(torch.zeros(value_count))
+        each = value_count // tensor_count
+        self.values = nn.ParameterList(nn.Parameter(torch.zeros(each)) for _ in range(tensor_count))
+
+
+def change(values: torch.Tensor, step: int, all_in: int) -> None:
+    """What a step does: it changes some values, in ``all_in`` steps all of them."""
+    count = -(-len(values) // all_in) if all_in else CHANGED_VALUES
+    start = step % all_in * count if all_in else 0
+    values[start : start + count] += 1e-3
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--mib", type=int, default=64)
+    parser.add_argument("--tensors", type=int, default=1)
+    parser.add_argument(
+        "--all-in", type=int, default=0, help="change every value in so many steps; 0: only some"
+    )
     parser.add_argument("--step-s", type=float, default=0.05)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    model = OneFragment(options.mib * 2**20 // 4)
+    model = OneFragment(options.mib * 2**20 // 4, options.tensors)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     with holdfast.attach(model, optimizer) as run:
-        while not run.finished:
+        for step in itertools.count():
+            if run.finished:
+                break
             with torch.no_grad():
-                model.values[:CHANGED_VALUES] += 1e-3
+                for values in model.values:
+                    change(values, step, options.all_in)
             time.sleep(options.step_s)
             run.step(loss=1.0, tokens=1)
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 
 from attrs import frozen
 
-from benchmarks import chaos, deaths, hot_swap, master_kills, scale, sections, wan_lab
+from benchmarks import chaos, deaths, hot_swap, join, master_kills, scale, sections, wan_lab
 from benchmarks.commands import BenchError
 from benchmarks.lanes import lanes, why_no_lanes
 from benchmarks.progress import say
@@ -55,6 +55,7 @@ SECTIONS = (
     Section("lossy", "a long path that loses packets", _lab, sections.lossy),
     Section("residential", "homes with slow uplinks", _lab, sections.residential),
     Section("kill", "a peer dies in the middle of a round", _lab, deaths.deaths),
+    Section("join", "a newcomer copies the state beside rounds", _lab, join.joins),
     Section("memory", "what a round needs", _anywhere, sections.memory),
     Section("caps", "limits that a volunteer sets", _anywhere, sections.caps),
     Section("lanes", "how many connections a link opens", why_no_lanes, lanes),

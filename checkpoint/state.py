@@ -32,6 +32,7 @@ from ..protocol.messages import FragmentHead, FragmentSize
 from .blocks import (
     DIGEST_BYTES,
     BlockPlace,
+    Bytes,
     Parts,
     block_places,
     differing_blocks,
@@ -72,6 +73,7 @@ class FragmentState:
       head: version and root of the live arrays; None: they hold nothing whole.
       digests: of the live arrays' blocks, as of ``head``.
       incoming: the transfer that will replace it, if one is open.
+      kept: blocks, by digest, that came for transfers that ended too early to be installed.
     """
 
     def __init__(self, number: int, size: FragmentSize, arena: Arena) -> None:
@@ -84,6 +86,7 @@ class FragmentState:
         self.head: FragmentHead | None = None
         self.digests = b""
         self.incoming: Incoming | None = None
+        self.kept: dict[bytes, Bytes] = {}
         self.changes = threading.Lock()  # held for as long as the live arrays change
         self._writing = False  # True: the live arrays serve no version
         self._pins: dict[int, Pin] = {}
@@ -192,7 +195,7 @@ class Incoming:
         self._state = state
         self._fragment = fragment
         self._digests = digests
-        self._staged: dict[int, np.ndarray[tuple[int], np.dtype[np.uint8]]] = {}
+        self._staged: dict[int, Bytes] = {}
         self._in_place = fragment.head is None
         self._marked: AbstractContextManager[None] | None = None
 
@@ -211,13 +214,17 @@ class Incoming:
           StateMismatchError: these are not the bytes that the index promises; nothing was changed.
         """
         self._check_open()
-        wanted = self._digests[DIGEST_BYTES * index : DIGEST_BYTES * (index + 1)]
-        if blake3(data).digest() != wanted:
+        if blake3(data).digest() != self._digest(index):
             raise StateMismatchError(
                 f"block {index} of fragment {self.head.fragment} does not match its digest",
                 (index,),
             )
-        block = np.frombuffer(data, np.uint8)
+        self._put(index, np.frombuffer(data, np.uint8))
+
+    def _digest(self, index: int) -> bytes:
+        return self._digests[DIGEST_BYTES * index : DIGEST_BYTES * (index + 1)]
+
+    def _put(self, index: int, block: Bytes) -> None:
         if self._in_place:
             self.place(index).of(self._fragment.parts)[:] = block
         else:
@@ -248,15 +255,22 @@ class Incoming:
                     )
                 self._unmark()
                 fragment.became(self.head, digests)
+                self._staged.clear()
         finally:
             self.abandon()
         return self.head
 
     def abandon(self) -> None:
-        """Give the transfer up: a valid fragment stays what it was. Harmless when finished."""
-        self._staged.clear()
+        """Give the transfer up: a valid fragment stays what it was. Harmless when finished.
+
+        What came is kept for the next one.
+        """
         if self.open:
             self._fragment.incoming = None
+            self._fragment.kept.update(
+                (self._digest(index), block) for index, block in self._staged.items()
+            )
+        self._staged.clear()
 
     def start(self) -> None:
         """Find out which blocks we hold already; ``SharedState.begin`` calls it."""
@@ -265,6 +279,10 @@ class Incoming:
         fragment = self._fragment
         ours = digest_blocks(fragment.parts, fragment.places)
         self.missing = set(differing_blocks(ours, self._digests))
+        kept, fragment.kept = fragment.kept, {}
+        for index in sorted(self.missing):
+            if (block := kept.get(self._digest(index))) is not None:
+                self._put(index, block)
 
     def _check_open(self) -> None:
         if not self.open:
@@ -324,6 +342,10 @@ class SharedState:
         state = self._fragments[fragment]
         return state.head if state.incoming is None else None
 
+    def size_bytes(self, fragment: int) -> int:
+        """Of all its arrays."""
+        return sum(array.nbytes for array in self._fragments[fragment].parts)
+
     def heads(self) -> tuple[FragmentHead, ...]:
         """Heads of all fragments that are whole, in order."""
         found = (self.head(number) for number in range(len(self._fragments)))
@@ -345,10 +367,32 @@ class SharedState:
         with state.changes, state.changing(), self.arena.writing(fragment, 0):
             if state.incoming is not None:
                 state.incoming.abandon()
+            state.kept.clear()
             state.parts.values[:] = values
             state.parts.momentum[:] = 0
             state.parts.counters[:] = counters
             return self._digest(state, 0)
+
+    def restore(self, head: FragmentHead, parts: Parts) -> None:
+        """Make these the fragment's ``head``, as an earlier process held it.
+
+        Raises:
+          StateMismatchError: they are not what its root says; the fragment holds nothing whole.
+        """
+        state = self._fragments[head.fragment]
+        ours = state.parts
+        if any(
+            getattr(ours, name).shape != getattr(parts, name).shape
+            or getattr(ours, name).dtype != getattr(parts, name).dtype
+            for name in Parts._fields
+        ):
+            raise StateMismatchError(f"fragment {head.fragment} has other arrays", ())
+        with state.changes, state.changing(), self.arena.writing(head.fragment, head.version):
+            ours.values[:] = parts.values
+            ours.momentum[:] = parts.momentum
+            ours.counters[:] = parts.counters
+            if self._digest(state, head.version) != head:
+                raise StateMismatchError(f"fragment {head.fragment} does not have its root", ())
 
     def apply(
         self,

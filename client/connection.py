@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
+from contextlib import suppress
 
 from ..protocol import wire
 from ..protocol.errors import RemoteProtocolError
@@ -16,6 +17,7 @@ from ..protocol.messages import Message
 from .errors import DaemonGone, NoDaemonError
 
 RECEIVE_BYTES = 65_536  # asked of the socket at once; nearly all messages are below 100 bytes
+LAST_S = 1.0  # for the last message; a daemon that does not read by then will not
 DESCRIPTORS_MAX = 8  # held at once; the daemon sends two, once
 
 _LENGTH = struct.Struct(">I")
@@ -58,6 +60,13 @@ class Connection:
             self._stream.sendall(_LENGTH.pack(len(body)) + body)
         except OSError as error:
             raise _gone(error) from error
+
+    def send_last(self, message: Message) -> None:
+        """Send the last message of all, if the other side still takes it; raises nothing."""
+        with suppress(OSError):  # also if the socket is closed
+            self._stream.settimeout(LAST_S)
+            body = wire.encode(message)
+            self._stream.sendall(_LENGTH.pack(len(body)) + body)
 
     def receive(self) -> Message:
         """The next message, however long it takes. Signals (Ctrl+C) interrupt it.

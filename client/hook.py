@@ -7,10 +7,15 @@ due, messages are handled in the order in which they came:
     RoundOpened   at its step: post the fragment's pseudo-gradient, ``Posted``
     RoundEnded    committed: merge the fragment.  aborted: nothing, the delta stays where it is
     Load          take over the shared state, drop local deltas (a resync, or a promotion)
+    Lift          the master is away: train on, past the round or the hold that we wait for
     Finished      take over the shared state, ``finished`` becomes true
 
 The trainer waits in ``step`` (and only there) while a round that it posted is not over and no
 overlap is left, while it is a spare, and at ``hold_step``, beyond which the run lets nobody train.
+Who has gone further while the master was away posts each round that is due where it is.
+
+Losses that are not finite, several in a row, are ``Failing``: the weights are lost, and the daemon's
+``Load`` replaces them. An exception that ends the script is told to the daemon as well.
 """
 
 from __future__ import annotations
@@ -24,7 +29,7 @@ from typing import Self, SupportsFloat, cast
 
 import numpy as np
 import torch
-from attrs import define, frozen
+from attrs import frozen
 from torch import nn
 
 from ..diloco.merge import Merge, parse_merge
@@ -32,6 +37,7 @@ from ..protocol.arena import (
     MAIL_SLOT,
     STEP_SLOT,
     TOKENS_SLOT,
+    WAITING_SLOT,
     Arena,
     map_arena,
 )
@@ -41,8 +47,11 @@ from ..protocol.messages import (
     METRICS_MAX,
     VERSION_MAX,
     ArenaOpened,
+    Failing,
+    FailureKind,
     Finished,
     InitialPosted,
+    Lift,
     Load,
     Message,
     Metrics,
@@ -56,7 +65,9 @@ from ..protocol.messages import (
 )
 from .connection import Connection
 from .errors import AttachRefused, DaemonGone, ModelError, NoDaemonError
+from .last_words import LastWords
 from .mirror import Mirror
+from .opened import OpenedRound, must_wait, next_due_step
 from .tensors import SharedTensor, find_shared, layout_of
 
 SOCKET_VARIABLE = "HOLDFAST_SOCKET"  # set by the daemon: the path of its Unix socket
@@ -65,14 +76,7 @@ MEMBER_VARIABLE = "HOLDFAST_MEMBER"  # set by the daemon: the peer's number in t
 # How often a quiet step looks at the socket itself, where the death of the daemon shows.
 POLL_INTERVAL_S = 1.0
 
-
-@define
-class _Round:
-    """An opened round of a fragment; a fragment has one at a time."""
-
-    number: int
-    at_step: int
-    posted_tokens: int | None = None  # tokens trained when it was posted; None: not posted yet
+WAITED, STEPPED = 0, 1  # of ``Arena.seconds``
 
 
 @frozen
@@ -108,13 +112,20 @@ class Run:
         self.seed = _seed()
         self._connection = connection
         self._tensors = tensors
+        self._optimizer = optimizer
         # Until something is posted, if it came without a state: what it gathers is from warm-up.
         self._idle_optimizer = optimizer if optimizer is not None and not optimizer.state else None
         self._arenas: _Arenas | None = None
         self._loaded = False
-        self._rounds: dict[int, _Round] = {}  # by fragment
+        self._rounds: dict[int, OpenedRound] = {}  # by fragment
         self._tokens_from: list[int] = []  # by fragment: tokens when it last contributed
         self._hold_step = COUNT_MAX
+        self._lifted = False  # the master is away
+        self._spoilt_count = 0  # losses in a row that are not finite
+        self._spoilt_max = COUNT_MAX
+        self._spoilt = False  # the weights are given up, and with them the optimizer's state
+        self._left_at_s = time.monotonic()  # when the last boundary was over
+        self._last_words = LastWords(self._say_failing)
         # What the quick path of ``step`` needs. Memory views: they give and take plain numbers
         # several times faster than numpy does. They are replaced once the arenas are there.
         self._step = 0
@@ -124,6 +135,7 @@ class Run:
         self._mail: memoryview[int] = np.zeros(1, np.uint64).data
         self._slots: memoryview[int] = np.zeros(8, np.uint64).data
         self._loss = cast("memoryview[float]", np.zeros(1, np.float64).data)
+        self._seconds = cast("memoryview[float]", np.zeros(2, np.float64).data)
 
     @property
     def global_step(self) -> int:
@@ -153,6 +165,10 @@ class Run:
         slots[TOKENS_SLOT] = trained
         if loss is not None:
             self._loss[0] = loss
+            if loss - loss != 0.0:  # not finite
+                self._spoil()
+            elif self._spoilt_count:
+                self._spoilt_count = 0
         if (
             step < self._due_step
             and self._mail[MAIL_SLOT] == self._connection.received_count
@@ -176,6 +192,7 @@ class Run:
 
     def close(self) -> None:
         """Leave the daemon; the model keeps the weights that it has. Harmless twice."""
+        self._last_words.withdraw()
         self._connection.close()
         self._arenas = None
 
@@ -188,6 +205,8 @@ class Run:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if error is not None:
+            self._last_words.report(error)
         self.close()
 
     # ------------------------------------------------------------ attaching
@@ -198,6 +217,7 @@ class Run:
             while not self._loaded:
                 self._handle(self._connection.receive())
             self._due_step = self._next_due_step()
+        self._left_at_s = time.monotonic()
 
     def _open_arenas(self, message: ArenaOpened) -> None:
         descriptors = self._connection.take_descriptors()
@@ -223,18 +243,24 @@ class Run:
         except ValueError as error:
             raise RemoteProtocolError(str(error)) from error
         self._arenas = _Arenas(mirrors, shared, posted, message.overlap_steps, merge)
+        self._spoilt_max = message.nan_steps or COUNT_MAX
         self._tokens_from = [0] * len(mirrors)
         posted.loss[0] = math.nan  # none so far
         self._mail = shared.slots.data
         self._slots = posted.slots.data
         self._loss = cast("memoryview[float]", posted.loss.data)
+        self._seconds = cast("memoryview[float]", posted.seconds.data)
+        self._slots[WAITING_SLOT] = 0  # a process before this one may have died while it waited
 
     # ------------------------------------------------------------ a step boundary
 
     @torch.no_grad()
     def _boundary(self) -> None:
         """Do all that is due at this step, waiting where the run wants it."""
-        self._poll_at_s = time.monotonic() + POLL_INTERVAL_S
+        now_s = time.monotonic()
+        self._poll_at_s = now_s + POLL_INTERVAL_S
+        if self.contributing:
+            self._seconds[STEPPED] += now_s - self._left_at_s
         while not self.finished:
             message = self._connection.receive_nowait()
             if message is not None:
@@ -244,36 +270,47 @@ class Run:
                 continue  # much may have come in the meantime
             if not self._must_wait():
                 break
-            started_s = time.monotonic()
-            message = self._connection.receive()
-            self.waited_s += time.monotonic() - started_s
-            self._handle(message)
+            self._handle(self._wait())
         self._due_step = self._next_due_step()
+        self._left_at_s = time.monotonic()
+
+    def _wait(self) -> Message:
+        self._slots[WAITING_SLOT] = self._connection.received_count + 1
+        started_s = time.monotonic()
+        message = self._connection.receive()
+        waited_s = time.monotonic() - started_s
+        self._slots[WAITING_SLOT] = 0
+        self.waited_s += waited_s
+        if self.contributing:
+            self._seconds[WAITED] += waited_s
+        return message
 
     def _post_due(self) -> bool:
         """Post the fragment of one round whose step has come; False if there is none."""
+        if self._lifted or not (self._loaded and self.contributing):
+            return False
         for fragment, opened in self._rounds.items():
-            if opened.posted_tokens is None and opened.at_step <= self._step and self.contributing:
+            tokens = self._tokens - self._tokens_from[fragment]
+            if (
+                opened.posted_tokens is None
+                and opened.at_step <= self._step
+                and not opened.too_early(self._step, tokens)
+            ):
                 mirror = self._require_arenas().mirrors[fragment]
                 mirror.post()
-                opened.posted_tokens = self._tokens
+                opened.posted_tokens, opened.posted_step = self._tokens, self._step
                 self._idle_optimizer = None
-                tokens = self._tokens - self._tokens_from[fragment]
                 self._send(Posted(opened.number, fragment, mirror.version, tokens, self._step))
                 return True
         return False
 
     def _must_wait(self) -> bool:
-        if not self.contributing:
+        if not (self._loaded and self.contributing):
             return True
+        if self._lifted:
+            return self._step >= self._hold_step
         overlap_steps = self._require_arenas().overlap_steps
-        for opened in self._rounds.values():
-            used_up = self._step >= opened.at_step + overlap_steps
-            if opened.posted_tokens is not None and (overlap_steps == 0 or used_up):
-                return True
-        # A hold ends with the round that it waited for: one at that step, or at a later one.
-        held = all(opened.at_step < self._hold_step for opened in self._rounds.values())
-        return held and self._step >= self._hold_step
+        return must_wait(self._rounds.values(), self._step, self._hold_step, overlap_steps)
 
     def _next_due_step(self) -> int:
         """The first step at which something is to be done even if no message comes."""
@@ -281,18 +318,16 @@ class Run:
             return COUNT_MAX
         if not self.contributing:
             return 0
-        steps = [self._hold_step] if self._hold_step > self._step else []
-        for opened in self._rounds.values():
-            wait = self._require_arenas().overlap_steps if opened.posted_tokens is not None else 0
-            steps.append(opened.at_step + wait)
-        return min(steps, default=COUNT_MAX)
+        rounds = () if self._lifted else self._rounds.values()
+        overlap_steps = self._require_arenas().overlap_steps
+        return next_due_step(rounds, self._step, self._hold_step, overlap_steps)
 
     # ------------------------------------------------------------ messages
 
     def _handle(self, message: Message) -> None:
         match message:
             case RoundOpened():
-                self._hold_step = message.hold_step
+                self._hold_step, self._lifted = message.hold_step, False
                 self._open_round(message)
             case RoundEnded():
                 self._end_round(message)
@@ -300,11 +335,16 @@ class Run:
                 self.contributing = message.contributing
             case Load():
                 self._set_step(message.step)
-                self._hold_step = message.hold_step
+                self._hold_step, self._lifted = message.hold_step, False
                 self._load()
                 if self._idle_optimizer is not None:
                     self._idle_optimizer.state.clear()  # torch makes it anew at the next step
+                elif self._spoilt and self._optimizer is not None:
+                    self._optimizer.state.clear()  # its moments are not finite either
+                self._spoilt = False
                 self.finished = message.finished
+            case Lift():
+                self._lift(message)
             case Finished():
                 self._finish()
             case ArenaOpened():
@@ -322,14 +362,15 @@ class Run:
         """A round is open; or one that is open already waits for us, and wants what we have."""
         known = self._rounds.get(message.fragment)
         if known is None or known.number != message.round or message.at_step >= known.at_step:
-            self._rounds[message.fragment] = _Round(message.round, message.at_step)
+            self._rounds[message.fragment] = OpenedRound(message.round, message.at_step)
         elif known.posted_tokens is None:  # else they have it by now
             known.at_step = min(known.at_step, self._step)
 
     def _end_round(self, message: RoundEnded) -> None:
         arenas = self._require_arenas()
         fragment = message.fragment
-        self._hold_step = message.hold_step
+        if message.committed or not self._lifted:
+            self._hold_step, self._lifted = message.hold_step, False
         opened = self._rounds.get(fragment)
         posted_tokens = None
         if opened is not None and opened.number == message.round:
@@ -354,6 +395,13 @@ class Run:
             self._tokens_from[fragment] = posted_tokens
         self.round_count += 1
 
+    def _lift(self, message: Lift) -> None:
+        arenas = self._require_arenas()
+        for fragment, opened in self._rounds.items():
+            if opened.posted_tokens is not None and arenas.overlap_steps == 0:
+                arenas.mirrors[fragment].keep()
+        self._hold_step, self._lifted = message.hold_step, True
+
     def _load(self) -> None:
         for mirror in self._require_arenas().mirrors:
             mirror.load()
@@ -366,6 +414,19 @@ class Run:
         for fragment in posted:
             del self._rounds[fragment]
         self._loaded = True
+
+    def _spoil(self) -> None:
+        """A loss was not finite. After enough of them ask for other weights, and wait for them."""
+        self._spoilt_count += 1
+        if self._spoilt_count >= self._spoilt_max and self._loaded:
+            count, self._spoilt_count = self._spoilt_count, 0
+            self._loaded, self._spoilt, self._due_step = False, True, 0
+            reason = f"the loss was not finite {count} times in a row, up to step {self._step}"
+            self._send(Failing(FailureKind.NAN, reason))
+
+    def _say_failing(self, kind: FailureKind, reason: str) -> None:
+        """The script ends by an exception: tell why, if the daemon still listens."""
+        self._connection.send_last(Failing(kind, reason))
 
     def _finish(self) -> None:
         if self._arenas is not None:

@@ -90,7 +90,9 @@ class Mirror:
     @_ROUGH
     def post(self) -> None:
         """Write the pseudo-gradient, anchor minus local, into the posted arena."""
-        if self._overlap and self._snapshot is None:
+        if not self._overlap:
+            self._snapshot = None  # of a round that was not committed
+        elif self._snapshot is None:
             self._snapshot = np.empty_like(self._anchor)
         with self._posted.writing(self._index, self.version):
             values = self._posted.values(self._index)
@@ -101,6 +103,16 @@ class Mirror:
                     self._snapshot[place] = local
             self._post_counters()
 
+    def keep(self) -> None:
+        """Training goes on though there is no overlap: remember what was posted.
+
+        For a trainer that has stood still since; harmless if the snapshot is there.
+        """
+        if self._snapshot is None:
+            self._snapshot = np.empty_like(self._anchor)
+            for tensor, place in self._floating:
+                self._snapshot[place] = tensor.read()
+
     def _post_counters(self) -> None:
         counters = self._posted.counters(self._index)
         for tensor, place in self._integer:
@@ -109,6 +121,8 @@ class Mirror:
     def load(self) -> None:
         """Take the shared state as it is; what was trained since the last post is dropped."""
         counters = self._read_shared(self._anchor)
+        if not self._overlap:
+            self._snapshot = None
         for tensor, place in self._floating:
             tensor.write(self._anchor[place])
             if tensor.low_precision:
@@ -124,7 +138,7 @@ class Mirror:
           merge: for a round that contains our contribution; without it, the delta always stays.
           contributed: whether it does; ``post`` was called for it and no ``load`` since.
         """
-        if contributed and not self._overlap and merge is merged:
+        if contributed and self._snapshot is None and merge is merged:
             self.load()  # the trainer has stood still since it posted: nothing is pending
             return
         theta = np.empty_like(self._anchor)
@@ -147,6 +161,8 @@ class Mirror:
         for tensor, place in self._integer:
             tensor.write(np.maximum(counters[place], tensor.read_counters()))
         self._anchor = theta
+        if not self._overlap:
+            self._snapshot = None
 
     def _read_shared(self, values: Values) -> Counters:
         """Copy the fragment's shared values to ``values``; returns its counters."""

@@ -52,6 +52,7 @@ from ..protocol.messages import ContributorRun, FragmentSize, Reduce, Repair
 from ..protocol.network import Network
 from .arithmetic import Counters, Factors, Layout, Term, Values, reduce_counters, reduce_values
 from .compression import Squeezer
+from .courtesy import Rank
 from .encoded_input import EncodedInput
 from .feedback import Residual
 from .hub import LINK_WAIT_S, LinkHub
@@ -474,10 +475,15 @@ class Reduction:
         try:
             link = await self._hub.link(send.peer, self._link_wait_s)
             self._links = {**self._links, send.peer: link}
-            await link.send_from(send.source)
+            await link.send_from(send.source, self._rank(send.peer))
         except PeerLostError as error:
             if send.contribution:
                 self._lose(error)
+
+    def _rank(self, peer: str) -> Rank:
+        """Who is still copied to can wait: its results lie there until its copy is whole."""
+        needed = peer in self._needed or self._hub.is_in_sync(peer)
+        return Rank.ROUND if needed else Rank.LISTENER
 
     def _load_contribution(self, index: int, attempt: int) -> Frame | None:
         """Called by lanes: what we, or we for our site, give to a chunk, as a frame."""
@@ -655,6 +661,17 @@ class Reduction:
             self._reported_attempt = attempt
             self._whole(result)
             self._wake()
+
+    def condense(self) -> bool:
+        """The result is whole and not needed for a while: keep it encoded, if that is smaller."""
+        return self._result.condense()
+
+    def unfold(self) -> ReduceResult | None:
+        """The result again, if it was condensed; heavy."""
+        if not self._result.condensed:
+            return None
+        self._result.unfold()
+        return self._make_result()
 
     def _make_result(self) -> ReduceResult:
         return ReduceResult(

@@ -32,6 +32,7 @@ from ..protocol.errors import (
 from ..protocol.messages import LinkHello, MemberInfo, Message, RefusalCode, Refused
 from ..protocol.network import Channel, Network, Party
 from .buffers import BufferPool
+from .courtesy import Courtesy
 from .handshake import (
     LaneDesk,
     LinkKeys,
@@ -234,6 +235,15 @@ class LinkHub:
             for trailing_round, scope in tasks:
                 if trailing_round == round_:
                     scope.cancel()
+
+    def is_in_sync(self, peer: str) -> bool:
+        """Whether the view says so."""
+        return peer in self._members and self._members[peer].in_sync
+
+    @property
+    def courtesy(self) -> Courtesy:
+        """Which frames of this node go before which."""
+        return self._node.courtesy
 
     @property
     def links(self) -> dict[str, Link]:

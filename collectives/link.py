@@ -32,7 +32,7 @@ from typing import TypeVar
 import trio
 
 from ..protocol.errors import LocalProtocolError, PeerLostError, RemoteProtocolError
-from ..protocol.lane import Buffer, FrameHeader
+from ..protocol.lane import Buffer, FrameHeader, FrameKind
 from ..protocol.messages import (
     LANES_OPEN_MAX,
     Heartbeat,
@@ -42,6 +42,7 @@ from ..protocol.messages import (
     Message,
 )
 from ..protocol.stream import MessageStream
+from .courtesy import Rank
 from .lane_count import LaneCount, Sample
 from .link_lane import LinkLane
 from .link_parts import LaneRules, LinkParts, NodeParts, UsedNumbers
@@ -122,7 +123,7 @@ class Link:
         self._scope = trio.CancelScope()
         self._nursery: trio.Nursery | None = None  # while it runs
         self._message_outbox: Outbox[Message] = Outbox()
-        self._outlet = Outlet()
+        self._outlet = Outlet(node.courtesy)
         self._loop = Loop()
         self._parts = LinkParts(
             peer=peer,
@@ -189,10 +190,11 @@ class Link:
         """
         if len(payload) != header.payload_bytes:
             raise LocalProtocolError(f"{len(payload)} bytes for {header}")
-        await self.send_from(OneFrame(header, payload))
+        rank = Rank.COPY if header.kind is FrameKind.BLOCK else Rank.ROUND
+        await self.send_from(OneFrame(header, payload), rank)
 
-    async def send_from(self, source: FrameSource) -> None:
-        """Send all frames of a source, over whichever lane is idle, in turn with other sources.
+    async def send_from(self, source: FrameSource, rank: Rank = Rank.ROUND) -> None:
+        """Send all frames of a source, over whichever lane is idle, in turn with others of its rank.
 
         Returns when the network took the last one; see ``outlet.Load`` for how long frames must
         stay what they are.
@@ -202,7 +204,7 @@ class Link:
 
         Cancellation: safe; frames that are on their way are finished, no others are taken.
         """
-        if not await self._outlet.drain(source):
+        if not await self._outlet.drain(source, rank):
             raise PeerLostError(self.peer, self.reason)
 
     def wake(self) -> None:

@@ -276,7 +276,7 @@ class LinkLane:
                     await self.sender.send(*frame)
                 finally:
                     parts.flows.leave(parts.peer)
-            parts.outlet.finish(taken)
+            parts.outlet.finish(taken, 0 if frame is None else len(frame[1]))
             del taken, frame  # an idle lane must not keep a whole result in memory
         if isinstance(self.stream, trio.abc.HalfCloseableStream):
             await self.stream.send_eof()
@@ -396,12 +396,12 @@ class LinkLane:
         taken: Taken | None = first.pop()
         while taken is not None:
             frame = taken.load()
+            carried_bytes = 0
             if frame is not None:
                 header, payload = frame
                 self._unacknowledged.frames.append(taken)
                 parts.flows.enter_in_thread(parts.peer)
                 parts.sent_meter.begin(now_s())
-                carried_bytes = 0
                 try:
                     work.send(header, payload)
                     carried_bytes = header.payload_bytes
@@ -409,7 +409,7 @@ class LinkLane:
                     parts.sent_meter.end(carried_bytes, now_s())
                     parts.flows.leave(parts.peer)
                 del header, payload
-            parts.outlet.finish(taken)
+            parts.outlet.finish(taken, carried_bytes)
             del taken, frame  # an idle lane must not keep a whole result in memory
             self.writing = False
             taken = None if self._retiring else parts.outlet.take_in_thread(LINGER_S)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from attrs import Factory, define, frozen
 
 from ..protocol.messages import LANES_OPEN_MAX
+from .courtesy import Courtesy
 from .flows import FlowGate
 from .lane_count import COUNT_FIRST, COUNT_MAX, Trials
 from .limiter import RateLimiter
@@ -38,6 +39,7 @@ class NodeParts:
     Attributes:
       upload, download: caps on what all lanes carry; None: no cap.
       sent, received: what they carry, measured.
+      courtesy: which frames of all links go before which.
       trials: which link tries another number of lanes.
       arrived_bytes: what all links' other sides have acknowledged.
     """
@@ -46,6 +48,7 @@ class NodeParts:
     upload: RateLimiter | None = None
     download: RateLimiter | None = None
     flows: FlowGate = Factory(FlowGate)
+    courtesy: Courtesy = Factory(Courtesy)
     sent: Meter = Factory(Meter)
     received: Meter = Factory(Meter)
     trials: Trials = Factory(Trials)

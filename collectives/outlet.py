@@ -1,7 +1,9 @@
 """What waits to be sent over a link: sources of frames, served in turn by whichever lane is idle.
 
 A *source* makes a frame when a lane asks for one, so nothing is queued, encoded or woken up before
-it can be sent; sources take turns frame by frame, so rounds that run at once share the link.
+it can be sent; sources of one rank take turns frame by frame, so rounds that run at once share the
+link. Those of a lower rank are asked when no other has a frame, and only as far as the node's
+``Courtesy`` lets them: all its links share one line.
 
 Lanes are tasks of the event loop, or threads. Sources are asked, and the table of them is changed,
 under one lock, for some microseconds; a frame's payload is made outside of it. Whoever has to be
@@ -10,6 +12,7 @@ told something on the event loop is told through ``Loop``.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -19,6 +22,7 @@ import trio
 from attrs import define, field
 
 from ..protocol.lane import Buffer, FrameHeader
+from .courtesy import Courtesy, Rank
 from .loop import Loop
 
 Frame = tuple[FrameHeader, Buffer]
@@ -63,6 +67,7 @@ class _Feed:
     """A source that is being sent, and how far that is."""
 
     source: FrameSource
+    rank: Rank
     in_flight: int = 0
     sent: bool = False
     ended: trio.Event = field(factory=trio.Event)
@@ -74,22 +79,31 @@ class Taken:
 
     load: Load
     feed: _Feed | None
+    rank: Rank
 
 
 class Outlet:
-    """See the top of this file. Made on the event loop."""
+    """See the top of this file. Made on the event loop.
 
-    def __init__(self) -> None:
+    Args:
+      courtesy: the node's.
+    """
+
+    def __init__(self, courtesy: Courtesy | None = None) -> None:
         self._loop = Loop()
+        self._courtesy = Courtesy() if courtesy is None else courtesy
         self._changed = threading.Condition(threading.Lock())
-        self._feeds: deque[_Feed] = deque()  # those that may have more; whose turn it is first
+        # Those that may have more, by rank; whose turn it is first.
+        self._feeds: dict[Rank, deque[_Feed]] = {rank: deque() for rank in Rank}
         self._open: set[_Feed] = set()  # all that somebody waits for
+        self._under_way: set[Taken] = set()  # taken, and not finished
+        self._wait_s = math.inf  # until a frame that was refused may go
         self._returned: deque[Taken] = deque()  # from lanes that are gone; these go first
         self._parked_count = 0
         self._lot = trio.lowlevel.ParkingLot()
         self._closed = False
 
-    async def drain(self, source: FrameSource) -> bool:
+    async def drain(self, source: FrameSource, rank: Rank = Rank.ROUND) -> bool:
         """Send all of a source; False if the outlet was closed before.
 
         Cancellation: safe; no further frame is taken, those on their way are finished.
@@ -100,9 +114,9 @@ class Outlet:
         if source.exhausted():
             await trio.lowlevel.checkpoint()
             return True
-        feed = _Feed(source)
+        feed = _Feed(source, rank)
         with self._changed:
-            self._feeds.append(feed)
+            self._feeds[rank].append(feed)
             self._open.add(feed)
         self.wake()
         try:
@@ -110,8 +124,8 @@ class Outlet:
         finally:
             with self._changed:
                 self._open.discard(feed)
-                if feed in self._feeds:
-                    self._feeds.remove(feed)
+                if feed in self._feeds[rank]:
+                    self._feeds[rank].remove(feed)
         return feed.sent
 
     def wake(self) -> None:
@@ -131,8 +145,10 @@ class Outlet:
                     return taken
                 # Under the lock, so that a thread that wakes us now knows that it must.
                 self._parked_count += 1
+                wait_s = self._wait_s
             try:
-                await self._lot.park()
+                with trio.move_on_after(wait_s):
+                    await self._lot.park()
             finally:
                 with self._changed:
                     self._parked_count -= 1
@@ -144,25 +160,42 @@ class Outlet:
                 taken = self._take()
                 if taken is not None:
                     return taken
-                if not self._changed.wait(wait_s):
+                if not self._changed.wait(min(wait_s, self._wait_s)) and wait_s <= self._wait_s:
                     return self._take()
         return None
 
     def _take(self) -> Taken | None:
-        if self._returned:
-            return self._returned.popleft()
-        for _ in range(len(self._feeds)):
-            feed = self._feeds.popleft()
-            frame = feed.source.next_frame()
-            if not feed.source.exhausted():
-                self._feeds.append(feed)
-            if frame is not None:
-                feed.in_flight += 1
-                return Taken(frame, feed)
+        self._wait_s = math.inf
+        if self._closed:
+            return None
+        now_s = self._loop.time_s()
+        taken = self._returned.popleft() if self._returned else self._next(now_s)
+        if taken is not None:
+            self._under_way.add(taken)
+            self._courtesy.begin(taken.rank, now_s)
+        return taken
+
+    def _next(self, now_s: float) -> Taken | None:
+        """The first source's next frame, by rank and turn."""
+        for rank, feeds in self._feeds.items():
+            if not feeds:
+                continue
+            self._wait_s = self._courtesy.may_go(rank, now_s, self.wake) or math.inf
+            if self._wait_s < math.inf:
+                return None  # nor any of a lower rank
+            for _ in range(len(feeds)):
+                feed = feeds.popleft()
+                frame = feed.source.next_frame()
+                if not feed.source.exhausted():
+                    feeds.append(feed)
+                if frame is not None:
+                    feed.in_flight += 1
+                    return Taken(frame, feed, rank)
         return None
 
-    def finish(self, taken: Taken) -> None:
+    def finish(self, taken: Taken, sent_bytes: int = 0) -> None:
         """The frame was sent, perhaps not for the first time; from any thread."""
+        self._settle([taken], sent_bytes)
         feed, taken.feed = taken.feed, None
         if feed is None:
             return
@@ -173,20 +206,33 @@ class Outlet:
         if over:
             self._loop.soon(feed.ended.set)
 
+    def _settle(self, frames: Iterable[Taken], sent_bytes: int = 0) -> None:
+        """These are not under way any more. Not under the lock: other outlets may be woken."""
+        with self._changed:
+            settled = [taken for taken in frames if taken in self._under_way]
+            self._under_way.difference_update(settled)
+        now_s = self._loop.time_s()
+        for taken in settled:
+            self._courtesy.end(taken.rank, sent_bytes, now_s)
+
     def put_back(self, frames: Iterable[Taken]) -> None:
         """Frames whose lane is gone before they arrived: they are next. On the event loop."""
+        frames = list(frames)
+        self._settle(frames)
         with self._changed:
             if not self._closed:
-                self._returned.extendleft(reversed(list(frames)))
+                self._returned.extendleft(reversed(frames))
         self.wake()
 
     def close(self) -> None:
         """Nothing is sent any more; everybody who waits is told. On the event loop."""
         with self._changed:
             self._closed = True
-            self._feeds.clear()
+            for waiting in self._feeds.values():
+                waiting.clear()
             self._returned.clear()
-            feeds = list(self._open)
+            feeds, under_way = list(self._open), list(self._under_way)
             self._changed.notify_all()
+        self._settle(under_way)
         for feed in feeds:
             feed.ended.set()

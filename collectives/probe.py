@@ -21,6 +21,7 @@ import trio
 from ..protocol.errors import PeerLostError
 from ..protocol.lane import FrameHeader, FrameKind
 from ..protocol.messages import Probe, Probed, ProbeRequest
+from .courtesy import Rank
 from .hub import LinkHub
 from .outlet import Load
 
@@ -108,7 +109,7 @@ class Prober:
             return
         with trio.move_on_after(request.seconds) as scope, self._noted(scope):
             with suppress(PeerLostError):
-                await link.send_from(_Junk(request.transfer, request.bytes))
+                await link.send_from(_Junk(request.transfer, request.bytes), Rank.COPY)
 
     def stop(self) -> None:
         """A round needs the lines: end all probes here."""

@@ -36,6 +36,7 @@ class Result:
 
     Attributes:
       counters: shape ``(counter_count,)``, int64; right once their chunk is done.
+      condensed: the decoded values are not there now.
     """
 
     def __init__(self, layout: Layout, contributor_count: int, pool: BufferPool) -> None:
@@ -50,6 +51,7 @@ class Result:
         self._verbatim = layout.codec_down.verbatim
         self._values = np.empty(0 if self._verbatim else layout.size.value_count, np.float32)
         self.counters: Counters = np.empty(layout.size.counter_count, np.int64)
+        self.condensed = False
         self._squeezer = Squeezer(layout.zstd_down)
         self._squeezed: dict[int, Bytes] = {}
         self._digests = [b""] * len(layout.cuts)
@@ -157,6 +159,23 @@ class Result:
             values = np.frombuffer(whole, np.float32, count=self._layout.size.value_count)
         values.flags.writeable = False
         return values
+
+    def condense(self) -> bool:
+        """All chunks are there: keep only their encodings, until ``unfold``; False: it is these."""
+        if not self._verbatim:
+            self._values = np.empty(0, np.float32)
+            self.condensed = True
+        return self.condensed
+
+    def unfold(self) -> None:
+        """Decode all of it again; heavy."""
+        layout = self._layout
+        self._values = np.empty(layout.size.value_count, np.float32)
+        self.condensed = False
+        for index, cut in enumerate(layout.cuts):
+            if not cut.is_counters:
+                values = self.values_of(index)
+                decode_checked(layout.codec_down, False, self.chunk(index), values, "")
 
     def manifest(self) -> tuple[ContributorRun, ...]:
         """Who is in which chunks; empty: all are in all."""

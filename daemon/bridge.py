@@ -15,7 +15,7 @@ import array
 import logging
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,7 +25,15 @@ import trio
 from ..protocol import wire
 from ..protocol.arena import MAIL_SLOT, Arena, create_arena_file, map_arena
 from ..protocol.errors import RemoteProtocolError
-from ..protocol.messages import ArenaOpened, FragmentSize, Message, Rejected, TrainerHello
+from ..protocol.messages import (
+    ArenaOpened,
+    Failing,
+    FailureKind,
+    FragmentSize,
+    Message,
+    Rejected,
+    TrainerHello,
+)
 from ..protocol.stream import MessageStream
 from .trainer_port import TrainerEvents
 
@@ -33,20 +41,29 @@ log = logging.getLogger("holdfast.bridge")
 
 TRAINER_VERSION = 1
 HELLO_S = 60.0  # from the connection to the layout; a large model takes its time to be walked
+LAST_WORDS_S = 1.0  # after a process has ended, for what is left in its socket
 QUEUE_COUNT_MAX = 4_096  # messages for a trainer that does not reach a step boundary
 
 
 class UnixBridge:
-    """A ``TrainerPort`` over a Unix socket at ``path`` (mode 0600)."""
+    """A ``TrainerPort`` over a Unix socket at ``path`` (mode 0600).
+
+    Attributes:
+      ends: ends the process behind the connection; None: only the connection can be ended.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.ends: Callable[[FailureKind, str, float], None] | None = None
         self.attached_pid: int | None = None
         self._files: tuple[int, int] | None = None
         self._shared: Arena | None = None
         self._queue: trio.MemorySendChannel[Message] | None = None
         self._busy = False
-        self._stuck = False
+        self._cut = ""  # why we ended the connection
+        self._words: Failing | None = None
+        self._detached = trio.Event()
+        self._detached.set()
         self._scope = trio.CancelScope()  # of the trainer's tasks
 
     # ------------------------------------------------------------ TrainerPort
@@ -67,10 +84,24 @@ class UnixBridge:
         except trio.WouldBlock:
             log.warning("the trainer does not take its messages: disconnecting it")
             self._queue = None
-            self._stuck = True
+            self._cut = "it does not take its messages"
             self._scope.cancel()  # the writer may be in the middle of a message
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             self._queue = None
+
+    def end(self, kind: FailureKind, reason: str, sick_s: float) -> None:
+        if self.ends is not None:
+            self.ends(kind, reason, sick_s)
+        elif self._busy:
+            self._cut = reason
+            self._scope.cancel()
+
+    async def last_words(self) -> Failing | None:
+        """What the process that has just ended said of its end."""
+        with trio.move_on_after(LAST_WORDS_S):
+            await self._detached.wait()
+        words, self._words = self._words, None
+        return words
 
     async def run(self, events: TrainerEvents) -> None:
         self.path.unlink(missing_ok=True)
@@ -105,6 +136,7 @@ class UnixBridge:
                     await _turn_away(stream, "the script's holdfast is of another version")
                     return
                 self.attached_pid = hello.pid
+                self._words, self._detached = None, trio.Event()
                 self._queue, queue = trio.open_memory_channel[Message](QUEUE_COUNT_MAX)
                 came = True
             if came:
@@ -120,14 +152,20 @@ class UnixBridge:
         finally:
             self._busy, self._queue, self.attached_pid = False, None, None
             connection.close()
+            self._detached.set()
             if came:
-                events.trainer_went("it does not take its messages" if self._stuck else reason)
-                self._stuck = False
+                said = "" if self._words is None else self._words.reason
+                events.trainer_went(self._cut or said or reason)
+                self._cut = ""
 
     async def _read(self, stream: MessageStream, events: TrainerEvents) -> str:
         try:
             while True:
-                events.trainer_said(await stream.receive())
+                message = await stream.receive()
+                if isinstance(message, Failing) and message.kind is not FailureKind.NAN:
+                    self._words = message
+                else:
+                    events.trainer_said(message)
         except RemoteProtocolError as error:
             return f"the training process broke the protocol: {error}"
         except trio.EndOfChannel:

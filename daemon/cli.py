@@ -450,6 +450,20 @@ def leave(state: Path | None, as_json: bool) -> None:
 
 
 @commands.command()
+@state_option
+@json_option
+def retry(state: Path | None, as_json: bool) -> None:
+    """Start the training command of the peer here again, after failures. Mend the cause first.
+
+    \b
+    Example:
+      holdfast retry
+    """
+    answer = call(find_control(state, "peer"), "retry", {})
+    click.echo(json.dumps(answer) if as_json else "starting the training command again")
+
+
+@commands.command()
 @click.argument("peer")
 @state_option
 @click.option("--reason", default="", help="Shown to the peer.")

@@ -9,18 +9,25 @@ The state is changed by outer steps, too; those are the ``Reducer``'s.
 from __future__ import annotations
 
 import logging
+from collections import Counter
+from pathlib import Path
 
 import trio
 
+from ..checkpoint import kept
+from ..checkpoint.donor import Donor
+from ..checkpoint.joiner import Joiner, Standing
 from ..checkpoint.state import SharedState
-from ..checkpoint.transfer import Donor, FetchFailedError, Joiner
+from ..checkpoint.transfer import FetchFailedError
 from ..protocol.arena import Arena
 from ..protocol.errors import PeerLostError, RemoteProtocolError, StateMismatchError
 from ..protocol.messages import (
     BlocksRefused,
     BlocksRequest,
+    CopyProgress,
     Donate,
     Founded,
+    FragmentHead,
     FragmentSize,
     Index,
     IndexRequest,
@@ -42,6 +49,7 @@ class StateKeeper:
       layout: the run's; None until it is known.
       state, posted: there as soon as the layout is.
       received_bytes: of blocks, since the service began.
+      kept: what the file of an earlier process holds; None if there is none that we use.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -49,11 +57,13 @@ class StateKeeper:
         self.known_state: SharedState | None = None
         self.known_posted: Arena | None = None
         self.received_bytes = 0
+        self.kept: kept.Manifest | None = None
         self._parts = parts
         self._donor: Donor | None = None
         self._donor_scope = trio.CancelScope()
         self._joiner: Joiner | None = None
         self._fetches: dict[int, trio.CancelScope] = {}
+        self._standings: dict[int, tuple[int, Standing]] = {}  # version and how far, by fragment
 
     @property
     def state(self) -> SharedState:
@@ -74,13 +84,11 @@ class StateKeeper:
 
     def use_layout(self, layout: Layout) -> bool:
         """The run's tensors are known: make room for the shared state. False: it was there."""
-        if self.layout == layout and self.known_state is not None:
+        if self.layout == layout and self.known_state is not None and self._donor is not None:
             return False
         parts = self._parts
-        self.layout = layout
-        sizes = sizes_of(fragments_of(layout, parts.spec.diloco.fragments))
-        shared, self.known_posted = parts.trainer.open_arenas(sizes)
-        self.known_state = SharedState(sizes, shared, parts.config.run_id)
+        if self.known_state is None or self.layout != layout:
+            self._make_room(layout, self._sizes(layout))
         self._donor_scope.cancel()
         self._donor_scope = trio.CancelScope()
         self._donor = Donor(self.state, parts.hub, parts.network)
@@ -88,11 +96,85 @@ class StateKeeper:
         parts.start(self._donate, self._donor, self._donor_scope)
         return True
 
+    def _sizes(self, layout: Layout) -> tuple[FragmentSize, ...]:
+        return sizes_of(fragments_of(layout, self._parts.spec.diloco.fragments))
+
+    def _make_room(self, layout: Layout, sizes: tuple[FragmentSize, ...]) -> None:
+        shared, self.known_posted = self._parts.trainer.open_arenas(sizes)
+        self.known_state = SharedState(sizes, shared, self._parts.config.run_id)
+        self.layout = layout
+
+    # ------------------------------------------------------------ kept from life to life
+
+    def restore(self, folder: Path) -> bool:
+        """Before the service runs, in a thread: take what an earlier process kept, if it did.
+
+        Raises:
+          KeptStateError: what it kept is no good; we hold nothing.
+        """
+        parts = self._parts
+        manifest = kept.find(folder, parts.config.run_id)
+        if manifest is None:
+            return False
+        self._make_room(manifest.layout, manifest.sizes)
+        try:
+            kept.load(folder, manifest, self.state)
+        except kept.KeptStateError:
+            self._forget()
+            raise
+        self.kept = manifest
+        parts.replica.restored(
+            bytes.fromhex(manifest.lineage),
+            len(manifest.sizes),
+            [each.head() for each in manifest.heads],
+            manifest.step,
+            manifest.term,
+        )
+        return True
+
+    def check_restored(self, layout: Layout | None, lineage: bytes) -> None:
+        """The run is known: what was restored must be of it, or is forgotten before it is used."""
+        if self.known_state is None or self._donor is not None:
+            return
+        replica = self._parts.replica
+        if (
+            layout is not None
+            and layout == self.layout
+            and lineage == replica.lineage
+            and self.known_state.sizes == self._sizes(layout)
+        ):
+            return
+        log.warning("the state that was kept here is not the run's: it is not used")
+        self._forget()
+        self.kept = None
+        replica.restored(b"", 0, (), 0, replica.term)
+
+    def to_keep(self) -> kept.Manifest | None:
+        """After the service: what is to be kept; None: nothing, or it is in the file already."""
+        lineage, state = self._parts.replica.lineage, self.known_state
+        if state is None or self.layout is None or not lineage or not state.heads():
+            return None
+        replica = self._parts.replica
+        manifest = kept.manifest_of(
+            state, lineage=lineage, term=replica.term, step=replica.step, layout=self.layout
+        )
+        known = self.kept
+        same = known is not None and (known.lineage, known.heads) == (
+            manifest.lineage,
+            manifest.heads,
+        )
+        return None if same else manifest
+
+    def _forget(self) -> None:
+        self.layout = self.known_state = self.known_posted = None
+
+    # ------------------------------------------------------------ its end
+
     def discard(self) -> Layout | None:
         """What we hold is no state of the run: forget it. Returns the layout that it had."""
         log.warning("our state belongs to another lineage than the run's: discarded")
-        layout, self.layout = self.layout, None
-        self.known_state = self.known_posted = None
+        layout = self.layout
+        self._forget()
         return layout
 
     async def take_initial(self) -> None:
@@ -144,25 +226,54 @@ class StateKeeper:
 
     def stop_fetch(self, fragment: int) -> None:
         cancel(self._fetches, fragment)
+        self._standings.pop(fragment, None)
+
+    def copies(self) -> tuple[CopyProgress, ...]:
+        """How far copies that run are."""
+        kept = Counter(
+            here.fragment for here in self._parts.replica.rounds.values() if here.commit is not None
+        )
+        return tuple(
+            CopyProgress(
+                fragment,
+                version,
+                standing.done_blocks,
+                standing.all_blocks,
+                standing.done_bytes,
+                standing.all_bytes,
+                standing.bytes_per_s,
+                standing.donors,
+                kept[fragment],
+            )
+            for fragment, (version, standing) in sorted(self._standings.items())
+        )
 
     async def _fetch(self, order: SyncFragment, scope: trio.CancelScope) -> None:
         assert self._joiner is not None
         joiner, parts, head = self._joiner, self._parts, order.head
-        parts.report.phase = f"fetching fragment {head.fragment}"
+        parts.report.phase = f"copying fragment {head.fragment}"
+        counted_bytes = 0
 
-        def progress(done_count: int, all_count: int) -> None:
-            parts.report.why = f"{done_count} of {all_count} blocks"
+        def progress(standing: Standing) -> None:
+            nonlocal counted_bytes
+            self._standings[head.fragment] = head.version, standing
+            self.received_bytes += standing.received_bytes - counted_bytes
+            counted_bytes = standing.received_bytes
 
         with scope:
             try:
                 got = await joiner.fetch(order, progress)
             except (PeerLostError, StateMismatchError) as error:
-                self._fetches.pop(head.fragment, None)
+                self._ended(head)
                 bad = error.bad_donors if isinstance(error, FetchFailedError) else ()
                 parts.perform(parts.replica.fetch_failed(head, bad, str(error)))
             else:
-                self._fetches.pop(head.fragment, None)
-                self.received_bytes += got.received_bytes
+                self._ended(head)
                 parts.tell_measured()  # the line's first work
-                parts.report.phase, parts.report.why = "in the run", ""
                 parts.perform(parts.replica.fetched(head, got.received_bytes, got.bad_donors))
+
+    def _ended(self, head: FragmentHead) -> None:
+        self._fetches.pop(head.fragment, None)
+        self._standings.pop(head.fragment, None)
+        if not self._fetches:
+            self._parts.report.phase, self._parts.report.why = "in the run", ""

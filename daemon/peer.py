@@ -113,6 +113,7 @@ class PeerService:
             hello=self._hello,
             welcome=self._welcome,
             hear=self._hear,
+            lost=self._master_lost,
             term=lambda: self.replica.term,
             renew=renew,
             renew_every_s=renew_every_s,
@@ -214,6 +215,7 @@ class PeerService:
     async def _report_progress(self) -> None:
         while True:
             await trio.sleep(PROGRESS_S)
+            self.training.check_alive()
             progress = self.progress()
             if progress != self._progress_sent and self.session.connected:
                 self._progress_sent = progress
@@ -247,8 +249,10 @@ class PeerService:
         self.hub.silence_s = spec.link_deadline_s
         reduce = spec.reduce
         self.hub.rules = LaneRules(reduce.lanes, reduce.lanes_max, reduce.congestion)
+        self.hub.courtesy.share = spec.sync.donor_share
         self.report.phase = "in the run"
         self.report.why = "" if message.lineage else "waiting for the run's first weights"
+        self.keeper.check_restored(message.layout, message.lineage)
         if message.layout is not None:
             self._use_layout(message.layout)
         for commit in message.committed:
@@ -256,7 +260,18 @@ class PeerService:
         self._perform(self.replica.welcome(message, spec.diloco.fragments))
         if self.training.layout is not None:
             self.session.tell(TrainerAttached(self.training.layout))
+        elif self.training.failed is not None:
+            self.session.tell(self.training.failed)
         return spec
+
+    def _master_lost(self) -> None:
+        self._perform(self.replica.master_gone())
+        self.parts.start(self._bound_lift, self.replica.lift_count)
+
+    async def _bound_lift(self, lift_count: int) -> None:
+        """Without a master the trainer goes on for a deadline at least, and then some steps."""
+        await trio.sleep(self.parts.spec.membership.deadline_s)
+        self._perform(self.replica.bound_lift(lift_count))
 
     def _hear(self, message: Message) -> None:
         match message:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 
 import trio
-from attrs import define, field
+from attrs import define, evolve, field
 
 from ..collectives.allreduce import ReduceResult, Reduction
 from ..collectives.compression import parse_codec
@@ -99,6 +99,9 @@ class Reducer:
         def whole(result: ReduceResult) -> None:
             if self._running.get(order.round) is not running:
                 return
+            if parts.replica.is_copying(order.fragment) and reduction.condense():
+                # It may wait for long, and not alone.
+                result = evolve(result, values=result.values[:0].copy())
             self._results[order.round] = result
             if reduction.attempt == order.attempt:  # a repair is not what the plan was for
                 parts.tell_measured()
@@ -211,12 +214,15 @@ class Reducer:
     # ------------------------------------------------------------ applying
 
     def result(self, round_id: int) -> ReduceResult:
-        """What is held of a round that is being applied."""
+        """What is held of a round that is being applied; heavy if it has waited for a copy."""
+        running = self._running.get(round_id)
+        if running is not None and (unfolded := running.reduction.unfold()) is not None:
+            self._results[round_id] = unfolded
         return self._results[round_id]
 
     async def apply(self, commit: Commit) -> None:
         """The outer step with the held result; the replica hears of it."""
-        parts, state, result = self._parts, self._keeper.state, self._results[commit.round]
+        parts, state = self._parts, self._keeper.state
         diloco = parts.spec.diloco
 
         def step(values: Values, momentum: Values, mean: Values) -> None:
@@ -230,6 +236,7 @@ class Reducer:
             )
 
         def work() -> FragmentHead:
+            result = self.result(commit.round)
             return state.apply(
                 commit.fragment, commit.version + 1, result.values, result.counters, step
             )

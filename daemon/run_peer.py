@@ -8,11 +8,15 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import trio
 from attrs import define
 
+from ..checkpoint import kept
+from ..checkpoint.kept import KeptStateError
+from ..membership.status import copy_row, said_copy
 from ..protocol.addresses import Address
 from ..protocol.authority import fingerprint_of, load_certificate
 from ..protocol.credentials import Credentials
@@ -20,7 +24,7 @@ from ..protocol.enrol import enrol
 from ..protocol.errors import EvictedError, RemoteProtocolError, UserError
 from ..protocol.identity import Identity
 from ..protocol.invite import Invite
-from ..protocol.messages import RefusalCode
+from ..protocol.messages import RefusalCode, Remedy, TrainerFailed
 from ..protocol.sockets import SocketNetwork
 from .bridge import UnixBridge
 from .exit_codes import ExitCode
@@ -31,10 +35,12 @@ from .places import make_private
 from .session import BACKOFF_FIRST_S, BACKOFF_MAX_S, no_master
 from .supervisor import Supervisor, TrainerEnd
 from .tasks import wait_for_signals
+from .training import said_of
 
 log = logging.getLogger("holdfast.peer")
 
 CERTIFICATE_LEFT_MIN_S = 3600.0  # with less left, the invite's token is used again
+KEEPING_TOLD_S = 5.0  # between two words about how far the keeping of the state is
 FAREWELL_S = 120.0  # after the run's end, for the trainer to evaluate, save and exit
 
 
@@ -80,8 +86,13 @@ class Peer:
             self.bridge = UnixBridge(folder / "trainer.sock")
             if options.command:
                 self.supervisor = Supervisor(
-                    options.command, self.bridge.path, member=credentials.identity.peer_id
+                    options.command,
+                    self.bridge.path,
+                    member=credentials.identity.peer_id,
+                    words=self.bridge.last_words,
+                    tell=self._trainer_failed,
                 )
+                self.bridge.ends = self.supervisor.fail
             config = PeerConfig(
                 me=credentials.identity.peer_id,
                 name=options.name,
@@ -102,12 +113,50 @@ class Peer:
                 renew=lambda: credentials.identity.request_pem(options.name),
                 renewed=credentials.replace_certificate,
             )
-            await self._serve(self.service)
+            await self._restore(self.service)
+            try:
+                await self._serve(self.service)
+            finally:
+                await self._keep(self.service)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         if self._error is not None:
             raise self._error
         self.tell("left the run")
+
+    async def _restore(self, service: PeerService) -> None:
+        """Take up the shared state that an earlier process of this peer has kept."""
+        folder = self.options.state
+        try:
+            found = await trio.to_thread.run_sync(service.keeper.restore, folder)
+        except KeptStateError as error:
+            self.tell(f"{error}; it is now {kept.set_aside(folder).name} and not used")
+            return
+        if found:
+            versions = [head.version for head in service.replica.heads()]
+            self.tell(f"took up the shared state kept here, version {min(versions)}")
+
+    async def _keep(self, service: PeerService) -> None:
+        """Whatever ended us: the shared state outlives this process."""
+        manifest, state, folder = service.keeper.to_keep(), service.state, self.options.state
+        if manifest is None or state is None:
+            return
+        size_bytes = sum(state.size_bytes(head.fragment) for head in manifest.heads)
+        self.tell(f"keeping the shared state ({size_bytes / 1e6:.1f} MB) for the next time ...")
+        with trio.CancelScope(shield=True):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._tell_kept, kept.scratch_path(folder), size_bytes)
+                try:
+                    await trio.to_thread.run_sync(kept.save, folder, state, manifest)
+                except KeptStateError as error:
+                    self.tell(str(error))
+                nursery.cancel_scope.cancel()
+
+    async def _tell_kept(self, growing: Path, size_bytes: int) -> None:
+        while True:
+            await trio.sleep(KEEPING_TOLD_S)
+            with suppress(OSError):
+                self.tell(f"{growing.stat().st_size / 1e6:.0f} of {size_bytes / 1e6:.0f} MB kept")
 
     async def _credentials(self) -> Credentials:
         """Our identity and certificate: from the last time, or by the invite's token."""
@@ -149,7 +198,7 @@ class Peer:
             self.options.state,
             self.options.http,
             reads={"status": self.status},
-            actions={"leave": self._act_leave},
+            actions={"leave": self._act_leave, "retry": self._act_retry},
         )
         with side as (serve_http, url):
             async with trio.open_nursery() as nursery:
@@ -175,17 +224,16 @@ class Peer:
             return
         if end is TrainerEnd.STOPPED:
             return
-        if end is TrainerEnd.GIVEN_UP:
-            self._error = UserError(
-                f"the training command failed too often; the last one {supervisor.last_end}",
-                exit_code=ExitCode.TRAINER,
-                hint="run it by hand to see why, or look at its output above",
-            )
-            await self._leave("its training command fails")
-        elif self.service is not None and not self.service.finished.is_set():
+        if self.service is not None and not self.service.finished.is_set():
             await self._leave("its training command ended by itself")
         elif self.service is not None:
             await self._leave("the run is finished")
+
+    def _trainer_failed(self, failed: TrainerFailed) -> None:
+        assert self.service is not None
+        self.service.training.failed_with(failed)
+        if failed.remedy is Remedy.NONE:
+            self.tell(f"the trainer: {said_of(failed)}; until then this peer keeps a copy")
 
     async def _see_out(self) -> None:
         """After the run's end: let the trainer finish what it does, then go."""
@@ -229,7 +277,7 @@ class Peer:
             "role": replica.role.value,
             "in_sync": replica.in_sync,
             "phase": service.report.phase,
-            "why": service.report.why,
+            "why": "; ".join(map(said_copy, progress.copies)) or service.report.why,
             "told": list(service.report.told),
             "step": progress.step,
             "tokens": progress.tokens,
@@ -248,6 +296,7 @@ class Peer:
             "bulk_sent_bytes": progress.bulk_sent_bytes,
             "bulk_received_bytes": progress.bulk_received_bytes,
             "state_received_bytes": progress.state_received_bytes,
+            "copies": [copy_row(copy) for copy in progress.copies],
             "heads": [
                 {"fragment": h.fragment, "version": h.version, "root": h.root.hex()}
                 for h in replica.heads()
@@ -265,7 +314,34 @@ class Peer:
             "trainer_pid": None if self.bridge is None else self.bridge.attached_pid,
             "command_pid": None if self.supervisor is None else self.supervisor.pid,
             "trainer_restarts": 0 if self.supervisor is None else self.supervisor.restarts,
+            "trainer_state": self._trainer_state(),
+            "waited_s": progress.waited_s,
+            "stepped_s": progress.stepped_s,
         }
+
+    def _trainer_state(self) -> str:
+        assert self.service is not None
+        training = self.service.training
+        if training.layout is not None:
+            return "running"
+        if self.supervisor is not None and self.supervisor.failed is not None:
+            return said_of(self.supervisor.failed)
+        return "none" if self.supervisor is None else "starting"
+
+    async def _act_retry(self, _body: Json) -> Json:
+        if self.supervisor is None:
+            raise UserError(
+                "this peer has no training command",
+                exit_code=ExitCode.USAGE,
+                hint="join with one: holdfast join INVITE -- python train.py",
+            )
+        if not self.supervisor.retry():
+            raise UserError(
+                "the training command runs",
+                exit_code=ExitCode.FAILED,
+                hint="`holdfast status` says what it does",
+            )
+        return {"started": True}
 
     async def _act_leave(self, _body: Json) -> Json:
         assert self._nursery is not None

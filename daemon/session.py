@@ -77,6 +77,7 @@ class MasterSession:
       hello: what to begin with now.
       welcome: called with each ``Welcome``; returns the run's spec.
       hear: called with every other message of the master.
+      lost: called when a session that had a ``Welcome`` is over.
       term: the highest term of a master that was obeyed; older masters are not.
       renew: makes a certificate request; None: the certificate is never renewed.
 
@@ -95,6 +96,7 @@ class MasterSession:
         hello: Callable[[], Hello],
         welcome: Callable[[Welcome], RunSpec],
         hear: Callable[[Message], None],
+        lost: Callable[[], None],
         term: Callable[[], int],
         renew: Callable[[], bytes] | None,
         renew_every_s: float,
@@ -108,6 +110,7 @@ class MasterSession:
         self._hello = hello
         self._welcome = welcome
         self._hear = hear
+        self._lost = lost
         self._term = term
         self._renew = renew
         self._renew_every_s = renew_every_s
@@ -211,12 +214,15 @@ class MasterSession:
         self._outbox, queue = trio.open_memory_channel[Message](OUTBOX_COUNT_MAX)
         spec = self._welcome(first)
         ended: Exception | None = None  # the writer may end the session before the reader does
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._write, stream, queue, nursery.cancel_scope)
-            nursery.start_soon(self._beat, spec.heartbeat_s)
-            nursery.start_soon(self._renew_certificate)
-            ended = await self._read(stream, spec.membership.deadline_s)
-            nursery.cancel_scope.cancel()
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._write, stream, queue, nursery.cancel_scope)
+                nursery.start_soon(self._beat, spec.heartbeat_s)
+                nursery.start_soon(self._renew_certificate)
+                ended = await self._read(stream, spec.membership.deadline_s)
+                nursery.cancel_scope.cancel()
+        finally:
+            self._lost()
         if isinstance(ended, EvictedError):
             raise ended
         log.info("the session with the master ended: %s", ended or "its connection broke")

@@ -93,5 +93,6 @@ def _show_peer(console: Console, status: Mapping[str, Any]) -> None:
         f"step {status['step']}, {status['tokens']} tokens, {status['tokens_per_s']:.0f} tokens/s, "
         f"loss {'-' if loss is None else format(loss, '.3f')}"
     )
+    console.print(f"trainer: {status['trainer_state']}")
     for line in status["told"]:
         console.print(f"! {line}")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ..protocol.arena import Arena
-from ..protocol.messages import FragmentSize, Layout, Message
+from ..protocol.messages import FailureKind, FragmentSize, Layout, Message
 
 
 class TrainerEvents(Protocol):
@@ -34,4 +34,8 @@ class TrainerPort(Protocol):
 
     def tell(self, message: Message) -> None:
         """Send to the present trainer, in order; dropped when there is none."""
+        ...
+
+    def end(self, kind: FailureKind, reason: str, sick_s: float) -> None:
+        """The present trainer is no good, for so long already: away with it. It may come anew."""
         ...

@@ -13,10 +13,20 @@ import numpy as np
 import trio
 
 from ..membership.roster import layout_difference
-from ..protocol.arena import LOSS_SLOT, STEP_SLOT, TOKENS_SLOT, Values
+from ..protocol.arena import (
+    LOSS_SLOT,
+    MAIL_SLOT,
+    STEP_SLOT,
+    TOKENS_SLOT,
+    WAITING_SLOT,
+    Arena,
+    Values,
+)
 from ..protocol.messages import (
     TEXT_CHARS_MAX,
     ArenaOpened,
+    Failing,
+    FailureKind,
     InitialPosted,
     Layout,
     Message,
@@ -25,16 +35,23 @@ from ..protocol.messages import (
     PostInitial,
     Progress,
     Rejected,
+    Remedy,
     TrainerAttached,
+    TrainerFailed,
     TrainerLost,
 )
 from .keeper import StateKeeper
 from .layout import fragments_of
 from .parts import Parts
+from .step_watch import Look, StepWatch
 
 log = logging.getLogger("holdfast.peer")
 
 PACE_S = 10.0  # tokens/s is the mean over so long
+# In so long, so often the shared state helps a trainer whose loss is not finite; after that it is
+# started anew. What comes back at once is in its data or its code, and restarts are counted.
+RELOADS_MAX = 2
+RELOADS_S = 600.0
 NORM_CHUNK_COUNT = 1 << 18  # elements squared at a time in float64
 
 
@@ -43,10 +60,14 @@ class Training:
 
     Attributes:
       layout: of the trainer that is attached; None without one.
+      failed: why there is none, and what is done about it; None while there is one.
     """
 
     def __init__(self, parts: Parts, keeper: StateKeeper) -> None:
         self.layout: Layout | None = None
+        self.failed: TrainerFailed | None = None
+        self._watch = StepWatch()
+        self._reloads: deque[float] = deque()  # when, of late
         self._parts = parts
         self._keeper = keeper
         self._founding = False
@@ -57,9 +78,10 @@ class Training:
 
     def trainer_came(self, layout: Layout) -> None:
         """A script attached."""
-        self.layout = layout
+        self.layout, self.failed = layout, None
+        self._reloads.clear()
         self._parts.tell_master(TrainerAttached(layout))
-        if self._keeper.layout is not None:
+        if self._keeper.layout is not None and self._parts.known_spec is not None:
             self.admit()
 
     def trainer_said(self, message: Message) -> None:
@@ -71,6 +93,8 @@ class Training:
                 if self._founding:
                     self._founding = False
                     self._parts.start(self._keeper.take_initial)
+            case Failing(kind=FailureKind.NAN):
+                self._spoilt(message.reason)
             case Metrics():
                 self._metrics.update(message.values)
             case _:
@@ -81,6 +105,53 @@ class Training:
         self.layout = None
         self._parts.tell_master(TrainerLost(reason))
         self._parts.perform(self._parts.replica.trainer_lost())
+
+    def failed_with(self, message: TrainerFailed) -> None:
+        """Its process failed: whoever started it says why, and what is done about it."""
+        self.failed = message
+        self._parts.report.told.append(f"the trainer: {said_of(message)}")
+        self._parts.tell_master(message)
+
+    def check_alive(self) -> None:
+        """Look whether the trainer moves; away with one that does not. Once in a while."""
+        parts, posted = self._parts, self._keeper.known_posted
+        replica, spec = parts.replica, parts.known_spec
+        if (
+            posted is None
+            or spec is None
+            or not spec.trainer.step_deadline_s
+            or not replica.trainer_loaded
+            or replica.finished
+        ):
+            self._watch = StepWatch()
+            return
+        waiting = int(posted.slots[WAITING_SLOT])
+        seen = Look(
+            int(posted.slots[STEP_SLOT]),
+            int(posted.slots[TOKENS_SLOT]),
+            waiting - 1 if waiting else None,
+            int(self._keeper.state.arena.slots[MAIL_SLOT]),
+        )
+        if self._watch.look(trio.current_time(), seen, spec.trainer.step_deadline_s):
+            still_s, self._watch = self._watch.still_s, StepWatch()
+            reason = f"no step for {still_s:.0f} s, after step {seen.step}"
+            parts.trainer.end(FailureKind.HANG, reason, still_s)
+
+    def _spoilt(self, reason: str) -> None:
+        """Its weights are not finite any more. The shared state is: let it have that."""
+        now_s, parts = trio.current_time(), self._parts
+        while self._reloads and now_s - self._reloads[0] > RELOADS_S:
+            self._reloads.popleft()
+        if len(self._reloads) >= RELOADS_MAX:
+            again = f"{reason}, again after {len(self._reloads)} reloads of the shared state"
+            parts.trainer.end(FailureKind.NAN, again, now_s - self._reloads[0])
+            return
+        self._reloads.append(now_s)
+        log.warning("%s: it gets the shared state anew", reason)
+        message = TrainerFailed(FailureKind.NAN, reason, Remedy.RELOAD, len(self._reloads))
+        parts.report.told.append(f"the trainer: {said_of(message)}")
+        parts.tell_master(message)
+        parts.perform(parts.replica.trainer_came())
 
     async def _check_posted(self, message: Posted) -> None:
         """Measure the pseudo-gradient's norm; refuse what is not finite before anyone sees it."""
@@ -118,6 +189,7 @@ class Training:
                 state.sizes,
                 diloco.overlap,
                 diloco.merge,
+                parts.spec.trainer.nan_steps,
             )
         )
         parts.perform(parts.replica.trainer_came())
@@ -142,11 +214,13 @@ class Training:
     def progress(self) -> Progress:
         """What the trainer does right now, as the master and the status page see it."""
         step = tokens = 0
+        waited_s = stepped_s = 0.0
         loss = None
         posted = self._keeper.known_posted
         if posted is not None:
             step = int(posted.slots[STEP_SLOT])
             tokens = int(posted.slots[TOKENS_SLOT])
+            waited_s, stepped_s = _seconds(posted)
             value = float(posted.loss[0])
             loss = value if int(posted.slots[LOSS_SLOT]) and math.isfinite(value) else None
         hub = self._parts.hub
@@ -160,6 +234,9 @@ class Training:
             hub.received_bytes,
             self._keeper.received_bytes,
             dict(self._metrics),
+            waited_s,
+            stepped_s,
+            self._keeper.copies(),
         )
 
     def _tokens_per_s(self, tokens: int) -> float:
@@ -171,6 +248,14 @@ class Training:
         return max(0.0, (tokens - tokens_then) / (now_s - then_s)) if now_s > then_s else 0.0
 
 
+def _seconds(posted: Arena) -> tuple[float, float]:
+    """What the trainer wrote there, if it makes sense."""
+    waited_s, stepped_s = (float(each) for each in posted.seconds)
+    if not (0.0 <= waited_s < math.inf and 0.0 <= stepped_s < math.inf):
+        return 0.0, 0.0
+    return waited_s, stepped_s
+
+
 def l2_norm(values: Values) -> float:
     """Euclidean norm, summed in float64; not finite when any element is not."""
     total = 0.0
@@ -178,3 +263,18 @@ def l2_norm(values: Values) -> float:
         part = values[start : start + NORM_CHUNK_COUNT].astype(np.float64)
         total += float(np.dot(part, part))
     return math.sqrt(total) if math.isfinite(total) else math.inf
+
+
+def said_of(failed: TrainerFailed) -> str:
+    """A failure and what is done about it, for people."""
+    what = f"{failed.kind.value} ({failed.reason})"
+    match failed.remedy:
+        case Remedy.RELOAD:
+            return f"{what}; it gets the shared state anew"
+        case Remedy.RESTART:
+            return f"{what}; failure {failed.failure_count} in a row, restarting"
+        case Remedy.NONE:
+            return (
+                f"{what}; given up after {failed.failure_count} failures in a row: "
+                "mend it, then `holdfast retry`"
+            )

@@ -61,11 +61,12 @@ from ..protocol.messages import (
     Synced,
     SyncFailed,
     TrainerAttached,
+    TrainerFailed,
     TrainerLost,
     View,
     Welcome,
 )
-from . import invariants, status
+from . import invariants, status, trainers
 from .admission import founding_fault, layout_refusal, refusal
 from .conductor import Conductor
 from .context import Context, quoted, said
@@ -135,6 +136,7 @@ class Coordinator:
             Progress: self._on_progress,
             TrainerAttached: self._on_trainer_attached,
             TrainerLost: self._on_trainer_lost,
+            TrainerFailed: self._on_trainer_failed,
             Founded: self._on_founded,
             Ready: self.conductor.ready,
             NotReady: self.conductor.not_ready,
@@ -273,6 +275,7 @@ class Coordinator:
             self.conductor.next_deadline_s(),
             self.syncing.next_deadline_s(),
             self.probing.next_deadline_s(),
+            trainers.next_deadline_s(self.context),
             self._finish_due_s if not self._finish_sent else math.inf,
             self._missing_until_s
             if (self.syncing.missing or self.syncing.unheard) and self._missing_until_s is not None
@@ -368,9 +371,14 @@ class Coordinator:
             return
         if member.layout is None:  # peers say it again after a reconnect
             self.context.announce(EventKind.ROLE, member.peer, f"{said(member)} has a trainer")
-        member.layout = message.layout
+        member.layout, member.trainerless_s, member.failed = message.layout, None, None
+
+    def _on_trainer_failed(self, member: Member, message: TrainerFailed) -> None:
+        trainers.failed(self.context, member, message)
 
     def _on_trainer_lost(self, member: Member, message: TrainerLost) -> None:
+        if member.layout is not None or member.trainerless_s is None:
+            member.trainerless_s = self.context.now_s
         member.layout = None
         self.conductor.trainer_lost(member)
         if self.founder == member.peer:
@@ -520,6 +528,12 @@ class Coordinator:
     def _give_places(self) -> bool:
         history = self.context.history
         changed = False
+        while (holder := trainers.unseated(self.context)) is not None:
+            self.context.record(PlaceVacated(holder.peer))
+            self.context.announce(
+                EventKind.ROLE, holder.peer, f"{said(holder)} gives up its place: it has no trainer"
+            )
+            changed = True
         while True:
             member = next_to_seat(
                 self.context.roster,

@@ -51,7 +51,7 @@ from .ledger import Ledger
 from .manifest import fits
 from .plan import make_plan
 from .repair import plan_repair
-from .roster import Member, caps_of, sites_of
+from .roster import CopyState, Member, caps_of, sites_of
 from .rounds import Round, Turn
 from .shares import NobodyReachableError
 from .syncing import Syncing
@@ -180,7 +180,7 @@ class Course:
     def begin(self, round_: Round, contributors: tuple[Contributor, ...]) -> None:
         """Order a reduction of these contributors, the first one of the round or another one."""
         adding = [contributor.peer for contributor in contributors]
-        receivers = self._receivers(set(adding))
+        receivers = self._receivers(set(adding), round_.fragment)
         roster, now_s, before = self.context.roster, self.context.now_s, round_.attempt
         sites = sites_of([member for member in roster.by_number() if member.peer in receivers])
         try:
@@ -220,12 +220,20 @@ class Course:
         for peer in receivers:
             self.context.send(peer, message)
 
-    def _receivers(self, adding: set[str]) -> tuple[str, ...]:
-        """Whoever adds, and everybody who stays: a joiner replays what it gets from now on."""
+    def _receivers(self, adding: set[str], fragment: int) -> tuple[str, ...]:
+        """Whoever adds, and everybody who stays and has a use for the result.
+
+        A joiner replays what it gets while it copies; of a fragment that it does not copy yet, or
+        cannot, it would be a burden for nothing.
+        """
         return tuple(
             member.peer
             for member in self.context.roster.by_number()
-            if member.peer in adding or not (member.draining or member.relay)
+            if member.peer in adding
+            or (
+                not (member.draining or member.relay)
+                and member.copies[fragment].state is not CopyState.STALE
+            )
         )
 
     # ------------------------------------------------------------ what follows from the facts

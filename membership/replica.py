@@ -25,6 +25,7 @@ from collections.abc import Iterable
 from attrs import define, field, frozen
 
 from ..protocol.messages import (
+    COUNT_MAX,
     Abort,
     Applied,
     Commit,
@@ -33,6 +34,7 @@ from ..protocol.messages import (
     Finish,
     Flush,
     FragmentHead,
+    Lift,
     Message,
     NotReady,
     Open,
@@ -209,6 +211,12 @@ class Replica:
     Attributes:
       me: our peer id.
       sync_every, fragment_count: of the spec (H, P).
+      away: there is no session with the master.
+      lift_step: how far the trainer may go beyond its hold since the master was lost; None again
+        as soon as it was told of a round.
+      lift_count: lifts so far.
+      trained: what the trainer has done since its last ``Load`` is a contributor's training.
+      told_training: the trainer was last told that its steps count.
     """
 
     me: str
@@ -223,6 +231,11 @@ class Replica:
     trainer_attached: bool = False
     trainer_loaded: bool = False  # the trainer has the shared state and may contribute
     finished: bool = False
+    away: bool = False
+    lift_step: int | None = None
+    lift_count: int = 0
+    trained: bool = False
+    told_training: bool = False
     fragments: list[FragmentHere] = field(factory=list)
     rounds: dict[int, RoundHere] = field(factory=dict)
 
@@ -236,6 +249,17 @@ class Replica:
     @property
     def contributing(self) -> bool:
         return self.role is Role.CONTRIBUTOR and self.in_sync
+
+    @property
+    def training(self) -> bool:
+        """Our trainer's steps count. A master that has just come back takes its contributors for
+        not in sync until enough of them are there; they need not stand still for that."""
+        back = self.lift_step is not None and self.trained and self.role is Role.CONTRIBUTOR
+        return self.contributing or back
+
+    def is_copying(self, fragment: int) -> bool:
+        """Results of this fragment wait until its copy is whole."""
+        return fragment < len(self.fragments) and self.fragments[fragment].fetching is not None
 
     def heads(self) -> tuple[FragmentHead, ...]:
         """What we hold, for ``Hello``."""
@@ -260,6 +284,38 @@ class Replica:
         opened = [r.at_step for r in self.rounds.values() if r.offered]
         return next_boundary(max([self.step, *opened]), self.sync_every, self.fragment_count)
 
+    # ------------------------------------------------------------ without a master
+
+    def master_gone(self) -> list[Deed]:
+        """The session broke. The trainer goes on: what it learns meanwhile comes with the next
+        round. The caller sets a bound later, by ``bound_lift`` with ``lift_count``."""
+        self.away = True
+        if self.lift_step is None:
+            self.lift_step = COUNT_MAX
+            self.lift_count += 1
+        return self._lift()
+
+    def bound_lift(self, lift_count: int) -> list[Deed]:
+        """The master has been away for long: only ``sync_every`` steps past the hold are left."""
+        if self.lift_step != COUNT_MAX or lift_count != self.lift_count:
+            return []
+        self.lift_step = self.hold_step() + self.sync_every
+        return self._lift()
+
+    def _lift(self) -> list[Deed]:
+        if self.lift_step is None or self.finished:
+            return []
+        if not (self.trainer_loaded and self.training):
+            return []
+        return [TellTrainer(Lift(self.lift_step))]
+
+    def _heard_of_round(self) -> list[Deed]:
+        """The trainer was told of a round, which ends a lift; but not while the master is away."""
+        if self.away:
+            return self._lift()
+        self.lift_step = None
+        return []
+
     # ------------------------------------------------------------ the state we start from
 
     def founded(self, lineage: bytes, heads: Iterable[FragmentHead]) -> None:
@@ -267,9 +323,24 @@ class Replica:
         self.lineage = lineage
         self.fragments = [FragmentHere(head.version, head.root) for head in heads]
 
+    def restored(
+        self,
+        lineage: bytes,
+        fragment_count: int,
+        heads: Iterable[FragmentHead],
+        step: int,
+        term: int,
+    ) -> None:
+        """Before the first session: an earlier process of this peer has kept this."""
+        self.lineage, self.step, self.term = lineage, step, term
+        self.fragments = [FragmentHere() for _ in range(fragment_count)]
+        for head in heads:
+            self.fragments[head.fragment] = FragmentHere(head.version, head.root)
+
     def welcome(self, message: Welcome, fragment_count: int) -> list[Deed]:
         """A (new) session with the master begins, or the run has just been founded."""
         deeds: list[Deed] = []
+        self.away = False
         self.term = message.term
         self.step = (
             max(self.step, message.step) if self.lineage == message.lineage else message.step
@@ -325,6 +396,8 @@ class Replica:
                 return self._sync(message)
             case Donate():
                 return [PinFragment(message)]
+            case Release() if message.receiver == self.me:
+                return self._stop_copy(message)
             case Release():
                 return [UnpinFragment(message)]
             case Finish():
@@ -336,21 +409,21 @@ class Replica:
     def _view(self, message: View) -> list[Deed]:
         if self.view is not None and message.number < self.view.number:
             return []
-        before = self.contributing
         self.view = message
         self.step = max(self.step, message.step)
         mine = [member for member in message.members if member.peer == self.me]
         self.role = mine[0].role if mine else Role.SPARE
         self.in_sync = bool(mine) and mine[0].in_sync
-        if self.contributing == before:
+        if self.training == self.told_training:
             return []
-        if self.contributing and self.valid and not self.finished:
+        if self.training and self.valid and not self.finished and not self.trained:
             return self._reload()  # a spare's warm-up steps are not training: it starts afresh
         return [self._tell_role()] if self.trainer_loaded else []
 
     def _tell_role(self) -> Deed:
-        why = "" if self.contributing else f"this peer is a {self.role.value}, kept in sync"
-        return TellTrainer(SetContributing(self.contributing, why))
+        self.told_training = self.training
+        why = "" if self.training else f"this peer is a {self.role.value}, kept in sync"
+        return TellTrainer(SetContributing(self.training, why))
 
     def _open(self, message: Open) -> list[Deed]:
         if not 0 <= message.fragment < len(self.fragments):
@@ -390,7 +463,7 @@ class Replica:
         here.offered = True
         at_step = 0 if here.hurried else here.at_step
         opened = RoundOpened(here.round, here.fragment, here.version, at_step, self.hold_step())
-        return [TellTrainer(opened)]
+        return [TellTrainer(opened), *self._heard_of_round()]
 
     def _end_overtaken(self, fragment: int) -> list[Deed]:
         """Committed rounds whose results will not come any more: ask to be brought in sync."""
@@ -483,6 +556,19 @@ class Replica:
         here.fetching, here.version, here.root = message, None, b""
         return [*deeds, FetchFragment(message)]
 
+    def _stop_copy(self, message: Release) -> list[Deed]:
+        """The rounds have outrun our copy: neither it nor what was kept for replay is of use."""
+        here = self.fragments[message.fragment] if message.fragment < len(self.fragments) else None
+        if here is None or here.fetching is None or here.fetching.head.version != message.version:
+            return []
+        here.fetching = None
+        return [StopFetch(message.fragment), *self._end_kept(message.fragment)]
+
+    def _end_kept(self, fragment: int) -> list[Deed]:
+        """Committed rounds that there is nothing to apply to: the next copy will have them in it."""
+        kept = [here for here in self.rounds.values() if here.fragment == fragment and here.commit]
+        return [deed for here in kept for deed in self._end(here, committed=False)]
+
     # ------------------------------------------------------------ our own tasks report
 
     def trainer_came(self) -> list[Deed]:
@@ -492,7 +578,7 @@ class Replica:
 
     def trainer_lost(self) -> list[Deed]:
         """The trainer is gone; rounds it has posted for go on, the others do not wait for it."""
-        self.trainer_attached = self.trainer_loaded = False
+        self.trainer_attached = self.trainer_loaded = self.trained = False
         return [
             TellMaster(NotReady(here.round, "the trainer is gone"))
             for here in self.rounds.values()
@@ -590,8 +676,10 @@ class Replica:
     def _advance(self, fragment: int) -> list[Deed]:
         """Apply the next committed round of a fragment, if there is one and it can be applied."""
         held = self.fragments[fragment]
-        if held.fetching is not None or held.version is None:
+        if held.fetching is not None:
             return self._trim()
+        if held.version is None:
+            return self._end_kept(fragment)
         deeds: list[Deed] = []
         for here in sorted(self.rounds.values(), key=lambda r: r.round):
             if here.fragment != fragment or here.commit is None:
@@ -622,14 +710,14 @@ class Replica:
     def _reload(self) -> list[Deed]:
         if not self.trainer_attached:
             return []
-        self.trainer_loaded = True
+        self.trainer_loaded, self.trained = True, self.training
         for here in self.rounds.values():
             here.offered = False  # it may be another trainer than before
         deeds: list[Deed] = [ReloadTrainer(self.step, self.hold_step()), self._tell_role()]
         for here in self.rounds.values():
             if here.phase is Phase.OPEN and here.posted is None:
                 deeds += self._offer(here)
-        return deeds
+        return [*deeds, *self._heard_of_round()]
 
     def _end(self, here: RoundHere, *, committed: bool) -> list[Deed]:
         """The round is over for us: tell the trainer, free its memory."""
@@ -653,7 +741,11 @@ class Replica:
             self.step,
             self.hold_step() if committed else self._hold_step_after_abort(here),
         )
-        return [*deeds, TellTrainer(ended), DropRound(here.round)]
+        deeds += [TellTrainer(ended), DropRound(here.round)]
+        if not committed:
+            return deeds
+        self.trained &= self.training  # a spare's trainer takes the new version as it is
+        return [*deeds, *self._heard_of_round()]
 
     def _hold_step_after_abort(self, here: RoundHere) -> int:
         """An aborted round is opened again at the same step: the trainer waits for it there."""

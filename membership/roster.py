@@ -5,7 +5,8 @@
                   +------- a copy differs -----+-----------------------------+
 
 A *place* belongs to a peer, not to a connection: it is given up (and leaves a vacancy) when the
-member is removed, and it survives a copy that must be healed, a lost trainer and a reconnect.
+member is removed or somebody else has a trainer where it has none (see ``trainers``), and it
+survives a copy that must be healed and a reconnect.
 Peers whose token says *contributor* take free places; those whose token says *spare* take only
 vacancies, which the dead and the departed leave behind.
 """
@@ -28,6 +29,7 @@ from ..protocol.messages import (
     MemberInfo,
     Progress,
     Role,
+    TrainerFailed,
 )
 from .bandwidth import Bandwidth
 from .sites import same_site
@@ -65,9 +67,11 @@ class Fetch:
     head: FragmentHead
     donors: list[str]  # those that still have the version pinned
     moved_s: float  # when it last got further
-    # Committed rounds whose result the member lacks, by the version before them, and why. It can
-    # go on from a copy only if that is of a later version.
-    gaps: dict[int, str] = Factory(dict)
+    began_s: float = 0.0  # since when this is counted:
+    received_before: int | None = None  # what the member had received by then; None: not known yet
+    needed_bytes: int = 0  # of results that it was to get, of all fragments
+    log_bytes: int = 0  # and of this one, which it keeps for replay
+    log_count: int = 0
 
 
 @define
@@ -94,6 +98,9 @@ class Member:
     grant: Grant
     attached_s: float
     layout: Layout | None = None  # of its trainer; None while there is no trainer
+    trainerless_s: float | None = None  # since when there is none
+    failed: TrainerFailed | None = None  # why not, and what is done about it; said at ``failed_s``
+    failed_s: float = 0.0
     copies: list[Copy] = Factory(list)  # by fragment; empty before the run is founded
     in_sync: bool = False
     upload_bytes_per_s: float = 0.0  # what its person allows it to send; 0: no cap
@@ -169,6 +176,7 @@ def new_member(
         grant=grant,
         attached_s=now_s,
         layout=hello.layout,
+        trainerless_s=now_s if hello.layout is None else None,
         copies=[Copy() for _ in range(fragment_count)],
         upload_bytes_per_s=hello.upload_bytes_per_s,
         download_bytes_per_s=hello.download_bytes_per_s,

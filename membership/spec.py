@@ -138,11 +138,31 @@ class ReduceTable:
     congestion: str = field(default="bbr", validator=_word)  # TCP's, of lanes; where there is it
 
 
+@frozen
+class TrainerTable:
+    """``[trainer]``"""
+
+    # A trainer that takes longer for a step hangs; the first step has more time. 0: no deadline.
+    step_deadline_s: float = field(default=300.0, validator=_number(0.0, SECONDS_MAX))
+    # So many losses in a row that are not finite, and its weights are given up. 0: never.
+    nan_steps: int = field(default=10, validator=_whole(0, STEPS_MAX))
+
+
+@frozen
+class SyncTable:
+    """``[sync]``"""
+
+    # What a peer gives to copies of the state, of what it can send, while its rounds send too.
+    donor_share: float = field(default=0.1, validator=_number(0.0, 1.0))
+
+
 _TABLES: dict[str, type] = {
     "run": RunTable,
     "diloco": DilocoTable,
     "membership": MembershipTable,
     "reduce": ReduceTable,
+    "trainer": TrainerTable,
+    "sync": SyncTable,
 }
 
 
@@ -154,6 +174,8 @@ class RunSpec:
     diloco: DilocoTable = Factory(DilocoTable)
     membership: MembershipTable = Factory(MembershipTable)
     reduce: ReduceTable = Factory(ReduceTable)
+    trainer: TrainerTable = Factory(TrainerTable)
+    sync: SyncTable = Factory(SyncTable)
     toml_text: str = ""  # as the owner wrote it; peers get it verbatim
 
     def __attrs_post_init__(self) -> None:

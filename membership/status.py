@@ -6,10 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from ..protocol.messages import Contributor, FragmentHead
+from ..protocol.messages import Contributor, CopyProgress, FragmentHead
 from .attempt import Attempt
+from .keeping_up import said_rate
 from .roster import CopyState, Member, can_contribute, role_of
 from .rounds import Phase, Round, answered
+from .trainers import state_of
+
+MIB = 2**20
 
 if TYPE_CHECKING:
     from .coordinator import Coordinator
@@ -160,18 +164,22 @@ def _facts(coordinator: Coordinator, member: Member) -> dict[str, Any]:
         "granted": member.grant.role.value,
         "in_sync": member.in_sync,
         "trainer": member.layout is not None,
+        "trainer_state": state_of(member, context.now_s),
         "draining": member.draining,
         "phase": progress.phase if progress else "",
         "step": progress.step if progress else 0,
         "tokens": progress.tokens if progress else 0,
         "tokens_per_s": progress.tokens_per_s if progress else 0.0,
         "loss": progress.loss if progress else None,
+        "waited_s": progress.waited_s if progress else 0.0,
+        "stepped_s": progress.stepped_s if progress else 0.0,
         "metrics": dict(progress.metrics) if progress else {},
         "bytes": {
             "bulk_sent": progress.bulk_sent_bytes if progress else 0,
             "bulk_received": progress.bulk_received_bytes if progress else 0,
             "state_received": progress.state_received_bytes if progress else 0,
         },
+        "copies": [copy_row(copy) for copy in _copies(member)],
         "bandwidth": _bandwidth(coordinator, member),
         "bad_blocks": member.bad_blocks_count,
         "heads": [
@@ -217,7 +225,8 @@ def why(coordinator: Coordinator, member: Member) -> str:
     if not member.in_sync:
         return _why_not_in_sync(coordinator, member)
     if member.layout is None:
-        return "waiting for its trainer"
+        state = state_of(member, coordinator.context.now_s)
+        return "waiting for its trainer" + ("" if state == "none" else f": {state}")
     if not can_contribute(member, history.places):
         limit = context.spec.membership.contributors
         if limit and len(history.places) >= limit:
@@ -237,8 +246,12 @@ def _why_not_in_sync(coordinator: Coordinator, member: Member) -> str:
     history = coordinator.context.history
     fetching = [copy.fetch for copy in member.copies if copy.fetch is not None]
     if fetching:
+        if told := [said_copy(copy) for copy in _copies(member)]:
+            return "; ".join(told)
         donors = {donor for fetch in fetching for donor in fetch.donors}
         return f"fetching {len(fetching)} fragments from {len(donors)} donors"
+    if slow := coordinator.syncing.keeping_up.waits(member):
+        return slow
     for fragment, copy in enumerate(member.copies):
         version = history.versions[fragment]
         if copy.state is CopyState.STALE:
@@ -252,6 +265,48 @@ def _why_not_in_sync(coordinator: Coordinator, member: Member) -> str:
         if copy.version < version:
             return f"applying version {version} of fragment {fragment}"
     return "waiting for the end of a reduction that began before it joined"
+
+
+def _copies(member: Member) -> list[CopyProgress]:
+    """What the member says of copies that are still wanted."""
+    if member.progress is None:
+        return []
+    return [
+        told
+        for told in member.progress.copies
+        if told.fragment < len(member.copies)
+        and (fetch := member.copies[told.fragment].fetch) is not None
+        and fetch.head.version == told.version
+    ]
+
+
+def copy_row(copy: CopyProgress) -> dict[str, Any]:
+    """A copy as plain JSON."""
+    left_bytes = copy.all_bytes - copy.done_bytes
+    return {
+        "fragment": copy.fragment,
+        "version": copy.version,
+        "blocks": {"done": copy.done_blocks, "all": copy.all_blocks},
+        "bytes": {"done": copy.done_bytes, "all": copy.all_bytes},
+        "bytes_per_s": copy.bytes_per_s,
+        "left_s": left_bytes / copy.bytes_per_s if copy.bytes_per_s else None,
+        "donors": list(copy.donors),
+        "rounds_kept": copy.rounds_kept,
+        "text": said_copy(copy),
+    }
+
+
+def said_copy(copy: CopyProgress) -> str:
+    """How far a copy is, for people."""
+    text = f"copying fragment {copy.fragment}: "
+    text += f"{copy.done_bytes / MIB:.0f} of {copy.all_bytes / MIB:.0f} MiB"
+    text += f" from {len(copy.donors)} donor{'' if len(copy.donors) == 1 else 's'}"
+    if copy.bytes_per_s:
+        left_s = (copy.all_bytes - copy.done_bytes) / copy.bytes_per_s
+        text += f", {said_rate(copy.bytes_per_s)}, {left_s:.0f} s left"
+    if copy.rounds_kept:
+        text += f"; {copy.rounds_kept} round{'' if copy.rounds_kept == 1 else 's'} to replay"
+    return text
 
 
 def _round(coordinator: Coordinator, round_: Round, now_s: float) -> dict[str, Any]:

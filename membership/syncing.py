@@ -1,12 +1,5 @@
 """Copies of the state: which root a version has, who differs from it, who fetches from whom.
 
-One table drives every copy (a member's fragment):
-
-    STALE ---- a transfer starts ----> FETCHING ---- Synced ----> HELD | UNCHECKED
-      ^                                   |                        |        |
-      |<------ failed, donors gone -------+                        |        | the version's root
-      |<------ differs, or did not apply a commit in time ---------+--------+ is agreed: HELD | STALE
-
 *Roots.* Members report the digest of each version that they reach. A version's root is what more
 than half of the members in sync report (all have reported and no half agrees: the largest group, and
 of equal ones that with the oldest member). After a restart of the master, contributors from before
@@ -21,7 +14,6 @@ ordered streams, so what they pin is exactly that version.
 
 from __future__ import annotations
 
-import enum
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -38,50 +30,21 @@ from ..protocol.messages import (
     SyncFragment,
 )
 from .context import Context, quoted, said
+from .copies import NEXT_STATE, RECEIVED_STATES, CopyEvent
 from .effects import EventKind
 from .journal import RootKnown
+from .keeping_up import KeepingUp
 from .roster import Copy, CopyState, Fetch, Member, holds_newest
 
 SYNC_ATTEMPTS_MAX = 5  # transfers that fail in a row before the member has to come back anew
 DONORS_MAX = 4  # per transfer: more do not make it faster, and each holds a pin
-FETCHES_MAX = 4  # fragments that one member fetches at a time
+# Fragments that one member fetches at a time: one that is coming to its end and the next. Of each the
+# results of all rounds since have to be kept meanwhile.
+FETCHES_MAX = 2
 ROOT_BYTES = 32  # a head without a root says nothing about what is held
 VOTED_VERSIONS = 3  # newest versions of a fragment whose roots are still voted on
 STALL_DEADLINES = 4  # a transfer that has not moved for so many deadlines has failed
 
-
-class CopyEvent(enum.Enum):
-    """What can happen to a copy."""
-
-    FETCH = "fetch"  # a transfer began
-    AGREES = "agrees"  # it has the run's root
-    UNKNOWN = "unknown"  # it has a version whose root is not agreed yet
-    DIFFERS = "differs"  # it has another root
-    FAILED = "failed"  # the transfer ended without a copy
-    LATE = "late"  # a commit was not applied in time, or its result was never received
-
-
-NEXT_STATE: dict[tuple[CopyState, CopyEvent], CopyState] = {
-    (CopyState.STALE, CopyEvent.FETCH): CopyState.FETCHING,
-    (CopyState.STALE, CopyEvent.AGREES): CopyState.HELD,  # it caught up by itself
-    (CopyState.STALE, CopyEvent.UNKNOWN): CopyState.UNCHECKED,
-    (CopyState.STALE, CopyEvent.DIFFERS): CopyState.STALE,
-    (CopyState.STALE, CopyEvent.LATE): CopyState.STALE,
-    (CopyState.FETCHING, CopyEvent.AGREES): CopyState.HELD,
-    (CopyState.FETCHING, CopyEvent.UNKNOWN): CopyState.UNCHECKED,
-    (CopyState.FETCHING, CopyEvent.DIFFERS): CopyState.STALE,
-    (CopyState.FETCHING, CopyEvent.FAILED): CopyState.STALE,
-    (CopyState.UNCHECKED, CopyEvent.AGREES): CopyState.HELD,
-    (CopyState.UNCHECKED, CopyEvent.UNKNOWN): CopyState.UNCHECKED,
-    (CopyState.UNCHECKED, CopyEvent.DIFFERS): CopyState.STALE,
-    (CopyState.UNCHECKED, CopyEvent.LATE): CopyState.STALE,
-    (CopyState.HELD, CopyEvent.AGREES): CopyState.HELD,
-    (CopyState.HELD, CopyEvent.UNKNOWN): CopyState.UNCHECKED,
-    (CopyState.HELD, CopyEvent.DIFFERS): CopyState.STALE,
-    (CopyState.HELD, CopyEvent.LATE): CopyState.STALE,
-}
-
-RECEIVED_STATES = (CopyState.HELD, CopyState.UNCHECKED)
 
 Excluded = Callable[[Member, int], bool]
 """Whether a reduction of the fragment is running whose result the member will not get."""
@@ -92,6 +55,7 @@ class Syncing:
 
     def __init__(self, context: Context) -> None:
         self.context = context
+        self.keeping_up = KeepingUp(context)
         self.votes: dict[tuple[int, int], dict[str, bytes]] = {}  # (fragment, version) -> by peer
         # Contributors from before the master's restart: who has not come back, who has not voted.
         self.missing: set[str] = set()
@@ -137,6 +101,7 @@ class Syncing:
 
     def removed(self, member: Member) -> None:
         """Forget a member that is no longer in the roster: its votes, pins and transfers."""
+        self.keeping_up.removed(member.peer)
         for votes in self.votes.values():
             votes.pop(member.peer, None)
         for copy in member.copies:
@@ -176,14 +141,11 @@ class Syncing:
             )
             return
         self._name_bad_donors(member, copy.fetch, message.bad_donors)
-        gaps = {version: why for version, why in copy.fetch.gaps.items() if version >= head.version}
         copy.version, copy.root = head.version, head.root
         self._check(member, head.fragment)
         if copy.state in RECEIVED_STATES:
             member.sync_failures = 0
             self._vote(member, head)
-            if gaps:
-                self.late(member, head.fragment, gaps[min(gaps)])
 
     def failed(self, member: Member, message: SyncFailed) -> None:
         if message.fragment >= len(member.copies):
@@ -216,6 +178,8 @@ class Syncing:
         """Bytes arrive at the member: of a state transfer (``state``), or of a reduction."""
         now_s = self.context.now_s
         for copy in member.copies:
+            if copy.fetch is not None:
+                self.keeping_up.heard(member, copy.fetch)
             if state and copy.fetch is not None:
                 copy.fetch.moved_s = now_s
             elif not math.isinf(copy.due_s):
@@ -225,14 +189,14 @@ class Syncing:
         """The member did not get, or did not apply, what was committed.
 
         Args:
-          version: before the round that it lacks. A transfer that runs is not broken off for it;
-            if it brings the member no further than that, another one follows.
+          version: before the round that it lacks. A transfer of a later version brings it further
+            than that; one of this version or an earlier one does not, and is broken off.
         """
         copy = member.copies[fragment]
         if copy.fetch is None:
             self._move(member, fragment, CopyEvent.LATE, why)
-        elif version is not None:
-            copy.fetch.gaps[version] = why
+        elif version is not None and version >= copy.fetch.head.version:
+            self._outrun(member, fragment, why)
 
     def committed(self, commit: Commit, receivers: Iterable[str], wrong: dict[str, str]) -> None:
         """A version was committed: who gets its result has a deadline, who does not is stale.
@@ -243,10 +207,13 @@ class Syncing:
         """
         deadline_s = self.context.now_s + self.context.spec.membership.deadline_s
         got = set(receivers)
+        self.keeping_up.committed(commit.fragment, got)
         for member in self.context.roster:
             if not member.copies:
                 continue
             copy = member.copies[commit.fragment]
+            if copy.fetch is not None and self.keeping_up.log_full(copy.fetch):
+                self._outrun(member, commit.fragment, "more rounds are committed than it can keep")
             if member.peer in wrong:
                 self.late(member, commit.fragment, wrong[member.peer], commit.version)
             elif copy.state in RECEIVED_STATES and member.peer not in got:
@@ -335,6 +302,7 @@ class Syncing:
         if in_sync:
             member.bad_donors.clear()
             member.sync_failures = 0
+            self.keeping_up.in_sync(member)
             self.context.announce(EventKind.SYNC, member.peer, f"{said(member)} is in sync")
         else:
             whys = [copy.why for copy in member.copies if copy.state not in RECEIVED_STATES]
@@ -352,14 +320,14 @@ class Syncing:
                 self.late(member, fragment, "it did not apply the last commit in time")
                 changed = True
             elif copy.fetch is not None and now_s >= copy.fetch.moved_s + stall_s:
-                self._fail(member, fragment, f"nothing has arrived for {stall_s:g} s")
+                self._stalled(member, fragment, f"nothing has arrived for {stall_s:g} s")
                 changed = True
         return changed
 
     def _start_transfers(self, member: Member, excluded: Excluded) -> bool:
         if not any(copy.state is CopyState.STALE for copy in member.copies):
             return False
-        if member.relay or member.draining:
+        if member.relay or member.draining or self.keeping_up.waits(member):
             return False
         changed = False
         running = sum(copy.fetch is not None for copy in member.copies)
@@ -373,6 +341,7 @@ class Syncing:
             if not head.root or not donors:
                 continue
             copy.fetch = Fetch(head, [donor.peer for donor in donors], self.context.now_s)
+            self.keeping_up.began(member, copy.fetch)
             self._move(member, fragment, CopyEvent.FETCH)
             for donor in donors:
                 self.context.send(donor.peer, Donate(head, member.peer))
@@ -382,14 +351,17 @@ class Syncing:
         return changed
 
     def _donors(self, member: Member, head: FragmentHead) -> list[Member]:
-        """Who holds exactly this version, those with the fewest transfers first."""
-        able = [
+        """Who holds exactly this version or is about to, those with the fewest transfers first."""
+        held = [other for other in self.context.roster if self._holds(other, head, head.version)]
+        # A commit has just been sent to these; they keep what they are about to make of it.
+        coming = [
             other
             for other in self.context.roster
-            if other is not member
-            and other.copies[head.fragment].state is CopyState.HELD
-            and other.copies[head.fragment].version == head.version
+            if other.in_sync and self._holds(other, head, head.version - 1)
         ]
+        able = [other for other in (*held, *coming) if other is not member]
+        if not held:
+            return []
         trusted = [other for other in able if other.peer not in member.bad_donors]
         if able and not trusted:
             # If everybody seems bad, the one who says so may be the odd one; its failures count.
@@ -405,7 +377,30 @@ class Syncing:
         trusted.sort(key=lambda other: (other.draining, busy[other.peer], other.number))
         return trusted[:DONORS_MAX]
 
+    @staticmethod
+    def _holds(member: Member, head: FragmentHead, version: int) -> bool:
+        copy = member.copies[head.fragment]
+        return copy.state is CopyState.HELD and copy.version == version
+
     # ------------------------------------------------------------ one copy
+
+    def _outrun(self, member: Member, fragment: int, why: str) -> None:
+        """The rounds have left a copy behind: it cannot end in sync any more."""
+        fetch = member.copies[fragment].fetch
+        assert fetch is not None
+        slow = self.keeping_up.give_up(member, fetch)
+        head = fetch.head  # the receiver is told, too: what it has fetched is of no use
+        self.context.send(member.peer, Release(head.fragment, head.version, member.peer))
+        self._move(member, fragment, CopyEvent.FAILED, slow or why)
+
+    def _stalled(self, member: Member, fragment: int, why: str) -> None:
+        """No block has come for long; perhaps because results take all of the line."""
+        fetch = member.copies[fragment].fetch
+        assert fetch is not None
+        if fetch.log_count:
+            self._outrun(member, fragment, why)
+        else:
+            self._fail(member, fragment, why)
 
     def _vote(self, member: Member, head: FragmentHead) -> None:
         newest = self.context.history.versions[head.fragment]
@@ -478,7 +473,7 @@ class Syncing:
 
     def next_deadline_s(self) -> float:
         stall_s = STALL_DEADLINES * self.context.spec.membership.deadline_s
-        return min(
+        stalled_s = min(
             (
                 min(copy.due_s, copy.fetch.moved_s + stall_s if copy.fetch else math.inf)
                 for member in self.context.roster
@@ -486,6 +481,7 @@ class Syncing:
             ),
             default=math.inf,
         )
+        return min(stalled_s, self.keeping_up.next_deadline_s())
 
     def _prune_votes(self) -> None:
         versions = self.context.history.versions

@@ -34,6 +34,8 @@ MAIL_SLOT = 0  # shared arena: messages the daemon has sent to the trainer
 STEP_SLOT = 0  # posted arena: the trainer's global step
 TOKENS_SLOT = 1  # posted arena: tokens trained since the trainer started
 LOSS_SLOT = 2  # posted arena: the last loss, float64 bits
+WAITING_SLOT = 3  # posted arena: 0, or, while the trainer waits, 1 and the messages it has heard
+SECONDS_SLOT = 4  # posted arena, and the next one: see ``Arena.seconds``; float64 bits
 
 Values = NDArray[np.float32]
 Counters = NDArray[np.int64]
@@ -76,6 +78,11 @@ class Arena:
         self.sizes = tuple(sizes)
         self.slots: NDArray[np.uint64] = np.frombuffer(buffer, np.uint64, count=HEADER_BYTES // 8)
         self.loss: NDArray[np.float64] = self.slots[LOSS_SLOT : LOSS_SLOT + 1].view(np.float64)
+        # What a contributing trainer waited in the hook, and what passed outside of it. Nobody sets
+        # them back, so they go on counting over the lives of trainers.
+        self.seconds: NDArray[np.float64] = self.slots[SECONDS_SLOT : SECONDS_SLOT + 2].view(
+            np.float64
+        )
         self._table: NDArray[np.uint64] = np.frombuffer(
             buffer, np.uint64, count=2 * len(sizes), offset=HEADER_BYTES
         ).reshape(len(sizes), 2)

@@ -72,6 +72,24 @@ class Role(enum.Enum):
     RELAY = "relay"
 
 
+class FailureKind(enum.Enum):
+    """What became of a trainer; the words are for people."""
+
+    CRASH = "crash"
+    HANG = "hang"  # no step within the deadline
+    MEMORY = "out of memory"
+    CUDA = "CUDA error"
+    NAN = "loss not finite"
+
+
+class Remedy(enum.Enum):
+    """What the daemon does about a trainer's failure."""
+
+    RELOAD = "reload"  # the process goes on, with the shared state
+    RESTART = "restart"  # another process, after a pause
+    NONE = "none"  # it failed too often: the peer is a spare without a trainer until somebody acts
+
+
 class RefusalCode(enum.Enum):
     """Why somebody may not enter or stay; what the other side should do follows from it."""
 
@@ -306,6 +324,21 @@ class Heartbeat(Message):
 
 
 @frozen
+class CopyProgress:
+    """How far the copy of one fragment is; blocks that were here before count as done."""
+
+    fragment: int = field(validator=_count)
+    version: int = field(validator=_count)
+    done_blocks: int = field(validator=_count)
+    all_blocks: int = field(validator=_count)
+    done_bytes: int = field(validator=_count)
+    all_bytes: int = field(validator=_count)
+    bytes_per_s: float = field(validator=_finite)  # of late; 0.0: not known yet
+    donors: tuple[str, ...] = field(validator=_peers)  # that give at the moment
+    rounds_kept: int = field(validator=_count)  # committed rounds that wait to be replayed on it
+
+
+@frozen
 class Progress(Message):
     """Peer: what its trainer does, about once a second while it changes."""
 
@@ -320,6 +353,10 @@ class Progress(Message):
         validator=_count
     )  # by state transfer, a part of the line above
     metrics: dict[str, float] = field(validator=max_len(METRICS_MAX))
+    # Of contributors' trainers, since the daemon started: in the hook, waiting, and outside of it.
+    waited_s: float = field(default=0.0, validator=_finite)
+    stepped_s: float = field(default=0.0, validator=_finite)
+    copies: tuple[CopyProgress, ...] = field(default=(), validator=max_len(FRAGMENTS_MAX))
 
 
 @frozen
@@ -362,6 +399,20 @@ class TrainerLost(Message):
     """Peer: no trainer at the moment; the supervisor may bring it back."""
 
     reason: str = field(validator=_text)
+
+
+@frozen
+class TrainerFailed(Message):
+    """Peer: why its trainer failed, and what is done about it; said again in a new session.
+
+    ``failure_count``: failures in a row, this one included.
+    """
+
+    kind: FailureKind
+    reason: str = field(validator=_text)
+    remedy: Remedy
+    failure_count: int = field(default=1, validator=_count)
+    restart_s: float = field(default=0.0, validator=_finite)  # until the next process
 
 
 @frozen
@@ -759,6 +810,8 @@ class ArenaOpened(Message):
     sizes: tuple[FragmentSize, ...] = field(validator=max_len(FRAGMENTS_MAX))
     overlap_steps: int = field(validator=_count)
     merge: str = field(validator=_text)
+    # So many losses in a row that are not finite are ``Failing``; 0: never.
+    nan_steps: int = field(default=0, validator=_count)
 
 
 @frozen
@@ -786,6 +839,16 @@ class SetContributing(Message):
 
     contributing: bool
     why: str = field(validator=_text)
+
+
+@frozen
+class Lift(Message):
+    """Daemon: the master is away. Train on past whatever you wait for, as far as ``hold_step``.
+
+    Over with the next ``RoundOpened``, ``Load`` or committed round.
+    """
+
+    hold_step: int = field(validator=_count)
 
 
 @frozen
@@ -827,6 +890,14 @@ class Metrics(Message):
 
     step: int = field(validator=_count)
     values: dict[str, float] = field(validator=max_len(METRICS_MAX))
+
+
+@frozen
+class Failing(Message):
+    """Trainer: what is wrong with it. After ``NAN`` it waits for a ``Load``, else it ends."""
+
+    kind: FailureKind
+    reason: str = field(validator=_text)
 
 
 @frozen

@@ -13,9 +13,11 @@ from __future__ import annotations
 import random
 import sqlite3
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import trio
 
+from ...checkpoint import kept
 from ...membership.coordinator import Coordinator
 from ...membership.effects import Effect
 from ...membership.journal import RunCreated, TermStarted
@@ -205,13 +207,15 @@ class Swarm:
         self.peers[name] = sim = self._boot(name, peer, 1, site)
         return sim
 
-    def _boot(self, name: str, peer: str, lives: int, site: str) -> SimPeer:
-        sim = self._machine(name, peer, lives, site)
+    def _boot(
+        self, name: str, peer: str, lives: int, site: str, disk: Path | None = None
+    ) -> SimPeer:
+        sim = self._machine(name, peer, lives, site, disk)
         with on_host(name):
             self.nursery.start_soon(self._run_peer, sim)
         return sim
 
-    def _machine(self, name: str, peer: str, lives: int, site: str) -> SimPeer:
+    def _machine(self, name: str, peer: str, lives: int, site: str, disk: Path | None) -> SimPeer:
         network = self.world.host(name, peer, Party.PEER)
         trainer = SimTrainer(peer, self.layout, self.witness, step_s=self.step_s, delta=self.delta)
         config = PeerConfig(
@@ -227,6 +231,9 @@ class Swarm:
         service = WitnessedPeer(config, network, trainer)
         service.witness, service.apply_s = self.witness, self.apply_s
         service.changed = self.notify
+        trainer.tell_failed = service.training.failed_with
+        if disk is not None:
+            service.keeper.restore(disk)
         return SimPeer(name, peer, network, trainer, service, lives=lives)
 
     async def _run_peer(self, sim: SimPeer) -> None:
@@ -254,10 +261,23 @@ class Swarm:
             self._bury(sim)
             sim.scope.cancel()
 
-    def restart(self, name: str) -> SimPeer:
-        """The machine comes back, with its identity and without its memory."""
+    def keep(self, name: str, folder: Path) -> None:
+        """What a daemon that ended in good order leaves on its disk."""
+        keeper = self.peers[name].service.keeper
+        manifest = keeper.to_keep()
+        if manifest is not None:
+            kept.save(folder, keeper.state, manifest)
+
+    def restart(self, name: str, *, disk: Path | None = None) -> SimPeer:
+        """The machine comes back, with its identity and without its memory.
+
+        Args:
+          disk: where it may find what was kept.
+        """
         old = self.peers[name]
-        self.peers[name] = sim = self._boot(name, old.peer, old.lives + 1, old.service.config.site)
+        self.peers[name] = sim = self._boot(
+            name, old.peer, old.lives + 1, old.service.config.site, disk
+        )
         return sim
 
     def add_twin(self, name: str) -> None:

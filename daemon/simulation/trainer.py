@@ -2,28 +2,41 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import trio
 from numpy.typing import NDArray
 
-from ...protocol.arena import LOSS_SLOT, STEP_SLOT, TOKENS_SLOT, Arena, arena_bytes
+from ...protocol.arena import (
+    LOSS_SLOT,
+    STEP_SLOT,
+    TOKENS_SLOT,
+    WAITING_SLOT,
+    Arena,
+    arena_bytes,
+)
 from ...protocol.messages import (
     ArenaOpened,
+    Failing,
+    FailureKind,
     Finished,
     FragmentSize,
     InitialPosted,
     Layout,
+    Lift,
     Load,
     Message,
     Posted,
     PostInitial,
     Rejected,
+    Remedy,
     RoundEnded,
     RoundOpened,
     SetContributing,
     TensorSpec,
+    TrainerFailed,
 )
 from ..trainer_port import TrainerEvents
 from .witness import Witness
@@ -58,6 +71,11 @@ class SimTrainer:
         self.finished = False
         self.poison: Callable[[int], float] | None = None  # round -> value put into its delta
         self.tokens_per_step = 64
+        self.waited_s = 0.0  # as a contributor, past its steps
+        self.stuck = False  # it takes no step any more, as if it were stopped
+        self.tell_failed: Callable[[TrainerFailed], None] = lambda _message: None
+        self._failed: TrainerFailed | None = None
+        self._retry = trio.Event()
         self._rng = np.random.default_rng(int(peer[:8], 16))
         self._send, self._receive = trio.open_memory_channel[Message](1_000)
         self._events: TrainerEvents | None = None
@@ -76,11 +94,36 @@ class SimTrainer:
                 await self._train()
             if not self.finished:
                 events.trainer_went("crashed")
-                await trio.sleep(RESTART_S)
+                await self._recover()
         await trio.sleep_forever()
 
-    def crash(self) -> None:
+    async def _recover(self) -> None:
+        failed, self._failed = self._failed, None
+        if failed is None:
+            await trio.sleep(RESTART_S)
+            return
+        self.tell_failed(failed)
+        if failed.remedy is Remedy.NONE:
+            await self._retry.wait()
+        else:
+            await trio.sleep(failed.restart_s)
+
+    def crash(self, failed: TrainerFailed | None = None) -> None:
+        """End it; ``failed`` is what its supervisor makes of that."""
+        self._failed, self._retry, self.stuck = failed, trio.Event(), False
         self._life.cancel()
+
+    def retry(self) -> None:
+        self._retry.set()
+
+    def spoil(self) -> None:
+        """Its loss is not finite any more."""
+        assert self._events is not None
+        self._loaded = False
+        self._events.trainer_said(Failing(FailureKind.NAN, "the loss was not finite"))
+
+    def end(self, kind: FailureKind, reason: str, sick_s: float) -> None:
+        self.crash(TrainerFailed(kind, reason, Remedy.RESTART, 1, RESTART_S))
 
     def open_arenas(self, sizes: Sequence[FragmentSize]) -> tuple[Arena, Arena]:
         self._shared = Arena(bytearray(arena_bytes(sizes)), sizes)
@@ -99,12 +142,14 @@ class SimTrainer:
         self._step = self._tokens = self._tokens_base = 0
         self._hold, self._contributing, self._loaded = 0, True, False
         self._open: dict[int, RoundOpened] = {}
-        self._in_flight: set[int] = set()
+        self._in_flight: dict[int, int] = {}  # round -> tokens when it was posted
+        self._lifted = False
+        self._ahead_step: int | None = None  # where something was due and nothing was trained
         while not self.finished:
             await self._boundary()
             if self.finished:
                 return
-            await trio.sleep(self.step_s)
+            await trio.sleep(math.inf if self.stuck else self.step_s)
             self._step += 1
             self._tokens += self.tokens_per_step
             assert self._posted is not None
@@ -120,22 +165,39 @@ class SimTrainer:
             except trio.WouldBlock:
                 pass
             self._post_due()
-            waiting = (
-                not self._loaded
-                or not self._contributing
-                or bool(self._in_flight)
-                or self._step >= self._hold
-            )
-            if not waiting:
+            if not self._must_wait():
                 return
-            self._handle(await self._receive.receive())
+            if self._posted is not None:
+                self._posted.slots[WAITING_SLOT] = 1
+            contributing, since_s = self._loaded and self._contributing, trio.current_time()
+            message = await self._receive.receive()
+            self.waited_s += trio.current_time() - since_s if contributing else 0.0
+            if self._posted is not None:
+                self._posted.slots[WAITING_SLOT] = 0
+            self._handle(message)
+
+    def _must_wait(self) -> bool:
+        if not (self._loaded and self._contributing):
+            return True
+        if self._lifted:
+            return self._step >= self._hold
+        if self._in_flight:
+            return True
+        due = any(opened.at_step <= self._step for opened in self._open.values())
+        return self._step >= self._hold and not due
 
     def _post_due(self) -> None:
-        if not (self._loaded and self._contributing) or self._in_flight:
+        if not (self._loaded and self._contributing) or self._in_flight or self._lifted:
             return
         for opened in list(self._open.values()):
             if opened.at_step > self._step:
                 continue
+            if self._tokens == self._tokens_base:
+                if self._ahead_step is None:
+                    self._ahead_step = self._step
+                if self._ahead_step == self._step:
+                    continue  # one more step first
+            self._ahead_step = None
             assert self._posted is not None
             assert self._events is not None
             values = self._posted.values(opened.fragment)
@@ -147,7 +209,7 @@ class SimTrainer:
                 values[:1] += np.float32(self.poison(opened.round))
             self._posted.counters(opened.fragment)[:] = self._step
             self.witness.saw_contribution(self.peer, opened.round, values)
-            self._in_flight.add(opened.round)
+            self._in_flight[opened.round] = self._tokens
             del self._open[opened.round]
             tokens = self._tokens - self._tokens_base
             self._events.trainer_said(
@@ -167,22 +229,26 @@ class SimTrainer:
             case Load():
                 self._loaded, self.finished = True, message.finished
                 self._step = message.step
-                self._hold = message.hold_step
+                self._hold, self._lifted = message.hold_step, False
+                self._tokens_base = self._tokens
                 self._in_flight.clear()
+            case Lift():
+                self._hold, self._lifted = message.hold_step, True
             case SetContributing():
                 self._contributing = message.contributing
             case RoundOpened():
                 if message.round not in self._in_flight:  # else it is hurried, and has posted
                     self._open[message.round] = message
-                self._hold = message.hold_step
+                self._hold, self._lifted = message.hold_step, False
             case RoundEnded():
                 self._open.pop(message.round, None)
-                self._in_flight.discard(message.round)
-                self._hold = message.hold_step
+                tokens = self._in_flight.pop(message.round, None)
+                if message.committed or not self._lifted:
+                    self._hold, self._lifted = message.hold_step, False
                 if message.committed:
                     self._step = max(self._step, message.step)
-                    if message.contributed:
-                        self._tokens_base = self._tokens
+                    if message.contributed and tokens is not None:
+                        self._tokens_base = tokens
             case Finished():
                 self.finished = True
             case Rejected():

@@ -15,15 +15,10 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from holdfast.checkpoint import blocks
+from holdfast.checkpoint.donor import QUEUED_MAX, Donor
+from holdfast.checkpoint.joiner import Joiner
 from holdfast.checkpoint.state import SharedState
-from holdfast.checkpoint.transfer import (
-    QUEUED_MAX,
-    BlockSink,
-    Donor,
-    FetchFailedError,
-    FetchReport,
-    Joiner,
-)
+from holdfast.checkpoint.transfer import BlockSink, FetchFailedError, FetchReport
 from holdfast.collectives.routing import FrameRouter
 from holdfast.protocol.arena import Arena, Values, arena_bytes
 from holdfast.protocol.errors import PeerLostError, RemoteProtocolError
@@ -257,7 +252,9 @@ async def test_an_empty_peer_fetches_every_block_once_from_all_donors() -> None:
         world = World(nursery, target)
         peers = [await world.add_donor(number, trained()) for number in (1, 2, 3)]
         order = SyncFragment(source.heads()[0], tuple(peers))
-        report = await world.joiner.fetch(order, lambda came, all_: seen.append((came, all_)))
+        report = await world.joiner.fetch(
+            order, lambda s: seen.append((s.done_blocks, s.done_bytes))
+        )
         nursery.cancel_scope.cancel()
     assert target.heads() == source.heads()
     assert content(target) == content(source)
@@ -266,7 +263,8 @@ async def test_an_empty_peer_fetches_every_block_once_from_all_donors() -> None:
     )
     assert all(len(served) > 5 for served in world.served.values())
     assert report == FetchReport(source.heads()[0], STATE_BYTES, tuple(peers), ())
-    assert seen == [(count, BLOCK_COUNT) for count in range(1, BLOCK_COUNT + 1)]
+    assert [blocks for blocks, _bytes in seen] == list(range(BLOCK_COUNT + 1))
+    assert [seen[0][1], seen[-1][1]] == [0, STATE_BYTES]
 
 
 async def test_a_fast_donor_gives_more_and_a_slow_one_holds_nobody_up() -> None:
@@ -279,7 +277,7 @@ async def test_a_fast_donor_gives_more_and_a_slow_one_holds_nobody_up() -> None:
         await world.fetch(trained().heads()[0])
         nursery.cancel_scope.cancel()
     assert len(world.served[slow]) <= 4 < 40 < len(world.served[fast])
-    assert trio.current_time() - started_s < 20
+    assert trio.current_time() - started_s < 6, "what the slow one owes, the fast one gives"
 
 
 async def test_a_long_way_is_filled_with_requests() -> None:
@@ -480,12 +478,10 @@ async def test_when_all_donors_fail_so_does_the_fetch(then: str, valid: bool) ->
     # The next try takes up what this one got.
     report, world, _ = await fetch_with(target, Faults())
     served_count = sum(len(served) for served in world.served.values())
-    if valid:
-        assert served_count == BLOCK_COUNT
-    elif then == "stall":
+    if then == "stall":
         assert served_count == BLOCK_COUNT - 20
     else:  # some were on their way when the link broke
-        assert served_count >= BLOCK_COUNT - 20
+        assert BLOCK_COUNT - 20 <= served_count < BLOCK_COUNT
     assert report.bad_donors == ()
 
 

@@ -10,8 +10,10 @@ import trio
 from attrs import define
 
 from holdfast.checkpoint.blocks import BLOCK_BYTES
+from holdfast.checkpoint.donor import Donor
+from holdfast.checkpoint.joiner import Joiner
 from holdfast.checkpoint.state import SharedState
-from holdfast.checkpoint.transfer import Donor, FetchFailedError, Joiner
+from holdfast.checkpoint.transfer import FetchFailedError
 from holdfast.collectives.hub import LinkHub
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.arena import Arena, arena_bytes

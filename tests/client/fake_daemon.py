@@ -49,6 +49,8 @@ from holdfast.protocol.messages import (
 
 WAIT_S = 20.0  # for a trainer that is alive; then the test fails
 
+START_S = 50.0  # until it connects: a process of its own imports torch first
+
 POLL_S = 0.001  # between two looks at what the trainer's thread is about to do
 
 M = TypeVar("M", bound=Message)
@@ -142,7 +144,11 @@ class FakeDaemon:
     # ------------------------------------------------------------ whole turns
 
     def open_arenas(
-        self, fragment_count: int = 1, overlap_steps: int = 0, merge: str = "delta"
+        self,
+        fragment_count: int = 1,
+        overlap_steps: int = 0,
+        merge: str = "delta",
+        nan_steps: int = 0,
     ) -> None:
         """From the trainer's hello to its arenas."""
         self.layout = self.hear(TrainerHello).layout
@@ -157,7 +163,11 @@ class FakeDaemon:
         self._arenas = (map_arena(files[0], self.sizes), map_arena(files[1], self.sizes))
         self.say(
             ArenaOpened(
-                tuple(each.tensors for each in fragments), self.sizes, overlap_steps, merge
+                tuple(each.tensors for each in fragments),
+                self.sizes,
+                overlap_steps,
+                merge,
+                nan_steps,
             ),
             files,
         )
@@ -250,7 +260,7 @@ def talking(script: Script, *, stay: bool = False) -> Iterator[str]:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(f"{folder}/s")
     listener.listen()
-    listener.settimeout(WAIT_S)
+    listener.settimeout(START_S)
     failures: list[BaseException] = []
     leave = threading.Event()
 

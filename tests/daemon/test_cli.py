@@ -509,9 +509,12 @@ def test_a_peer_that_nobody_can_reach(live: Fleet, taken: str) -> None:
 @pytest.mark.slow
 def test_a_training_command_that_fails_again_and_again(live: Fleet) -> None:
     node = live.nodes["failing"]
-    assert node.wait(40) == ExitCode.TRAINER
-    assert "ended with exit status 7" in told(node)
+    status = live.until(lambda s: "given up" in str(member(s, "failing")), "it is given up")
+    found = member(status, "failing")
+    assert found is not None
+    assert "ended with exit status 7" in found["trainer_state"]
     assert node.log.count("it fails\n") == 5
+    assert node.process.poll() is None, "the peer stays"
 
 
 # ---------------------------------------------------------------- Ctrl+C

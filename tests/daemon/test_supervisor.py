@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import sys
 import time
 from itertools import pairwise
@@ -16,6 +17,7 @@ from holdfast.daemon import supervisor as module
 from holdfast.daemon.exit_codes import ExitCode
 from holdfast.daemon.supervisor import Supervisor, TrainerEnd
 from holdfast.protocol.errors import UserError
+from holdfast.protocol.messages import Failing, FailureKind, Remedy, TrainerFailed
 from tests.processes.harness import alive
 
 pytestmark = pytest.mark.real_time
@@ -68,13 +70,117 @@ async def test_a_failure_is_followed_by_another_try_after_longer_and_longer_paus
     assert all(pause >= least for pause, least in zip(pauses, (0.04, 0.08, 0.1), strict=True))
 
 
-async def test_it_is_given_up_after_so_many_failures_in_a_row(tmp_path: Path) -> None:
+async def test_after_so_many_failures_in_a_row_it_waits_for_somebody_to_act(
+    tmp_path: Path,
+) -> None:
     count = tmp_path / "count"
-    supervisor = shell(f"echo x >> {count}; exit 3", tmp_path)
-    assert await supervisor.run() is TrainerEnd.GIVEN_UP
-    assert supervisor.last_end == "ended with exit status 3"
-    assert len(count.read_text().split()) == module.FAILURES_MAX
-    assert supervisor.restarts == module.FAILURES_MAX - 1
+    told: list[TrainerFailed] = []
+    supervisor = Supervisor(
+        ["sh", "-c", f"echo x >> {count}; test -e {tmp_path}/mended || exit 3"],
+        tmp_path / "sock",
+        member="me",
+        tell=told.append,
+    )
+    assert not supervisor.retry(), "there is nothing to try again"
+    async with trio.open_nursery() as nursery:
+        ends: list[TrainerEnd] = []
+
+        async def run() -> None:
+            ends.append(await supervisor.run())
+
+        nursery.start_soon(run)
+        with trio.fail_after(10):
+            while not told or told[-1].remedy is not Remedy.NONE:
+                await trio.sleep(0.01)
+        assert len(count.read_text().split()) == module.FAILURES_MAX
+        assert [each.failure_count for each in told] == [1, 2, 3, 4, 5]
+        assert {each.kind for each in told} == {FailureKind.CRASH}
+        assert {each.reason for each in told} == {"ended with exit status 3"}
+        assert [each.restart_s for each in told] == [0.04, 0.08, 0.1, 0.1, 0.0]
+        await trio.sleep(0.3)
+        assert len(count.read_text().split()) == module.FAILURES_MAX, "and starts nothing"
+        assert supervisor.failed == told[-1]
+
+        (tmp_path / "mended").touch()
+        assert supervisor.retry()
+        with trio.fail_after(10):
+            while not ends:
+                await trio.sleep(0.01)
+    assert ends == [TrainerEnd.DONE]
+    assert supervisor.failed is None
+
+
+async def test_what_the_process_said_is_worth_more_than_its_exit_status(tmp_path: Path) -> None:
+    said = [Failing(FailureKind.MEMORY, "OutOfMemoryError: no"), None]
+    told: list[TrainerFailed] = []
+
+    async def words() -> Failing | None:
+        return said.pop(0)
+
+    script = f"echo x >> {tmp_path}/n; test $(wc -l < {tmp_path}/n) -ge 3 || exit 1"
+    command = ["sh", "-c", script]
+    supervisor = Supervisor(command, tmp_path / "sock", member="me", words=words, tell=told.append)
+    assert await supervisor.run() is TrainerEnd.DONE
+    assert [(each.kind, each.reason) for each in told] == [
+        (FailureKind.MEMORY, "OutOfMemoryError: no"),
+        (FailureKind.CRASH, "ended with exit status 1"),
+    ]
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+async def test_one_that_hangs_is_ended_with_the_reason_and_started_again(
+    tmp_path: Path, stopped: bool
+) -> None:
+    told: list[TrainerFailed] = []
+    script = f"test -e {tmp_path}/ready && exit 0; echo $$ > {tmp_path}/ready; sleep 60"
+    supervisor = Supervisor(["sh", "-c", script], tmp_path / "sock", member="me", tell=told.append)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(supervisor.run)
+        pid = int(await until_exists(tmp_path / "ready"))
+        if stopped:
+            os.kill(pid, signal.SIGSTOP)
+        supervisor.fail(FailureKind.HANG, "no step for 300 s", 300.0)
+        await until_gone(pid)
+    assert [(each.kind, each.reason, each.failure_count) for each in told] == [
+        (FailureKind.HANG, "no step for 300 s", 1)
+    ]
+    assert supervisor.restarts == 1
+
+
+async def test_the_time_in_which_it_hung_is_no_good_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "GOOD_RUN_S", 0.2)
+    told: list[TrainerFailed] = []
+    script = f"echo x >> {tmp_path}/n; test $(wc -l < {tmp_path}/n) -ge 4 || sleep 60"
+    supervisor = Supervisor(["sh", "-c", script], tmp_path / "sock", member="me", tell=told.append)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(supervisor.run)
+        for sick_s in (0.3, 0.3, 0.0):
+            with trio.fail_after(10):
+                while supervisor.pid is None:
+                    await trio.sleep(0.01)
+            await trio.sleep(0.3)
+            supervisor.fail(FailureKind.HANG, "no step", sick_s)
+            with trio.fail_after(10):
+                while supervisor.failed is None:
+                    await trio.sleep(0.001)
+    assert [each.failure_count for each in told] == [1, 2, 1]
+
+
+async def test_a_command_that_is_gone_later_is_a_failure_like_others(tmp_path: Path) -> None:
+    command = tmp_path / "command"
+    command.write_text("#!/bin/sh\nrm $0\nexit 1\n")
+    command.chmod(0o700)
+    told: list[TrainerFailed] = []
+    supervisor = Supervisor([str(command)], tmp_path / "sock", member="me", tell=told.append)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(supervisor.run)
+        with trio.fail_after(10):
+            while len(told) < 2:
+                await trio.sleep(0.01)
+        nursery.cancel_scope.cancel()
+    assert "cannot start" in told[1].reason
 
 
 async def test_a_command_that_ran_well_for_long_has_its_tries_back(
@@ -90,11 +196,12 @@ async def test_a_command_that_ran_well_for_long_has_its_tries_back(
     assert supervisor.restarts == lives - 1
 
 
-async def test_a_signal_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FAILURES_MAX", 1)
-    supervisor = shell("kill -SEGV $$", tmp_path)
-    assert await supervisor.run() is TrainerEnd.GIVEN_UP
-    assert supervisor.last_end == "was killed by SIGSEGV"
+async def test_a_signal_is_named(tmp_path: Path) -> None:
+    told: list[TrainerFailed] = []
+    script = f"test -e {tmp_path}/again && exit 0; touch {tmp_path}/again; kill -SEGV $$"
+    supervisor = Supervisor(["sh", "-c", script], tmp_path / "sock", member="me", tell=told.append)
+    assert await supervisor.run() is TrainerEnd.DONE
+    assert told[0].reason == "was killed by SIGSEGV"
 
 
 @pytest.mark.parametrize("how", ["missing", "not executable", "a folder"])

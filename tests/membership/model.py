@@ -199,6 +199,10 @@ class ModelPeer:
                 self._sync(message)
             case Donate():
                 self._donate(message)
+            case Release() if message.receiver == self.peer:  # the rounds have outrun its copy
+                order = self.fetching.get(message.fragment)
+                if order is not None and order.head.version == message.version:
+                    del self.fetching[message.fragment]
             case Release():
                 self.pins.pop((message.fragment, message.version, message.receiver), None)
 
@@ -292,8 +296,10 @@ class ModelPeer:
         held = self.state[message.head.fragment]
         version = message.head.version
         assert held is not None, "asked to donate what it does not hold"
-        assert held[0] == version, f"asked to pin version {version}, it is at {held[0]}"
-        self.pins[message.head.fragment, version, message.receiver] = held[1]
+        # A version that it has not made yet is pinned as soon as it is: the commit came before.
+        assert held[0] in (version, version - 1), f"to pin {version}, it is at {held[0]}"
+        root = held[1] if held[0] == version else b""
+        self.pins[message.head.fragment, version, message.receiver] = root
 
     # ------------------------------------------------------------ what it does
 
@@ -314,6 +320,9 @@ class ModelPeer:
                 self.reducing.pop(number, None)
                 head = FragmentHead(fragment, held[0] + 1, hashed(held[1], commit.digest))
                 self.state[fragment] = (head.version, head.root)
+                for pinned, version, receiver in self.pins:
+                    if (pinned, version) == (fragment, head.version):
+                        self.pins[pinned, version, receiver] = head.root
                 self.outbox.append(Applied(number, head))
             elif number not in self.orders:
                 del self.pending[number]
@@ -438,7 +447,7 @@ class ModelPeer:
             self.outbox.append(Synced(FragmentHead(fragment, *held), 1))
         elif not any(donor.connected and donor.inbox for donor in donors):
             del self.fetching[fragment]
-            bad = [d.peer for d, root in zip(donors, pinned, strict=True) if root is not None]
+            bad = [d.peer for d, root in zip(donors, pinned, strict=True) if root]
             self.outbox.append(SyncFailed(fragment, head.version, tuple(bad), "no donor has it"))
 
 

@@ -157,9 +157,10 @@ def _(patch: Patch) -> None:
 def _(patch: Patch) -> None:
     original = course.Course._receivers
 
-    def receivers(self: course.Course, adding: set[str]) -> tuple[str, ...]:
+    def receivers(self: course.Course, adding: set[str], fragment: int) -> tuple[str, ...]:
         members = self.context.roster.members
-        return tuple(p for p in original(self, adding) if p in adding or members[p].in_sync)
+        all_ = original(self, adding, fragment)
+        return tuple(p for p in all_ if p in adding or members[p].in_sync)
 
     patch.setattr(course.Course, "_receivers", receivers)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import signal
 import sys
 import time
@@ -65,6 +66,22 @@ def train_step(
     return loss
 
 
+def fail(kind: str, model: nn.Module) -> None:
+    """In one of the ways in which training scripts fail."""
+    match kind:
+        case "memory":
+            used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            resource.setrlimit(resource.RLIMIT_AS, (used, used))
+            bytearray(2 * used)
+        case "cuda":
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        case "nan":
+            with torch.no_grad():
+                next(model.parameters()).fill_(float("nan"))
+        case _:
+            sys.exit(17)
+
+
 def save(model: nn.Module, path: Path) -> None:
     """All parameters as float32, in one file that is whole or absent."""
     arrays = {name: each.numpy() for name, each in model.state_dict().items()}
@@ -81,6 +98,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=1e-2)
     parser.add_argument("--pause", type=float, default=0.0, help="seconds after every step")
     parser.add_argument("--crash", type=Path, help="kill itself while this file exists; removes it")
+    parser.add_argument("--fault", type=Path, help="fail as this file says; removes it")
     parser.add_argument("--save", type=Path, help="the final parameters")
     arguments = parser.parse_args()
 
@@ -97,6 +115,10 @@ def main() -> None:
             if arguments.crash is not None and arguments.crash.exists():
                 arguments.crash.unlink()
                 os.kill(os.getpid(), signal.SIGKILL)
+            if arguments.fault is not None and arguments.fault.exists():
+                kind = arguments.fault.read_text()
+                arguments.fault.unlink()
+                fail(kind, model)
     if arguments.save is not None:
         save(model, arguments.save)
 

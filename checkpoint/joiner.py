@@ -1,0 +1,445 @@
+"""A joiner: it fetches one version of a fragment, from all its donors at once.
+
+    Joiner.fetch                 one fragment; fails only when no donor is left
+     └── _Fetch._draw            one per donor: asks it for the next blocks as it delivers
+          └── _Fetch._watch      wakes it when the link is lost
+
+A donor that has nothing left to give takes over what others have owed for long. What came and was
+checked is never fetched again, whatever becomes of this fetch: the next one, of this version or
+another, finds the blocks whose bytes it wants.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections import deque
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import trio
+from attrs import Factory, define, frozen
+
+from ..protocol.errors import PeerLostError, StateMismatchError
+from ..protocol.lane import FrameHeader, FrameKind
+from ..protocol.messages import (
+    BlocksRefused,
+    BlocksRequest,
+    Index,
+    IndexRequest,
+    SyncFragment,
+)
+from ..protocol.network import Network
+from .state import Incoming, SharedState
+from .transfer import BlockHub, BlockLink, FetchFailedError, FetchReport
+
+# A donor that has sent nothing it was asked for in this long is given up; longer than a megabyte
+# takes on a slow uplink that a round's chunks keep busy.
+STALL_S = 20.0
+LINK_WAIT_S = 15.0  # for the link to a donor to come up
+# A donor may hear of the version, or get to it, a moment later than we do: ask it again.
+REFUSALS_MAX = 5
+RETRY_S = 1.0
+# Blocks asked of a donor and not yet here. It grows while blocks come within WINDOW_S of being asked
+# for, so each donor is kept busy, and slow ones are not left with many blocks at the end.
+WINDOW_FIRST = 2
+WINDOW_MAX = 32
+WINDOW_S = 1.0
+OWED_S_MAX = 3.0  # a block that is owed for longer is asked of who has nothing else to give, too
+RATE_S = 10.0  # what comes in is measured over the last so many seconds
+
+Progress = Callable[["Standing"], None]
+
+
+@frozen
+class Standing:
+    """How far a fetch is.
+
+    Attributes:
+      done_blocks: of ``all_blocks``; those that were here before the fetch count, too.
+      received_bytes: in this fetch.
+      donors: peer ids of those that give, or are asked to.
+      bytes_per_s: of late; 0.0: not known yet.
+    """
+
+    done_blocks: int
+    all_blocks: int
+    done_bytes: int
+    all_bytes: int
+    received_bytes: int
+    donors: tuple[str, ...]
+    bytes_per_s: float
+
+
+class _Rate:
+    """Bytes per second, of late."""
+
+    def __init__(self) -> None:
+        self._came: deque[tuple[float, int]] = deque([(trio.current_time(), 0)])  # (when, in all)
+
+    def add(self, count: int) -> None:
+        now_s = trio.current_time()
+        self._came.append((now_s, self._came[-1][1] + count))
+        while now_s - self._came[0][0] > RATE_S:
+            self._came.popleft()
+
+    def bytes_per_s(self) -> float:
+        (then_s, then_bytes), (_last_s, bytes_) = self._came[0], self._came[-1]
+        past_s = trio.current_time() - then_s
+        return (bytes_ - then_bytes) / past_s if past_s > 0 else 0.0
+
+
+@frozen
+class _Arrived:
+    block: int
+    payload: memoryview
+
+
+_Item = _Arrived | Index | BlocksRefused | PeerLostError | None  # None: look for work again
+
+
+@define(eq=False)
+class _DonorView:
+    """A donor as the joiner sees it.
+
+    Attributes:
+      inbox: what came from it. Unbounded, but nothing enters it that was not asked for.
+      window: how many blocks may be outstanding.
+      outstanding: blocks asked for, with the time of asking.
+      heard_s: when its last block came, or when it was asked while it owed nothing.
+      asked_index: an answer to ``IndexRequest`` is due.
+      gave: blocks it gave.
+      refusals: in a row.
+    """
+
+    peer: str
+    send: trio.MemorySendChannel[_Item]
+    inbox: trio.MemoryReceiveChannel[_Item]
+    window: int = WINDOW_FIRST
+    outstanding: dict[int, float] = Factory(dict)
+    heard_s: float = -math.inf
+    asked_index: bool = False
+    gave: int = 0
+    refusals: int = 0
+    gone: bool = False
+
+
+class Joiner:
+    """Fetches fragments of the state, several at once if need be.
+
+    Args:
+      stall_s: see ``STALL_S``.
+    """
+
+    def __init__(
+        self, state: SharedState, hub: BlockHub, network: Network, *, stall_s: float = STALL_S
+    ) -> None:
+        self.state = state
+        self.hub = hub
+        self.network = network
+        self.stall_s = stall_s
+        self._fetches: dict[int, _Fetch] = {}
+        self._turns: dict[int, trio.Lock] = {}
+
+    def receive(self, peer: str, message: Index | BlocksRefused) -> None:
+        """Take an answer that came over a link; one that nobody waits for is ignored."""
+        fragment = message.head.fragment if isinstance(message, Index) else message.fragment
+        fetch = self._fetches.get(fragment)
+        if fetch is not None:
+            fetch.hear(peer, message)
+
+    async def fetch(self, order: SyncFragment, progress: Progress | None = None) -> FetchReport:
+        """Make a fragment what ``order.head`` says, with the help of ``order.donors``.
+
+        Blocks whose bytes we hold already are not sent again; all others come from all donors at
+        once, each giving as fast as it can. A fetch of the same fragment that has not ended (it may
+        have been cancelled just now) is waited for.
+
+        Args:
+          progress: called when it is known what is missing, and after each block.
+
+        Raises:
+          FetchFailedError: every donor is lost, refuses, stalls or lies.
+          StateMismatchError: the fragment changed behind our back; it is not valid.
+
+        Cancellation: safe; a fragment that was valid stays what it was. Blocks that came are kept for
+        the next fetch.
+        """
+        fragment = order.head.fragment
+        async with self._turns.setdefault(fragment, trio.Lock()):
+            fetch = self._fetches[fragment] = _Fetch(self, order, progress)
+            try:
+                return await fetch.run()
+            finally:
+                del self._fetches[fragment]
+
+
+class _Fetch:
+    """One transfer of one fragment; the hub's sink for its frames."""
+
+    def __init__(self, joiner: Joiner, order: SyncFragment, progress: Progress | None) -> None:
+        self._state = joiner.state
+        self._hub = joiner.hub
+        self._network = joiner.network
+        self._stall_s = joiner.stall_s
+        self._head = order.head
+        # Random, so that frames for a daemon that was restarted since mean nothing to this one.
+        self._transfer = secrets.randbits(32)
+        self._progress = progress
+        self._donors = {
+            peer: _DonorView(peer, *trio.open_memory_channel[_Item](math.inf))
+            for peer in order.donors
+        }
+        self._incoming: Incoming | None = None
+        self._beginning = trio.Lock()
+        self._unassigned: deque[int] = deque()
+        self._done_count = 0
+        self._done_bytes = 0
+        self._all_bytes = 0
+        self._received_bytes = 0
+        self._rate = _Rate()
+        self._bad: list[str] = []
+        self._reasons: dict[str, str] = {}
+        self._done = trio.CancelScope()
+
+    async def run(self) -> FetchReport:
+        try:
+            await self._begin_with_our_own_index()
+            with self._hub.register((FrameKind.BLOCK, self._transfer), self):
+                with self._done:
+                    if not self._complete():
+                        async with trio.open_nursery() as nursery:
+                            for donor in self._donors.values():
+                                nursery.start_soon(self._draw, donor)
+            if self._incoming is None or self._incoming.missing:
+                raise FetchFailedError(self._head, self._bad, self._reasons)
+            await self._network.run_sync(self._incoming.finish)
+        finally:
+            if self._incoming is not None:
+                self._incoming.abandon()
+        givers = tuple(donor.peer for donor in self._donors.values() if donor.gave)
+        return FetchReport(self._head, self._received_bytes, givers, tuple(self._bad))
+
+    # ------------------------------------------------------------ the hub's side
+
+    def place(self, peer: str, header: FrameHeader) -> memoryview | None:
+        """A new buffer for each frame: bytes that are not checked yet touch no state."""
+        donor = self._donors.get(peer)
+        if donor is None or header.index not in donor.outstanding:
+            return None
+        return memoryview(bytearray(header.payload_bytes))
+
+    def deliver(self, peer: str, header: FrameHeader, payload: memoryview) -> None:
+        donor = self._donors[peer]
+        asked_s = donor.outstanding.get(header.index)
+        if asked_s is None or donor.gone:
+            return
+        donor.heard_s = trio.current_time()
+        if donor.heard_s - asked_s <= WINDOW_S:
+            donor.window = min(donor.window + 1, WINDOW_MAX)
+        else:
+            donor.window = max(donor.window - 1, WINDOW_FIRST)
+        donor.send.send_nowait(_Arrived(header.index, payload))
+
+    def abandon(self, peer: str, header: FrameHeader, view: memoryview) -> None:
+        """Nothing to take back: the block is still outstanding."""
+
+    def hear(self, peer: str, message: Index | BlocksRefused) -> None:
+        donor = self._donors.get(peer)
+        if donor is None or donor.gone:
+            return
+        if isinstance(message, Index):
+            expected = donor.asked_index and message.head == self._head
+        else:
+            # The index's refusal has transfer 0; a batch's counts once, for the donor is then gone.
+            expected = message.version == self._head.version and (
+                donor.asked_index if message.transfer == 0 else message.transfer == self._transfer
+            )
+        if expected:
+            donor.asked_index = False
+            donor.send.send_nowait(message)
+
+    # ------------------------------------------------------------ one donor
+
+    async def _draw(self, donor: _DonorView) -> None:
+        """Get what this donor can give, until all has come or it is of no use any more."""
+        try:
+            link = await self._hub.link(donor.peer, LINK_WAIT_S)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._watch, link, donor)
+                while True:
+                    if self._incoming is None and not donor.asked_index:
+                        await self._ask_index(link, donor)
+                    await self._ask(link, donor)
+                    await self._take(donor, await self._next_item(donor))
+        except* PeerLostError as errors:
+            self._drop(donor, str(errors.exceptions[0]))
+        except* StateMismatchError as errors:
+            self._bad.append(donor.peer)
+            self._drop(donor, str(errors.exceptions[0]))
+
+    async def _watch(self, link: BlockLink, donor: _DonorView) -> None:
+        await link.lost.wait()
+        donor.send.send_nowait(PeerLostError(donor.peer, link.reason))
+
+    async def _ask_index(self, link: BlockLink, donor: _DonorView) -> None:
+        """Nobody has given it yet; whoever answers first begins the transfer."""
+        donor.asked_index = True
+        donor.heard_s = trio.current_time()
+        await self._within_stall(link.send(IndexRequest(self._head)), donor)
+
+    async def _ask(self, link: BlockLink, donor: _DonorView) -> None:
+        room = donor.window - len(donor.outstanding)
+        blocks = [self._unassigned.popleft() for _ in range(min(room, len(self._unassigned)))]
+        if not blocks and not donor.outstanding:
+            blocks = self._owed_for_long()[:room]
+        if not blocks:
+            return
+        now_s = trio.current_time()
+        if not donor.outstanding:
+            donor.heard_s = now_s
+        donor.outstanding.update(dict.fromkeys(blocks, now_s))
+        request = BlocksRequest(
+            self._head.fragment, self._head.version, self._transfer, tuple(blocks)
+        )
+        await self._within_stall(link.send(request), donor)
+
+    def _owed_for_long(self) -> list[int]:
+        """Blocks that have been asked of one donor only, and long ago; the oldest first."""
+        asked_s: dict[int, list[float]] = {}
+        for donor in self._donors.values():
+            for block, when_s in donor.outstanding.items():
+                asked_s.setdefault(block, []).append(when_s)
+        long_ago_s = trio.current_time() - OWED_S_MAX
+        owed = [(when[0], b) for b, when in asked_s.items() if len(when) == 1]
+        return [block for when_s, block in sorted(owed) if when_s <= long_ago_s]
+
+    async def _next_item(self, donor: _DonorView) -> _Item:
+        """The next thing from this donor; raises PeerLostError if it owes us and is silent."""
+        owes = donor.outstanding or donor.asked_index
+        if not owes and self._incoming is not None:  # it has nothing to give; others may be slow
+            with trio.move_on_after(OWED_S_MAX / 2):
+                return await donor.inbox.receive()
+            return None
+        while True:
+            deadline_s = donor.heard_s + self._stall_s if owes else math.inf
+            with trio.move_on_at(deadline_s):
+                return await donor.inbox.receive()
+            if trio.current_time() >= donor.heard_s + self._stall_s:
+                raise PeerLostError(donor.peer, f"it sent nothing for {self._stall_s:g} s")
+
+    async def _take(self, donor: _DonorView, item: _Item) -> None:
+        if isinstance(item, PeerLostError):
+            raise item
+        if isinstance(item, Index):
+            await self._begin(item.digests)
+        elif isinstance(item, BlocksRefused):
+            await self._refused(donor, item)
+        elif isinstance(item, _Arrived) and item.block in donor.outstanding:
+            await self._accept(donor, item)
+
+    async def _refused(self, donor: _DonorView, message: BlocksRefused) -> None:
+        """It may not have got to that version yet; meanwhile others give what it was to."""
+        donor.refusals += 1
+        if donor.refusals >= REFUSALS_MAX:
+            raise PeerLostError(donor.peer, f"it refuses: {message.reason}")
+        self._take_back(donor)
+        await trio.sleep(RETRY_S)
+        while donor.inbox.statistics().current_buffer_used:  # what it said to the same request
+            if isinstance(item := donor.inbox.receive_nowait(), PeerLostError):
+                raise item
+
+    async def _accept(self, donor: _DonorView, item: _Arrived) -> None:
+        assert self._incoming is not None
+        donor.refusals = 0
+        if item.block in self._incoming.missing:
+            await self._network.run_sync(partial(self._incoming.accept, item.block, item.payload))
+            self._done_count += 1
+            self._done_bytes += len(item.payload)
+            self._received_bytes += len(item.payload)
+            self._rate.add(len(item.payload))
+            donor.gave += 1
+        for other in self._donors.values():
+            other.outstanding.pop(item.block, None)
+        self._tell_progress()
+        self._complete()
+
+    def _tell_progress(self) -> None:
+        if self._progress is not None:
+            giving = tuple(d.peer for d in self._donors.values() if d.outstanding)
+            self._progress(
+                Standing(
+                    self._done_count,
+                    len(self._state.places(self._head.fragment)),
+                    self._done_bytes,
+                    self._all_bytes,
+                    self._received_bytes,
+                    giving,
+                    self._rate.bytes_per_s(),
+                )
+            )
+
+    async def _within_stall(self, sending: Awaitable[None], donor: _DonorView) -> None:
+        with trio.move_on_after(self._stall_s) as scope:
+            await sending
+        if scope.cancelled_caught:
+            raise PeerLostError(donor.peer, "its link takes no messages")
+
+    def _drop(self, donor: _DonorView, reason: str) -> None:
+        """Give the donor up; the others get what it owed."""
+        donor.gone = True
+        self._reasons[donor.peer] = reason
+        self._take_back(donor)
+
+    def _take_back(self, donor: _DonorView) -> None:
+        """What it owes is for the others, unless another one was asked for it, too."""
+        blocks, donor.outstanding = sorted(donor.outstanding, reverse=True), {}
+        owed = {block for other in self._donors.values() for block in other.outstanding}
+        self._unassigned.extendleft(block for block in blocks if block not in owed)
+        for other in self._donors.values():
+            if not other.gone:
+                other.send.send_nowait(None)
+
+    # ------------------------------------------------------------ the whole
+
+    async def _begin_with_our_own_index(self) -> None:
+        """If we hold the head already, only our memory is checked against it."""
+        held = self._state.head(self._head.fragment)
+        if held is not None and held == self._head:
+            await self._begin(self._state.index(held.fragment, held.version))
+
+    async def _begin(self, digests: bytes) -> None:
+        """Start the transfer with an index; later indices are only checked.
+
+        Raises:
+          StateMismatchError: the index does not hash to the root.
+        """
+        run_sync = self._network.run_sync
+        async with self._beginning:
+            if self._incoming is not None:
+                if not await run_sync(partial(self._state.check_index, self._head, digests)):
+                    raise StateMismatchError("its index does not fit the root")
+                return
+            await run_sync(partial(self._begin_sync, digests))
+            assert self._incoming is not None
+            missing = sorted(self._incoming.missing)
+            self._unassigned.extend(missing)
+            places = self._state.places(self._head.fragment)
+            self._all_bytes = sum(place.size_bytes for place in places)
+            self._done_count = len(places) - len(missing)
+            self._done_bytes = self._all_bytes - sum(places[b].size_bytes for b in missing)
+            self._tell_progress()
+            self._complete()
+            for donor in self._donors.values():  # they may ask for blocks now
+                donor.send.send_nowait(None)
+
+    def _begin_sync(self, digests: bytes) -> None:
+        # Kept here, not by the caller: whoever is cancelled in the meantime must still abandon it.
+        self._incoming = self._state.begin(self._head, digests)
+
+    def _complete(self) -> bool:
+        """Whether all blocks are here; then everything that still waits for some is ended."""
+        complete = self._incoming is not None and not self._incoming.missing
+        if complete:
+            self._done.cancel()
+        return complete

@@ -1,0 +1,131 @@
+"""Which frames go before which on a node's line: rounds first, then who listens, then copies.
+
+On one link the order is strict; all links of a node share its line, so what matters is what they do
+together. While a frame of a round is under way on any of them, frames of a lower rank get a share of
+the line and no more; when none is, they get all of it. A lane that has a round's frame takes it at
+once, so "none is under way" means that none waits either.
+
+The share keeps a copy moving when rounds follow each other without a pause; it is small enough that
+they hardly notice. It is one of what this node has been seen to send, as nobody knows its line.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import threading
+from collections import deque
+from collections.abc import Callable
+
+SHARE = 0.1  # unless the spec says otherwise: a round's sending takes a ninth longer at most
+WINDOW_S = 1.0  # what is sent is measured over windows of at least so long
+# A round's frames follow each other: it goes on sending until it has not for so long.
+LINGER_S = 0.05
+IDLE_S = 0.1  # a longer pause begins a window anew
+WINDOWS_MAX = 120  # the fastest of so many windows is what the line can do
+CREDIT_S = 0.5  # of its share that a lower rank may save up
+# After so long a frame goes anyway: whoever waits for it must not take us for dead.
+WAIT_S_MAX = 5.0
+LOOK_S_MIN, LOOK_S_MAX = 0.01, 1.0  # between two looks at what was saved up
+
+
+class Rank(enum.IntEnum):
+    """Lower ones go first."""
+
+    ROUND = 0  # somebody waits for it, or stays in sync by it
+    LISTENER = 1  # a result for a member that is still being copied to
+    COPY = 2  # the copy itself
+
+
+class Courtesy:
+    """See the top of this file; one per node. Thread-safe.
+
+    Attributes:
+      share: of the line that lower ranks get while rounds send.
+    """
+
+    def __init__(self, share: float = SHARE) -> None:
+        self.share = share
+        self._lock = threading.Lock()  # held for moments, under outlets' locks
+        self._urgent_count = 0
+        self._urgent_s = -math.inf  # when the last of them ended
+        self._lower_count = 0
+        self._credit_bytes = 0.0
+        self._credit_s = 0.0  # until when credit was counted
+        self._lower_s = 0.0  # when a lower rank's last frame went, or rounds began to send
+        self._refused: dict[Callable[[], None], None] = {}  # in order, for virtual time
+        self._idle_s = -math.inf  # when the last frame ended
+        self._window_s = 0.0  # when it began; something has been under way ever since
+        self._window_bytes = 0
+        self._rates: deque[float] = deque(maxlen=WINDOWS_MAX)
+
+    @property
+    def line_bytes_per_s(self) -> float:
+        """The most that this node has been seen to send of late; 0.0: nothing yet."""
+        return max(self._rates, default=0.0)
+
+    def may_go(self, rank: Rank, now_s: float, wake: Callable[[], None]) -> float:
+        """Whether a frame of this rank may be taken now: 0.0, or the seconds until it may.
+
+        Args:
+          wake: called, from any thread and once, when a frame that was refused may go earlier.
+        """
+        if rank is Rank.ROUND:
+            return 0.0
+        with self._lock:
+            if not self._rounds_send(now_s):
+                return 0.0
+            rate = self.share * self.line_bytes_per_s
+            since_s, self._credit_s = self._credit_s, now_s
+            self._credit_bytes = min(self._credit_bytes + rate * (now_s - since_s), rate * CREDIT_S)
+            overdue = now_s >= self._lower_s + WAIT_S_MAX
+            if (self._credit_bytes > 0 or overdue) and not self._lower_count:
+                return 0.0
+            self._refused[wake] = None
+            waits = [LOOK_S_MAX]
+            if rate:
+                waits.append(-self._credit_bytes / rate)
+            if not self._urgent_count:
+                waits.append(self._urgent_s + LINGER_S - now_s)
+            return max(LOOK_S_MIN, min(waits))
+
+    def _rounds_send(self, now_s: float) -> bool:
+        return bool(self._urgent_count) or now_s <= self._urgent_s + LINGER_S
+
+    def begin(self, rank: Rank, now_s: float) -> None:
+        """A frame was taken; ``end`` follows, whatever becomes of it."""
+        with self._lock:
+            idle = not self._urgent_count and not self._lower_count
+            if idle and now_s - self._idle_s > IDLE_S:
+                self._window_s, self._window_bytes = now_s, 0
+            if rank is not Rank.ROUND:
+                self._lower_count += 1
+                return
+            if not self._rounds_send(now_s):
+                self._credit_bytes, self._credit_s, self._lower_s = 0.0, now_s, now_s
+            self._urgent_count += 1
+
+    def end(self, rank: Rank, sent_bytes: int, now_s: float) -> None:
+        """The frame was sent (``sent_bytes`` of it), or will not be."""
+        with self._lock:
+            self._measure(sent_bytes, now_s)
+            self._idle_s = now_s
+            if rank is Rank.ROUND:
+                self._urgent_count -= 1
+                self._urgent_s = now_s
+            else:
+                self._lower_count -= 1
+                self._lower_s = now_s
+                if self._rounds_send(now_s):
+                    self._credit_bytes -= sent_bytes
+            wakes: dict[Callable[[], None], None] = {}
+            if not self._urgent_count:
+                wakes, self._refused = self._refused, wakes
+        for wake in wakes:
+            wake()
+
+    def _measure(self, sent_bytes: int, now_s: float) -> None:
+        self._window_bytes += sent_bytes
+        if now_s - self._window_s >= WINDOW_S:
+            self._rates.append(self._window_bytes / (now_s - self._window_s))
+            self._window_s, self._window_bytes = now_s, 0

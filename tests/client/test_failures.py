@@ -1,0 +1,241 @@
+"""What a trainer says of its own failures, and how it goes on where it can."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from holdfast.client.hook import attach
+from holdfast.client.last_words import REASON_CHARS_MAX, LastWords, kind_of, text_of
+from holdfast.protocol.arena import STEP_SLOT, WAITING_SLOT
+from holdfast.protocol.messages import (
+    COUNT_MAX,
+    Failing,
+    FailureKind,
+    Lift,
+    Load,
+    Posted,
+)
+from tests.client.fake_daemon import FakeDaemon, settled, talking
+from tests.client.test_conversation import equals, line, move, train, weights
+
+
+class OddError(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+def from_cause(cause: Exception) -> Exception:
+    error = RuntimeError("the step failed")
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ValueError("no"), FailureKind.CRASH),
+        (MemoryError(), FailureKind.MEMORY),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"), FailureKind.MEMORY),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), FailureKind.MEMORY),
+        (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling"), FailureKind.MEMORY),
+        (torch.AcceleratorError("device-side assert"), FailureKind.CUDA),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), FailureKind.CUDA),
+        (ValueError("CUDA error"), FailureKind.CRASH),
+        (from_cause(MemoryError()), FailureKind.MEMORY),
+        (OddError(), FailureKind.CRASH),
+    ],
+)
+def test_exceptions_are_told_apart(error: Exception, kind: FailureKind) -> None:
+    assert kind_of(error) is kind
+
+
+def test_the_text_is_one_short_line() -> None:
+    assert text_of(ValueError("two\n lines")) == "ValueError: two lines"
+    assert len(text_of(ValueError("x" * 10_000))) == REASON_CHARS_MAX
+    assert "OddError" in text_of(OddError())
+
+
+def test_the_hook_of_before_still_hears_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[object] = []
+    monkeypatch.setattr(sys, "excepthook", lambda *what: heard.append(what[1]))
+    before = sys.excepthook
+    said: list[tuple[FailureKind, str]] = []
+    words = LastWords(lambda kind, text: said.append((kind, text)))
+    error = MemoryError("no")
+    sys.excepthook(MemoryError, error, None)
+    sys.excepthook(MemoryError, error, None)
+    assert (said, heard) == ([(FailureKind.MEMORY, "MemoryError: no")], [error, error])
+    words.withdraw()
+    assert sys.excepthook is before
+    silent = LastWords(lambda kind, text: said.append((kind, text)))
+    sys.excepthook(KeyboardInterrupt, KeyboardInterrupt(), None)
+    assert len(said) == 1, "somebody's wish to stop is no failure"
+    silent.withdraw()
+
+
+SCRIPT = """
+import sys, torch, holdfast
+model = torch.nn.Linear(3, 1, bias=False)
+run = holdfast.attach(model, socket_path=sys.argv[1])
+run.step()
+{fails}
+"""
+
+
+@pytest.mark.parametrize(
+    ("fails", "kind", "reason"),
+    [
+        ("raise torch.OutOfMemoryError('CUDA out of memory')", FailureKind.MEMORY, "CUDA out"),
+        ("with run: raise ValueError('wrong shape')", FailureKind.CRASH, "wrong shape"),
+        ("bytearray(2**60)", FailureKind.MEMORY, "MemoryError"),
+    ],
+)
+def test_a_script_that_ends_by_an_exception_says_so_and_keeps_its_traceback(
+    fails: str, kind: FailureKind, reason: str
+) -> None:
+    heard: list[Failing] = []
+
+    def script(daemon: FakeDaemon) -> None:
+        daemon.start()
+        heard.append(daemon.hear(Failing))
+
+    with talking(script) as path:
+        ended = subprocess.run(
+            [sys.executable, "-c", SCRIPT.format(fails=fails), path],
+            capture_output=True,
+            text=True,
+            timeout=50,
+            check=False,
+        )
+    assert ended.returncode == 1
+    assert "Traceback" in ended.stderr
+    assert heard[0].kind is kind
+    assert reason in heard[0].reason
+
+
+def test_losses_that_are_not_finite_are_answered_by_the_shared_weights() -> None:
+    model = line(1.0)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def script(daemon: FakeDaemon) -> None:
+        daemon.open_arenas(nan_steps=3)
+        daemon.found()
+        daemon.load()
+        said = daemon.hear(Failing)
+        assert said.kind is FailureKind.NAN
+        assert "3 times in a row" in said.reason
+        assert daemon.hears_nothing(), "it waits, and trains on nothing"
+        daemon.load(step=40)
+        daemon.load(step=41, finished=True)
+
+    with talking(script) as path, attach(model, optimizer, socket_path=path) as run:
+        run.step(loss=math.nan)
+        run.step(loss=math.inf)
+        run.step(loss=1.0)  # not in a row
+        run.step(loss=math.nan)
+        run.step(loss=math.nan)
+        model.weight.grad = torch.full_like(model.weight, math.nan)
+        optimizer.step()
+        assert not math.isfinite(weights(model)[0])
+        run.step(loss=-math.inf)
+        assert run.global_step in (40, 41)
+        assert equals(model, 1.0)
+        assert not optimizer.state, "its moments were not finite either"
+        train(run)
+
+
+def test_losses_may_be_anything_where_the_spec_says_so() -> None:
+    with talking(FakeDaemon.start, stay=True) as path, attach(line(), socket_path=path) as run:
+        for _step in range(100):
+            run.step(loss=math.nan)
+        assert run.global_step == 100
+
+
+# ---------------------------------------------------------------- the master is away
+
+
+def test_a_lift_ends_the_wait_at_the_hold_up_to_where_it_says() -> None:
+    model = line()
+
+    def script(daemon: FakeDaemon) -> None:
+        daemon.start(hold_step=5)
+        daemon.say(Lift(12))
+        settled(lambda: daemon.posted.slots[STEP_SLOT] == 12)
+        assert daemon.hears_nothing(), "it waits there"
+        daemon.open_round(1, at_step=5, hold_step=10)
+        posted = daemon.hear(Posted)
+        assert (posted.step, posted.tokens) == (12, 12)
+        daemon.share(0, 1, daemon.shared.values(0) + 100)
+        daemon.end_round(1, step=5, hold_step=10)
+        # It is past that; the next round comes at once and wants something to have been trained.
+        daemon.open_round(2, at_step=10, hold_step=15)
+        second = daemon.hear(Posted)
+        assert (second.step, second.tokens) == (13, 1)
+        daemon.load(step=second.step, finished=True)
+
+    with talking(script) as path, attach(model, socket_path=path) as run:
+        while not run.finished:
+            move(model, 1.0)
+            run.step()
+
+
+@pytest.mark.parametrize("overlap_steps", [0, 2])
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_round_whose_end_the_master_owes_is_not_waited_for_and_counted_once(
+    overlap_steps: int, committed: bool
+) -> None:
+    model = line()
+    trained: list[float] = []
+
+    def script(daemon: FakeDaemon) -> None:
+        daemon.start(overlap_steps=overlap_steps, hold_step=20)
+        daemon.open_round(1, at_step=5, hold_step=10)
+        posted = daemon.hear(Posted)
+        assert daemon.posted.values(0).tolist() == [-posted.tokens] * 3
+        daemon.say(Lift(COUNT_MAX))
+        settled(lambda: daemon.posted.slots[STEP_SLOT] >= 40)  # it trains on
+        # The run made something else of it: 100 in place of what was posted.
+        if committed:
+            daemon.share(0, 1, daemon.shared.values(0) + 100)
+        daemon.end_round(1, committed=committed, step=5, hold_step=10)
+        if not committed:  # nothing came of it, and the master may still be away
+            heard = daemon.posted.slots[STEP_SLOT] + 2000
+            settled(lambda: daemon.posted.slots[STEP_SLOT] >= heard)
+        daemon.open_round(2, at_step=10, hold_step=10_000_000)
+        second = daemon.hear(Posted)
+        # What was trained since is there, once, whatever became of the round.
+        since = second.tokens
+        assert since == second.step - (posted.step if committed else 0)
+        assert daemon.posted.values(0).tolist() == [-since] * 3
+        trained.append(100.0 * committed + since)
+        daemon.say(Load(second.step, COUNT_MAX, True))
+
+    with talking(script) as path, attach(model, socket_path=path) as run:
+        while not run.finished:
+            move(model, 1.0)
+            run.step()
+    assert trained
+
+
+def test_what_it_waits_and_what_it_steps_is_counted_apart() -> None:
+    seen: list[list[float]] = []
+
+    def script(daemon: FakeDaemon) -> None:
+        daemon.start(hold_step=3)
+        assert daemon.hears_nothing(0.3)
+        daemon.load(step=3, hold_step=10)
+        assert daemon.hears_nothing(0.1)
+        seen.append(daemon.posted.seconds.tolist())
+        assert daemon.posted.slots[WAITING_SLOT] > 0, "it waits"
+        daemon.load(finished=True)
+
+    with talking(script) as path, attach(line(), socket_path=path) as run:
+        train(run)
+    waited_s, stepped_s = seen[0]
+    assert waited_s >= 0.25
+    assert 0.0 < stepped_s < 5.0

@@ -1,0 +1,54 @@
+"""Everybody leaves, the master too; who comes back goes on where the run was."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.processes.harness import Fleet, contributing, digests, in_sync, spec
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.timeout(150)
+def test_the_run_goes_on_from_what_its_peers_kept_on_disk(fleet: Fleet) -> None:
+    fleet.start_master(spec(min_members=2))
+    for rank, name in enumerate("abc"):
+        fleet.join(name, "--rank", str(rank), "--pause", "0.005", founder=name == "a")
+    fleet.until(lambda s: contributing(s, *"abc"), "a, b and c train")
+    fleet.settle(*"abc")
+    before = fleet.master()
+    for name in "abc":
+        fleet.nodes[name].signal(signal.SIGINT)
+    assert [fleet.nodes[name].wait() for name in "abc"] == [0, 0, 0]
+    for name in "abc":
+        assert "keeping the shared state" in fleet.nodes[name].log
+        assert (fleet.nodes[name].folder / "state.safetensors").exists()
+    fleet.nodes["master"].signal(signal.SIGINT)
+    assert fleet.nodes["master"].wait() == 0
+
+    # One of the files is damaged meanwhile: its peer says so, and fetches the state.
+    damaged: Path = fleet.nodes["c"].folder / "state.safetensors"
+    data = bytearray(damaged.read_bytes())
+    data[-1] ^= 1
+    damaged.write_bytes(data)
+
+    fleet.restart_master()
+    for rank, name in enumerate("abc"):
+        fleet.join(name, "--rank", str(rank), "--pause", "0.005")
+    status = fleet.until(lambda s: in_sync(s, *"abc"), "all are in sync again")
+    assert digests(status, *"abc") == digests(before, *"abc"), "the run is paused as it was"
+    fleet.act("resume", {})
+    status = fleet.until(
+        lambda s: s["committed"] > before["committed"] + 2 and contributing(s, *"abc"),
+        "the run goes on",
+    )
+    assert not [e for e in status["events"] if "first weights" in e["text"]]
+    assert [fleet.peer(name)["state_received_bytes"] for name in "ab"] == [0, 0]
+    assert fleet.peer("c")["state_received_bytes"] > 0
+    assert "is damaged" in fleet.nodes["c"].log
+    assert damaged.with_name("state.safetensors.refused").exists()
+    found = fleet.settle(*"abc")
+    assert len(set(found.values())) == 1, found

@@ -1,0 +1,104 @@
+"""Real training processes that fail in every way: the run goes on, and everybody is told why."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.processes.harness import (
+    TRAINER,
+    Fleet,
+    Status,
+    alive,
+    contributing,
+    environment,
+    in_sync,
+    member,
+    role,
+    spec,
+)
+
+pytestmark = pytest.mark.slow
+
+STEP_DEADLINE_S = 6
+
+
+def events(status: Status) -> list[str]:
+    return [str(event["text"]) for event in status["events"]]
+
+
+@pytest.mark.timeout(180)
+def test_each_kind_of_failure_is_told_apart_and_costs_no_state(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    fault = tmp_path / "fault"
+    toml = spec(min_members=1) + f"[trainer]\nstep_deadline_s = {STEP_DEADLINE_S}\nnan_steps = 3\n"
+    fleet.start_master(toml)
+    fleet.join("a", "--pause", "0.005", founder=True)
+    fleet.join("b", "--rank", "1", "--pause", "0.005", "--fault", str(fault))
+    fleet.until(lambda s: contributing(s, "a", "b"), "a and b train")
+    moved = fleet.peer("b")["state_received_bytes"]
+
+    def fails(kind: str, text: str) -> None:
+        pid = fleet.peer("b")["command_pid"]
+        if kind == "hang":
+            os.killpg(pid, signal.SIGSTOP)
+        else:
+            fault.write_text(kind)
+        fleet.until(lambda s: any(text in each for each in events(s)), f"b's trainer: {text}")
+        if kind == "nan":
+            assert fleet.peer("b")["command_pid"] == pid, "the process goes on"
+        else:
+            fleet.until(lambda s: not alive(pid), "nothing is left of it")
+        fleet.until(lambda s: contributing(s, "a", "b"), f"b trains again after {kind}")
+
+    fails("nan", "loss not finite: the loss was not finite 3 times in a row")
+    fails("memory", "out of memory: MemoryError")
+    fails("cuda", "CUDA error: RuntimeError: CUDA error: an illegal memory access")
+    fails("hang", f"hang: no step for {STEP_DEADLINE_S}")
+
+    status = fleet.peer("b")
+    assert status["trainer_restarts"] == 3
+    assert status["state_received_bytes"] == moved, "its state came out of its daemon's memory"
+    assert status["trainer_state"] == "running"
+    assert status["stepped_s"] > 0
+    assert "MemoryError" in fleet.nodes["b"].log, "the script's own traceback"
+    found = fleet.settle("a", "b")
+    assert len(set(found.values())) == 1, found
+
+
+@pytest.mark.timeout(180)
+def test_a_command_that_fails_again_and_again_leaves_a_spare_until_somebody_mends_it(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    mended = tmp_path / "mended"
+    fleet.start_master(spec(min_members=1))
+    fleet.join("a", "--pause", "0.005", founder=True)
+    script = f"test -e {mended} || exit 17; exec {sys.executable} {TRAINER} --rank 1 --pause 0.005"
+    fleet.join("b", command=("sh", "-c", script))
+    status = fleet.until(
+        lambda s: in_sync(s, "b") and "given up" in str(member(s, "b")), "b gives its trainer up"
+    )
+    found = member(status, "b")
+    assert found is not None
+    assert "after 5 failures in a row" in found["trainer_state"]
+    assert "exit status 17" in found["trainer_state"]
+    assert role(status, "b") == "spare"
+    assert "holdfast retry" in fleet.peer("b")["trainer_state"]
+    assert "until then this peer keeps a copy" in fleet.nodes["b"].log
+    fleet.until_committed(2)
+    assert in_sync(fleet.master(), "b")
+
+    mended.touch()
+    command = [sys.executable, "-m", "holdfast", "retry", "--state", str(fleet.nodes["b"].folder)]
+    again = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    assert again.returncode == 0, again.stderr
+    fleet.until(lambda s: contributing(s, "a", "b"), "b trains")
+    again = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    assert again.returncode == 1
+    assert "the training command runs" in again.stderr

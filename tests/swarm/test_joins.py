@@ -1,0 +1,149 @@
+"""Joins beside rounds: slow lines, deaths in the middle, and who cannot keep up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+import trio
+
+from holdfast.checkpoint import blocks
+from holdfast.daemon.simulation.swarm import Swarm
+from holdfast.daemon.simulation.trainer import small_layout
+from holdfast.membership import keeping_up
+from tests.swarm.test_swarm import a_swarm, settled, spec
+
+VALUES = 40_000
+STATE_BYTES = 2 * 4 * VALUES + 8
+LAYOUT = small_layout((VALUES,), counters=1)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_blocks() -> Iterator[None]:
+    with mock.patch.object(blocks, "BLOCK_BYTES", 4_096):
+        yield
+
+
+def slow_line(swarm: Swarm, bytes_per_s: float, names: str = "abc") -> None:
+    """The newcomer's links to these."""
+    for name in names:
+        swarm.world.link("late", name, delay_s=0.02, bytes_per_s=bytes_per_s)
+        swarm.world.link(name, "late", delay_s=0.02, bytes_per_s=bytes_per_s)
+
+
+def row(swarm: Swarm) -> dict[str, Any] | None:
+    """The newcomer as the master shows it."""
+    if swarm.master is None:
+        return None
+    status = swarm.master.coordinator.status(trio.current_time())
+    return next((m for m in status["members"] if m["name"] == "late"), None)
+
+
+def received_bytes(swarm: Swarm) -> int:
+    return swarm.peers["late"].service.keeper.received_bytes
+
+
+def is_in_sync(swarm: Swarm) -> bool:
+    return swarm.peers["late"].service.replica.in_sync
+
+
+async def test_a_copy_is_shown_in_blocks_bytes_donors_and_seconds() -> None:
+    async with a_swarm("abc", layout=LAYOUT) as swarm:
+        await swarm.come_to_rest("abc")  # beside these rounds the line would not do
+        slow_line(swarm, 30_000.0)
+        swarm.add_peer("late", founder=False)
+        await swarm.until(lambda: received_bytes(swarm) > STATE_BYTES / 3)
+        await trio.sleep(1.1)  # until the next report
+        found = row(swarm)
+        assert found is not None
+        (copy,) = found["copies"]
+        assert copy["bytes"]["all"] == STATE_BYTES
+        assert STATE_BYTES / 3 < copy["bytes"]["done"] < STATE_BYTES
+        assert 0 < copy["blocks"]["done"] < copy["blocks"]["all"] == 81
+        assert len(copy["donors"]) == 3, "everybody who holds the version gives"
+        left = copy["bytes"]["all"] - copy["bytes"]["done"]
+        assert copy["left_s"] == pytest.approx(left / copy["bytes_per_s"])
+        assert found["why"] == copy["text"]
+        assert copy["text"].startswith("copying fragment 0: 0 of 0 MiB from 3 donors, ")
+        await swarm.until(lambda: is_in_sync(swarm), within_s=20)
+        found = row(swarm)
+        assert found is not None
+        assert found["copies"] == []
+
+
+@pytest.mark.parametrize("what", ["master", "donor", "joiner's session"])
+async def test_a_copy_that_is_disturbed_goes_on_with_what_it_has(what: str) -> None:
+    async with a_swarm("abc", layout=LAYOUT) as swarm:
+        assert swarm.master is not None
+        await swarm.come_to_rest("abc")
+        slow_line(swarm, 30_000.0)
+        swarm.add_peer("late", founder=False)
+        await swarm.until(lambda: received_bytes(swarm) > STATE_BYTES / 2)
+        if what == "master":
+            swarm.crash_master()
+            await swarm.start_master()
+        elif what == "donor":
+            swarm.crash("c")
+        else:
+            swarm.world.cut("late", "master")
+            await trio.sleep(4)
+            swarm.world.heal("late", "master")
+        await swarm.until(lambda: is_in_sync(swarm), within_s=60)
+        # Of what was on its way each of the three may have sent a few blocks twice.
+        assert STATE_BYTES <= received_bytes(swarm) < 1.2 * STATE_BYTES
+        swarm.check_final(["a", "b", "late"])
+
+
+async def test_a_joiner_that_dies_holds_nothing_at_its_donors() -> None:
+    async with a_swarm("abc", layout=LAYOUT) as swarm:
+        await swarm.come_to_rest("abc")  # beside these rounds the line would not do
+        slow_line(swarm, 30_000.0)
+        swarm.add_peer("late", founder=False)
+        await swarm.until(lambda: received_bytes(swarm) > STATE_BYTES / 3)
+        states = [swarm.peers[name].service.state for name in "abc"]
+        assert all(state is not None and state.pinned(0) for state in states)
+        swarm.crash("late")
+        await trio.sleep(1)
+        assert all(state is not None and not state.pinned(0) for state in states)
+
+
+async def test_who_cannot_keep_up_waits_and_is_told_why_until_the_run_needs_less() -> None:
+    with mock.patch.object(keeping_up, "RETRY_FIRST_S", 20.0):
+        async with a_swarm("abc", layout=LAYOUT) as swarm:
+            assert swarm.master is not None
+            coordinator = swarm.master.coordinator
+            slow_line(swarm, 20_000.0)  # a round needs eight times as much in its time
+            late = swarm.add_peer("late", founder=False)
+            await swarm.until(lambda: "the run's commits need" in str(row(swarm)), within_s=60)
+            await trio.sleep(1)  # it hears of it, too, and a round that ran then ends
+            text = next(t for t in late.service.report.told if "cannot keep up" in t)
+            assert "its link carries" in text
+            assert late.service.replica.fragments[0].fetching is None
+            before = swarm.committed
+            await trio.sleep(5)  # while it waits it costs nobody anything
+            assert swarm.committed > before + 5
+            assert not late.service.replica.rounds
+            for name in "abc":
+                state = swarm.peers[name].service.state
+                assert state is not None
+                assert not state.pinned(0)
+            swarm.master.decide(coordinator.pause)
+            await swarm.until(lambda: is_in_sync(swarm), within_s=120)
+            swarm.check_final(["a", "b", "c", "late"])
+
+
+async def test_results_of_rounds_wait_for_the_copy_as_they_came() -> None:
+    layout = small_layout((VALUES, VALUES), counters=1)
+    toml = spec(codec="int8", fragments=1).replace("sync_every = 4", "sync_every = 40")
+    async with a_swarm("abc", toml=toml, layout=layout) as swarm:
+        slow_line(swarm, 60_000.0)
+        late = swarm.add_peer("late", founder=False)
+        reducer = late.service.reducer
+        await swarm.until(lambda: len(reducer._results) >= 1, within_s=60)
+        assert all(len(result.values) == 0 for result in reducer._results.values())
+        await swarm.until(lambda: is_in_sync(swarm), within_s=60)
+        await settled(swarm, "abc")
+        await swarm.until(lambda: swarm.in_sync("late"))
+        swarm.check_final(["a", "b", "c", "late"])

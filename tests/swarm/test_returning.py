@@ -1,0 +1,91 @@
+"""Everybody leaves and comes back: the run goes on from the newest state that somebody kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import trio
+
+from holdfast.daemon.simulation.swarm import Swarm
+from tests.swarm.test_swarm import a_swarm, settled
+
+
+async def all_leave(swarm: Swarm, names: str, tmp_path: Path) -> dict[str, Path]:
+    """Stop the run and end everybody in good order; what each of them kept."""
+    assert swarm.master is not None
+    swarm.master.decide(swarm.master.coordinator.pause)
+    await swarm.come_to_rest(names)
+    disks = {}
+    for name in names:
+        disks[name] = tmp_path / name
+        disks[name].mkdir()
+        await swarm.peers[name].service.leave("it is late")
+        swarm.keep(name, disks[name])
+    await swarm.until(lambda: not any(sim.alive for sim in swarm.peers.values()))
+    swarm.crash_master()
+    return disks
+
+
+async def test_the_run_goes_on_with_what_was_kept_and_nothing_travels(tmp_path: Path) -> None:
+    async with a_swarm("abc", "d") as swarm:
+        disks = await all_leave(swarm, "abcd", tmp_path)
+        committed, roots = swarm.committed, dict(swarm.witness.roots)
+        await swarm.start_master()
+        assert swarm.master is not None
+        swarm.master.decide(swarm.master.coordinator.resume)
+        for name in "abcd":
+            swarm.restart(name, disk=disks[name])
+        await settled(swarm, "abcd")
+        assert swarm.committed >= committed + 2
+        assert all(swarm.witness.roots[key] == root for key, root in roots.items())
+        assert [sim.service.keeper.received_bytes for sim in swarm.peers.values()] == [0] * 4
+
+
+async def test_who_comes_first_with_an_old_state_does_not_make_it_the_runs(tmp_path: Path) -> None:
+    async with a_swarm("abc") as swarm:
+        old = tmp_path / "old"
+        old.mkdir()
+        swarm.keep("a", old)  # long ago
+        await settled(swarm, "abc", more=5)
+        disks = await all_leave(swarm, "abc", tmp_path)
+        committed = swarm.committed
+        await swarm.start_master()
+        assert swarm.master is not None
+        swarm.master.decide(swarm.master.coordinator.resume)
+        swarm.restart("a", disk=old)
+        await trio.sleep(15.0)
+        assert swarm.committed == committed, "the run waits"
+        why = swarm.master.coordinator.status(trio.current_time())["why_waiting"]
+        assert f"nobody here holds version {committed}" in why
+        swarm.restart("b", disk=disks["b"])
+        swarm.restart("c", disk=disks["c"])
+        await settled(swarm, "abc")
+        assert swarm.peers["a"].service.keeper.received_bytes > 0
+
+
+async def test_an_old_state_heals_by_what_differs(tmp_path: Path) -> None:
+    async with a_swarm("abc") as swarm:
+        swarm.keep("c", tmp_path)
+        swarm.crash("c")
+        await settled(swarm, "ab", more=3)
+        assert swarm.master is not None
+        swarm.master.decide(swarm.master.coordinator.resume)
+        swarm.restart("c", disk=tmp_path)
+        await settled(swarm, "abc")
+
+
+async def test_the_state_of_another_lineage_is_not_used(tmp_path: Path) -> None:
+    async with a_swarm("abc") as swarm:
+        swarm.keep("a", tmp_path)
+    async with a_swarm("abc", seed=1) as swarm:
+        manifest_before = (tmp_path / "state.safetensors").read_bytes()
+        keeper = swarm.peers["c"].service.keeper
+        swarm.crash("c")
+        await trio.sleep(1.0)
+        # The same run id, another founder's weights: as after the loss of the master's journal.
+        replica = swarm.restart("c", disk=tmp_path).service.replica
+        replica.lineage = b"\x01" * 32
+        await settled(swarm, "abc")
+        assert keeper is not swarm.peers["c"].service.keeper
+        assert swarm.peers["c"].service.keeper.kept is None
+        assert (tmp_path / "state.safetensors").read_bytes() == manifest_before

@@ -1,0 +1,140 @@
+"""Trainers that fail in the middle of a run: who steps in, what the master says, what becomes of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import trio
+
+from holdfast.daemon.simulation.swarm import Swarm
+from holdfast.protocol.messages import FailureKind, Remedy, Role, TrainerFailed
+from tests.swarm.test_swarm import a_swarm, settled, spec
+
+RESTARTING = TrainerFailed(FailureKind.MEMORY, "OutOfMemoryError: no", Remedy.RESTART, 2, 4.0)
+GIVEN_UP = TrainerFailed(FailureKind.CUDA, "CUDA error: lost", Remedy.NONE, 5)
+
+
+def member(swarm: Swarm, name: str) -> dict[str, Any]:
+    assert swarm.master is not None
+    status = swarm.master.coordinator.status(trio.current_time())
+    found: dict[str, Any] = next(m for m in status["members"] if m["name"] == name)
+    return found
+
+
+def events(swarm: Swarm) -> list[str]:
+    assert swarm.master is not None
+    return [event.text for event in swarm.master.coordinator.context.events]
+
+
+def has_trainer(swarm: Swarm, name: str) -> bool:
+    """As the master sees it; cheaper to ask again and again than the status."""
+    assert swarm.master is not None
+    found = swarm.master.coordinator.context.roster.get(swarm.peers[name].peer)
+    return found is not None and found.layout is not None
+
+
+async def contributes(swarm: Swarm, name: str) -> None:
+    """Wait for a commit with this peer in it."""
+    seen = swarm.committed
+    peer = swarm.peers[name].peer
+    await swarm.until(
+        lambda: any(
+            c.peer == peer for commit in swarm.witness.commits[seen:] for c in commit.contributors
+        )
+    )
+
+
+async def test_a_warm_spare_takes_the_place_of_one_whose_trainer_restarts() -> None:
+    async with a_swarm("abc", "d") as swarm:
+        moved = swarm.peers["d"].service.keeper.received_bytes
+        at_s = trio.current_time()
+        swarm.peers["b"].trainer.crash(RESTARTING)
+        await swarm.until(lambda: swarm.role("d") is Role.CONTRIBUTOR)
+        assert trio.current_time() - at_s < 2 * swarm.spec.settle_s
+        told = "restarting in 4 s after out of memory (OutOfMemoryError: no), failure 2 in a row"
+        assert member(swarm, "b")["trainer_state"] == told
+        assert told in member(swarm, "b")["why"]
+        assert any("OutOfMemoryError: no; restarting in 4 s" in text for text in events(swarm))
+        await contributes(swarm, "d")
+        assert swarm.peers["d"].service.keeper.received_bytes == moved
+        await swarm.until(lambda: has_trainer(swarm, "b"))
+        assert member(swarm, "b")["trainer_state"] == "running"
+        assert swarm.role("b") is Role.SPARE, "it is the warm one now"
+        await settled(swarm, "abcd")
+
+
+async def test_without_a_spare_it_keeps_its_place() -> None:
+    async with a_swarm("abc") as swarm:
+        swarm.peers["b"].trainer.crash(RESTARTING)
+        await trio.sleep(2.0)
+        assert swarm.role("b") is Role.CONTRIBUTOR
+        swarm.add_peer("e", role=Role.SPARE)  # now there is one, as soon as it is in sync
+        await swarm.until(lambda: swarm.role("e") is Role.CONTRIBUTOR)
+        assert swarm.role("b") is Role.SPARE
+        await settled(swarm, "abce")
+
+
+async def test_a_trainer_that_is_given_up_costs_the_place_and_nothing_else() -> None:
+    async with a_swarm("abc") as swarm:
+        swarm.peers["b"].trainer.crash(GIVEN_UP)
+        await swarm.until(lambda: swarm.role("b") is Role.SPARE)
+        state = member(swarm, "b")["trainer_state"]
+        assert state.startswith("given up after 5 failures in a row, the last one: CUDA error")
+        # It is in sync, serves others, and says the same after the master's restart.
+        swarm.add_peer("e")
+        await swarm.until(lambda: swarm.role("e") is Role.CONTRIBUTOR)
+        swarm.crash_master()
+        await swarm.start_master()
+        await trio.sleep(2.0)
+        assert member(swarm, "b")["trainer_state"] == state
+        await settled(swarm, "abce")
+        assert swarm.master is not None
+        swarm.master.decide(swarm.master.coordinator.resume)
+        swarm.peers["b"].trainer.retry()
+        await swarm.until(lambda: has_trainer(swarm, "b"))
+        swarm.crash("c")
+        await swarm.until(lambda: swarm.role("b") is Role.CONTRIBUTOR)
+        await settled(swarm, "abe")
+
+
+async def test_one_that_takes_no_step_is_ended_after_the_deadline() -> None:
+    toml = spec() + "[trainer]\nstep_deadline_s = 20\n"
+    async with a_swarm("abc", toml=toml) as swarm:
+        swarm.peers["b"].trainer.stuck = True
+        at_s = trio.current_time()
+        await swarm.until(lambda: any("hang: no step for" in text for text in events(swarm)))
+        assert 20 < trio.current_time() - at_s < 25
+        await contributes(swarm, "b")
+        await settled(swarm, "abc")
+
+
+async def test_waiting_for_the_run_is_no_hanging() -> None:
+    toml = spec() + "[trainer]\nstep_deadline_s = 2\n"
+    async with a_swarm("abc", "d", toml=toml) as swarm:
+        assert swarm.master is not None
+        swarm.master.decide(swarm.master.coordinator.pause)
+        await trio.sleep(15.0)
+        swarm.crash_master()
+        await trio.sleep(15.0)
+        await swarm.start_master()
+        swarm.master.decide(swarm.master.coordinator.resume)
+        await settled(swarm, "abcd")
+        assert not [text for text in events(swarm) if "hang" in text]
+
+
+async def test_a_loss_that_is_not_finite_costs_a_reload_and_in_the_end_a_restart() -> None:
+    async with a_swarm("abc") as swarm:
+        trainer = swarm.peers["b"].trainer
+        for count in (1, 2):
+            trainer.spoil()
+            assert trainer._loaded is False
+            await swarm.until(lambda: trainer._loaded)
+            await contributes(swarm, "b")
+            told = [t for t in events(swarm) if "it goes on with the shared state" in t]
+            assert len(told) == count
+            assert member(swarm, "b")["trainer"], "the process goes on"
+        trainer.spoil()
+        await swarm.until(lambda: not has_trainer(swarm, "b"))
+        await swarm.until(lambda: any("again after 2 reloads" in text for text in events(swarm)))
+        await contributes(swarm, "b")
+        await settled(swarm, "abc")
