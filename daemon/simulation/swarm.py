@@ -210,14 +210,12 @@ class Swarm:
     def _boot(
         self, name: str, peer: str, lives: int, site: str, disk: Path | None = None
     ) -> SimPeer:
-        sim = self._machine(name, peer, lives, site)
-        if disk is not None:
-            sim.service.keeper.restore(disk)
+        sim = self._machine(name, peer, lives, site, disk)
         with on_host(name):
             self.nursery.start_soon(self._run_peer, sim)
         return sim
 
-    def _machine(self, name: str, peer: str, lives: int, site: str) -> SimPeer:
+    def _machine(self, name: str, peer: str, lives: int, site: str, disk: Path | None) -> SimPeer:
         network = self.world.host(name, peer, Party.PEER)
         trainer = SimTrainer(peer, self.layout, self.witness, step_s=self.step_s, delta=self.delta)
         config = PeerConfig(
@@ -232,8 +230,10 @@ class Swarm:
         )
         service = WitnessedPeer(config, network, trainer)
         service.witness, service.apply_s = self.witness, self.apply_s
-        trainer.tell_failed = service.training.failed_with
         service.changed = self.notify
+        trainer.tell_failed = service.training.failed_with
+        if disk is not None:
+            service.keeper.restore(disk)
         return SimPeer(name, peer, network, trainer, service, lives=lives)
 
     async def _run_peer(self, sim: SimPeer) -> None:
