@@ -29,9 +29,8 @@ is hashed with it, so equal digests mean equal sets.
 
 from __future__ import annotations
 
-import math
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -209,7 +208,8 @@ class Reduction:
         self._trailing: list[trio.CancelScope] = []
         self._unsent_count = 0  # sources for peers that are needed
         self._losses: dict[str, PeerLostError] = {}  # of peers that owed us something then
-        self._to_work, self._work_queue = trio.open_memory_channel[int](math.inf)
+        self._to_add_up: deque[int] = deque()  # chunks that no frame completes
+        self._workers = 0
         self._complete = not self._layout.cuts
         self._reported_attempt = -1
         self._changed = trio.Event()
@@ -295,15 +295,19 @@ class Reduction:
         self._watch_owing()
         for send in sends:
             self._start_send(send)
-        for _worker in range(WORKERS):
-            self._nursery.start_soon(self._work)
         self._begin_complete(chunks)
         self._report_if_whole()
 
     def _begin_complete(self, chunks: Iterable[tuple[int, Part]]) -> None:
         """Add up what no frame will complete."""
-        for index in self._ledger.begin_complete(index for index, _part in chunks):
-            self._to_work.send_nowait(index)
+        self._put_to_work(self._ledger.begin_complete(index for index, _part in chunks))
+
+    def _put_to_work(self, chunks: Iterable[int]) -> None:
+        self._to_add_up += chunks
+        if self._nursery is not None:  # else ``serve`` does it when it begins
+            for _missing in range(min(WORKERS, len(self._to_add_up)) - self._workers):
+                self._workers += 1
+                self._nursery.start_soon(self._work)
 
     async def _wait_sent(self) -> None:
         while self._reported_attempt != self.attempt or self._unsent_count:
@@ -376,8 +380,7 @@ class Reduction:
             self._stop_watch(peer)
             for scope in self._sends.pop(peer, []):
                 scope.cancel()
-        for index in complete:
-            self._to_work.send_nowait(index)
+        self._put_to_work(complete)
         return self._ledger.held()
 
     def repair(self, order: Repair) -> None:
@@ -545,11 +548,13 @@ class Reduction:
     # ------------------------------------------------------------ arithmetic
 
     async def _work(self) -> None:
-        async for index in self._work_queue:
+        while self._to_add_up:
+            index = self._to_add_up.popleft()
             try:
                 await self._network.run_sync(partial(self._add_up, index))
             except BadContributionError as error:
                 self._fail(error)
+        self._workers -= 1
 
     def _encode_own(self, index: int) -> memoryview:
         assert self.encoded_input is not None

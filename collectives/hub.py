@@ -6,6 +6,7 @@ refused. A link that both ends see replaced (the old one broke and one end did n
 replaced. Who leaves the view is cut off at once.
 
     run                     one nursery; the node's
+     ├── keep_watch         looks after all links, now and then
      ├── keep_dialled       one per member that joined before us: dial, carry, back off, again
      └── background tasks   of reductions: results for receivers that nobody waits for
 
@@ -43,7 +44,15 @@ from .handshake import (
     welcome_link,
 )
 from .limiter import RateLimiter
-from .link import FIRST_LANE, LANE_STALL_SHARE, STALL_S, DialLane, Link, OnMessage
+from .link import (
+    FIRST_LANE,
+    LANE_STALL_SHARE,
+    STALL_S,
+    WATCH_TICKS,
+    DialLane,
+    Link,
+    OnMessage,
+)
 from .link_lane import LinkLane
 from .link_parts import LaneRules, NodeParts
 from .meter import Measurements
@@ -110,7 +119,7 @@ class LinkHub:
         self._stall_s = stall_s
         self._members: dict[str, MemberInfo] = {}
         self._links: dict[str, Link] = {}
-        self._running: set[Link] = set()  # those, and replaced ones that still close
+        self._running: dict[Link, None] = {}  # those, and replaced ones that still close
         self._lane_desk = LaneDesk(network)
         self._dialers: dict[str, trio.CancelScope] = {}
         self._handshakes: dict[str, trio.CancelScope] = {}  # accepted, not yet a link
@@ -131,13 +140,22 @@ class LinkHub:
                 for member in self._members.values():
                     self._start_dialler(member)
                 task_status.started()
-                await trio.sleep_forever()
+                await self._keep_watch()
         finally:
             self._nursery = None
             for link in list(self._links.values()):
                 link.close("this node stopped")
             for scope in list(self._handshakes.values()):
                 scope.cancel()
+
+    async def _keep_watch(self) -> None:
+        while True:
+            while not self._running:
+                await self._changed.wait()
+            tick_s = min(LANE_STALL_SHARE * self._stall_s, self.silence_s) / WATCH_TICKS
+            await trio.sleep(tick_s)
+            for link in list(self._running):
+                link.look_after(tick_s)
 
     def set_members(self, members: Sequence[MemberInfo]) -> None:
         """Take over a view: cut off who left, start dialling who came."""
@@ -166,16 +184,21 @@ class LinkHub:
         Raises:
           PeerLostError: the peer is not in the view or leaves it, or the wait was in vain.
         """
-        with trio.move_on_after(deadline_s):
-            while peer in self._members:
-                link = self._links.get(peer)
-                if link is not None and not link.lost.is_set():
-                    return link
-                await self._changed.wait()
+        if self._up(peer) is None:
+            with trio.move_on_after(deadline_s):
+                while peer in self._members and self._up(peer) is None:
+                    await self._changed.wait()
         if peer not in self._members:
             raise PeerLostError(peer, "not in the view")
-        why = self._dial_errors.get(peer, "it did not dial us")
-        raise PeerLostError(peer, f"no link within {deadline_s:g} s ({why})")
+        link = self._up(peer)
+        if link is None:
+            why = self._dial_errors.get(peer, "it did not dial us")
+            raise PeerLostError(peer, f"no link within {deadline_s:g} s ({why})")
+        return link
+
+    def _up(self, peer: str) -> Link | None:
+        link = self._links.get(peer)
+        return None if link is None or link.lost.is_set() else link
 
     async def send(self, peer: str, message: Message, deadline_s: float = LINK_WAIT_S) -> None:
         """Send a message to a member; raises PeerLostError as ``link`` and ``Link.send`` do."""
@@ -432,13 +455,13 @@ class LinkHub:
         if (old := self._links.get(peer)) is not None:
             old.close("replaced by a newer link")
         self._links[peer] = link
-        self._running.add(link)
+        self._running[link] = None
         self._dial_errors.pop(peer, None)
         self._wake()
         try:
             await link.run(dial)
         finally:
-            self._running.discard(link)
+            del self._running[link]
             self._closed_sent_bytes += link.sent_bytes
             self._closed_received_bytes += link.received_bytes
             if self._links.get(peer) is link:

@@ -10,12 +10,11 @@ Then all of it is closed, ``lost`` is set, and whoever waits is told.
     run                    until the link is lost; closes all its streams
      ├── read_messages     control stream -> on_message
      ├── write_messages    outbox of messages -> control stream
-     ├── beat              a heartbeat now and then
-     ├── listen            counts the silence
      ├── acknowledge       tells the other side what came
-     ├── watch_lanes       counts how long nothing moves
      ├── keep_lanes        opens and retires lanes; at the dialer
      └── carry_lane        one per lane: ``LinkLane.run``, then what did not arrive goes to others
+
+The hub's watch calls ``look_after`` now and then, which counts silence and how long nothing moves.
 
 Nothing is ever sent from the caller's task: a caller that is cancelled in the middle of a frame
 would tear the lane. It may leave a frame that is still queued; one that is on its way is finished.
@@ -57,7 +56,7 @@ STALL_S = 20.0  # a link on which nothing moves for so long is lost, though some
 LANE_STALL_SHARE = 0.75
 # ... and with no lane at all, the rest is left for finding another one.
 LANELESS_SHARE = 0.25
-WATCH_TICKS = 8  # looks in the time after which a lane counts as stalled
+WATCH_TICKS = 8  # looks in the time after which a lane counts as stalled, or silence as loss
 LANE_OPEN_S = 10.0  # to dial a lane and prove the keys; then another one is tried
 BACK_OFF_FIRST_S = 0.1  # before a lane is dialled again; doubled each time
 BACK_OFF_LAST_S = 5.0
@@ -70,7 +69,6 @@ FIRST_LANE = (
 ACKNOWLEDGE_S = 0.1
 PROGRESS_S = 0.25  # how often progress of frames under way is told: see ``LaneReceived.bytes``
 BEATS_PER_SILENCE = 4  # heartbeats in the time after which silence means loss
-LISTENED_PER_BEAT = 2  # looks at how long nothing was heard
 
 # This congestion control does not slow down for single losses: two of its lanes fill a line, and more
 # only crowd each other out of its queue.
@@ -112,14 +110,19 @@ class Link:
         self.lost = trio.Event()
         self.finished = trio.Event()
         self.reason = ""
-        self.messages = MessageStream(PacedStream(stream, stall_s))
+        self._control = PacedStream(stream)
+        self.messages = MessageStream(self._control)
         self.sent_meter = Meter(node.sent)
         self.rules = rules if rules is not None else LaneRules()
         self._stream = stream
         self._on_message = on_message
         self._stall_s = stall_s
         self._silence_s = silence_s
+        self._beats = itertools.count()
+        self._unbeaten_s = 0.0  # since the last heartbeat
         self._silent_s = 0.0  # how long nothing has come
+        self._mute_s = 0.0  # how long no message could be sent, though one waits
+        self._control_sent_bytes = 0  # when that was last looked at
         self._scope = trio.CancelScope()
         self._nursery: trio.Nursery | None = None  # while it runs
         self._message_outbox: Outbox[Message] = Outbox()
@@ -285,20 +288,13 @@ class Link:
             with self._scope:
                 async with trio.open_nursery() as nursery:
                     self._nursery = nursery
-                    for task in (
-                        self._read_messages,
-                        self._write_messages,
-                        self._acknowledge,
-                        self._watch_lanes,
-                    ):
+                    for task in (self._write_messages, self._acknowledge):
                         nursery.start_soon(self._guard, task)
-                    if self._silence_s < math.inf:
-                        nursery.start_soon(self._guard, self._beat)
-                        nursery.start_soon(self._listen)
                     for lane in self.lanes:
                         nursery.start_soon(self._guard, partial(self._carry_lane, lane))
                     if dial is not None:
                         nursery.start_soon(self._keep_lanes, dial, nursery)
+                    await self._guard(self._read_messages)
         finally:
             self._nursery = None
             await self.aclose()
@@ -306,11 +302,14 @@ class Link:
     async def aclose(self) -> None:
         """Close all streams at once, without goodbyes."""
         self.close("this node closed the link")
+        if self.finished.is_set():
+            return
         with trio.CancelScope(shield=True):  # forceful closing does not wait for anybody
             await trio.aclose_forcefully(self._stream)
             for lane in self._lanes.values():
-                await trio.aclose_forcefully(lane.stream)
-                lane.finished.set()
+                if not lane.finished.is_set():
+                    await trio.aclose_forcefully(lane.stream)
+                    lane.finished.set()
         self.finished.set()
 
     async def _guard(self, task: Callable[[], Awaitable[None]]) -> None:
@@ -338,28 +337,50 @@ class Link:
             elif not isinstance(message, Heartbeat):
                 await self._on_message(self.peer, message)
 
-    async def _beat(self) -> None:
-        for sequence in itertools.count():
-            await self.send(Heartbeat(sequence))
-            await trio.sleep(self._silence_s / BEATS_PER_SILENCE)
-
-    async def _listen(self) -> None:
-        """Give the link up when the other side is silent.
-
-        Only the time in which we were awake counts: after our own process was stopped, or the
-        machine slept, what the others sent meanwhile is still to be read.
-        """
-        tick_s = self._silence_s / (LISTENED_PER_BEAT * BEATS_PER_SILENCE)
-        while self._silent_s < self._silence_s:
-            await trio.sleep(tick_s)
-            self._silent_s += tick_s
-        self.close(f"nothing was heard for {self._silence_s:g} s")
-
     async def _write_messages(self) -> None:
         while True:
             job = await self._message_outbox.take()
             await self.messages.send(job.what)
             self._message_outbox.finish(job)
+
+    # ------------------------------------------------------------ looking after it
+
+    def look_after(self, elapsed_s: float) -> None:
+        """Say now and then that we live; give up what does not move, and who is silent.
+
+        Args:
+          elapsed_s: time since the last call in which we were awake. Only that counts: after our own
+            process was stopped, or the machine slept, what the others sent meanwhile is still to be
+            read.
+        """
+        self._unbeaten_s += elapsed_s
+        if self._unbeaten_s > self._silence_s / BEATS_PER_SILENCE - elapsed_s / 2:
+            self._unbeaten_s = 0.0
+            self._message_outbox.put_if_idle(Heartbeat(next(self._beats)))
+        self._silent_s += elapsed_s
+        if self._silent_s >= self._silence_s:
+            self.close(f"nothing was heard for {self._silence_s:g} s")
+        before_bytes, self._control_sent_bytes = self._control_sent_bytes, self._control.sent_bytes
+        stuck = self._message_outbox.busy and self._control_sent_bytes == before_bytes
+        self._mute_s = self._mute_s + elapsed_s if stuck else 0.0
+        if self._mute_s >= self._stall_s:
+            self.close(f"nothing could be sent for {self._stall_s:g} s")
+        self._watch_lanes(elapsed_s)
+
+    def _watch_lanes(self, elapsed_s: float) -> None:
+        """Give up lanes on which nothing moves, and in the end the link."""
+        stall_s = LANE_STALL_SHARE * self._stall_s
+        for lane in list(self._lanes.values()):
+            lane.watch(elapsed_s)
+            if lane.still_s < stall_s:
+                continue
+            if lane.finished.is_set():
+                self.close(f"it does not say what came on lane {lane.number}")
+            lane.close(f"nothing moved for {stall_s:g} s")
+        laneless_s = LANELESS_SHARE * self._stall_s
+        self._laneless_s = 0.0 if self._working else self._laneless_s + elapsed_s
+        if self._laneless_s >= laneless_s:
+            self.close(f"no lane has worked for {laneless_s:g} s ({self._lane_trouble})")
 
     # ------------------------------------------------------------ what has arrived
 
@@ -380,8 +401,10 @@ class Link:
     async def _acknowledge(self) -> None:
         """Tell the other side what came, and how many lanes we want if that is not ours to do."""
         while True:
-            long_frame = any(lane.receiving for lane in self._working.values())
-            with trio.move_on_after(PROGRESS_S if long_frame else math.inf):
+            if any(lane.receiving for lane in self._working.values()):  # a long frame
+                with trio.move_on_after(PROGRESS_S):
+                    await self._news.wait()
+            else:
                 await self._news.wait()
             with trio.move_on_after(ACKNOWLEDGE_S):
                 await self._hurry.wait()
@@ -449,26 +472,6 @@ class Link:
         self._past_sent_bytes += lane.sender.sent_bytes
         self._past_received_bytes += lane.receiver.received_bytes
         self._past_arrived_bytes += lane.arrived_bytes
-
-    async def _watch_lanes(self) -> None:
-        """Give up lanes on which nothing moves, and in the end the link.
-
-        As for silence, only the time in which we were awake counts.
-        """
-        stall_s = LANE_STALL_SHARE * self._stall_s
-        laneless_s = LANELESS_SHARE * self._stall_s
-        tick_s = stall_s / WATCH_TICKS
-        while self._laneless_s < laneless_s:
-            await trio.sleep(tick_s)
-            for lane in list(self._lanes.values()):
-                lane.watch(tick_s)
-                if lane.still_s < stall_s:
-                    continue
-                if lane.finished.is_set():
-                    self.close(f"it does not say what came on lane {lane.number}")
-                lane.close(f"nothing moved for {stall_s:g} s")
-            self._laneless_s = 0.0 if self._working else self._laneless_s + tick_s
-        self.close(f"no lane has worked for {laneless_s:g} s ({self._lane_trouble})")
 
     async def _keep_lanes(self, dial: DialLane, nursery: trio.Nursery) -> None:
         while True:

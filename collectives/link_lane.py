@@ -146,8 +146,8 @@ class LinkLane:
             write = partial(self._keep_writing, work)
             hang_up.start_soon(self._hang_up, work)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._guard, read)
             nursery.start_soon(self._guard, write)
+            await self._guard(read)
 
     def retire(self) -> None:
         """Send no more frames; the lane ends when the other side does the same."""
@@ -283,13 +283,15 @@ class LinkLane:
 
     async def _take(self) -> Taken | None:
         """The next frame; None if the lane is to send no more."""
-        with trio.CancelScope() as self._idle_scope:
-            if not self._retiring:
-                self.writing = False
+        self.writing = False
+        if self._retiring:
+            return None
+        taken = self._parts.outlet.take_nowait()
+        if taken is None:
+            with trio.CancelScope() as self._idle_scope:
                 taken = await self._parts.outlet.take()
-                self.writing = True
-                return taken
-        return None
+        self.writing = taken is not None
+        return taken
 
     # ------------------------------------------------------------ lanes in threads
 

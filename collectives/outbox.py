@@ -32,6 +32,17 @@ class Outbox(Generic[T]):
         self._idle = trio.lowlevel.ParkingLot()
         self._closed = False
 
+    @property
+    def busy(self) -> bool:
+        """Whether anything waits, or is being sent."""
+        return bool(self._queue or self._taken)
+
+    def put_if_idle(self, what: T) -> None:
+        """Have ``what`` sent, unless something is on its way already; waits for nothing."""
+        if not (self._closed or self.busy):
+            self._queue.append(_Job(what))
+            self._idle.unpark()
+
     async def put(self, what: T) -> bool:
         """Wait until ``what`` was sent (True) or never will be (False)."""
         if self._closed:

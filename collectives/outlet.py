@@ -136,6 +136,11 @@ class Outlet:
         if parked:
             self._loop.soon(self._lot.unpark_all)
 
+    def take_nowait(self) -> Taken | None:
+        """For a lane's task: the next frame, if there is one."""
+        with self._changed:
+            return self._take()
+
     async def take(self) -> Taken:
         """For a lane's task: wait for the next frame."""
         while True:
@@ -147,11 +152,17 @@ class Outlet:
                 self._parked_count += 1
                 wait_s = self._wait_s
             try:
-                with trio.move_on_after(wait_s):
-                    await self._lot.park()
+                await self._park(wait_s)
             finally:
                 with self._changed:
                     self._parked_count -= 1
+
+    async def _park(self, wait_s: float) -> None:
+        if wait_s == math.inf:  # as nearly always; a scope is not cheap
+            await self._lot.park()
+            return
+        with trio.move_on_after(wait_s):
+            await self._lot.park()
 
     def take_in_thread(self, wait_s: float) -> Taken | None:
         """For a lane's thread: the next frame, or None if there is none within ``wait_s``."""

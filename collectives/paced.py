@@ -1,12 +1,10 @@
-"""A stream as a link uses it: sent and received in slices, capped, measured, and watched.
+"""A stream as a link uses it: sent and received in slices, capped and measured.
 
 For the streams that tasks work: control streams, and lanes in memory. ``socket_lane`` does the same
 for lanes in threads.
 """
 
 from __future__ import annotations
-
-import math
 
 import trio
 
@@ -26,8 +24,6 @@ class PacedStream(trio.abc.Stream):
       received_bytes: what came out of it.
 
     Args:
-      stall_s: how long the transport may take over one slice that is sent; waiting for the cap does
-        not count. Infinite: somebody else watches.
       upload, download: None: no cap.
       meter: counts what is sent, and the time the transport takes; likewise.
     """
@@ -35,13 +31,11 @@ class PacedStream(trio.abc.Stream):
     def __init__(
         self,
         stream: trio.abc.Stream,
-        stall_s: float = math.inf,
         upload: RateLimiter | None = None,
         download: RateLimiter | None = None,
         meter: Meter | None = None,
     ) -> None:
         self._stream = stream
-        self._stall_s = stall_s
         self._upload = upload
         self._download = download
         self._meter = meter if meter is not None else Meter()
@@ -61,13 +55,10 @@ class PacedStream(trio.abc.Stream):
             carried_bytes = 0
             self._meter.begin()
             try:
-                with trio.move_on_after(self._stall_s) as scope:
-                    await self._stream.send_all(piece)
-                    carried_bytes = len(piece)
+                await self._stream.send_all(piece)
+                carried_bytes = len(piece)
             finally:
                 self._meter.end(carried_bytes)
-            if scope.cancelled_caught:
-                raise trio.BrokenResourceError(f"nothing could be sent for {self._stall_s:g} s")
             done += len(piece)
             self.sent_bytes += len(piece)
 

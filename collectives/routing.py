@@ -140,21 +140,23 @@ class FrameRouter:
         misses a frame anyway, and a hundred more need not hold up their lane in turn.
         """
         key = frame_key(header)
+        if key not in self._sinks:
+            await self._wait_sink(key)
+        sink = self._sinks.get(key)
+        view = None if sink is None else sink.place(peer, header)
+        if sink is None or view is None:
+            self.dropped_frames += 1
+            return None, None
+        return sink, view
+
+    async def _wait_sink(self, key: Key) -> None:
         with trio.move_on_after(self._early_wait_s) as scope:
-            while not self._is_over(key) and key not in self._given_up:
-                sink = self._sinks.get(key)
-                if sink is not None:
-                    view = sink.place(peer, header)
-                    if view is None:
-                        break
-                    return sink, view
+            while not (key in self._sinks or self._is_over(key) or key in self._given_up):
                 await self._changed.wait()
         if scope.cancelled_caught:
             self._given_up[key] = None
             _bound(self._given_up)
             self._wake()
-        self.dropped_frames += 1
-        return None, None
 
     def place_in_thread(self, peer: str, header: FrameHeader) -> tuple[Sink, memoryview] | None:
         """As ``place``, from a lane's thread; None: ask ``place`` on the event loop."""

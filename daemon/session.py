@@ -248,19 +248,20 @@ class MasterSession:
         """Obey the master until the session ends; returns why it did."""
         view: View | None = None  # told last on this connection
         try:
-            while True:
-                with trio.fail_after(deadline_s):
+            with trio.fail_after(deadline_s) as silence:
+                while True:
                     message = await stream.receive()
-                if isinstance(message, ViewChange):
-                    message = changed_view(view, message)
-                if isinstance(message, View):
-                    view = message
-                if isinstance(message, Refused):
-                    return EvictedError(message.code.value, message.reason)
-                if isinstance(message, Welcome):
-                    self._welcome(message)  # the run was founded meanwhile
-                else:
-                    self._hear(message)
+                    if isinstance(message, ViewChange):
+                        message = changed_view(view, message)
+                    if isinstance(message, View):
+                        view = message
+                    if isinstance(message, Refused):
+                        return EvictedError(message.code.value, message.reason)
+                    if isinstance(message, Welcome):
+                        self._welcome(message)  # the run was founded meanwhile
+                    else:
+                        self._hear(message)
+                    silence.deadline = trio.current_time() + deadline_s
         except SESSION_ERRORS as error:
             return error
 

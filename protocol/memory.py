@@ -26,8 +26,7 @@ import errno
 import math
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import trio
@@ -124,7 +123,8 @@ class _Pipe:
         self._reader: trio.CancelScope | None = None  # while it waits for a segment
 
     def wake(self) -> None:
-        self._lot.unpark_all()
+        if self._lot:
+            self._lot.unpark_all()
 
     async def _wait_change(self, until_s: float) -> None:
         with trio.move_on_at(until_s):
@@ -151,34 +151,43 @@ class _Pipe:
         ):
             raise trio.BrokenResourceError("the other side is gone")
 
-    async def wait_room(self) -> None:
+    async def wait_room(self) -> bool:
+        """Whether it had to wait."""
         self.check_writable()
+        waited = False
         while self._buffered_bytes >= min(self._world.buffer_bytes, self.link.window_bytes):
             await self._wait_change(math.inf if self._news_held() else self._gone_s)
             self.check_writable()
+            waited = True
+        return waited
 
     @property
     def link(self) -> _Link:
         return self._world.direction(self.source.name, self.target.name)
 
-    async def transmit(self, data: bytes) -> None:
-        link, leaves_s = self.link, trio.current_time()
+    async def transmit(self, data: bytes) -> bool:
+        """Put a segment on its way, in its turn; whether that had to wait."""
+        link = self.link
+        now_s = leaves_s = trio.current_time()
         ahead_s = 0.0 if self.lane else AHEAD_S
+        waited = False
         lines = self._world.lines_between(self.source.name, self.target.name)
         ways: list[_Link | _Line] = [link, *lines]
         for way in ways:
             leaves_s = _leaves_s(way, leaves_s, len(data))
-            if leaves_s > trio.current_time() + ahead_s:
+            if leaves_s > now_s + ahead_s:
                 await trio.sleep_until(leaves_s)
                 self.check_writable()
+                now_s, waited = trio.current_time(), True
         if self._gone_s < math.inf:
-            return  # lost on the way: the news of it is still under way to us
+            return waited  # lost on the way: the news of it is still under way to us
         jitter_s = self._world.rng.uniform(0.0, link.jitter_s) if link.jitter_s else 0.0
         # A segment that jitter lets arrive before an earlier one waits for it in the queue.
         self._segments.append((leaves_s + link.delay_s + jitter_s, data))
         self._buffered_bytes += len(data)
         if self._reader is not None and not self._held():
             self._reader.deadline = min(self._reader.deadline, self._segments[0][0])
+        return waited
 
     def end(self, *, reset: bool) -> None:
         """No more comes: the writer closed, or was cut off."""
@@ -204,14 +213,13 @@ class _Pipe:
     # ------------------------------------------------------------ the reader's end
 
     async def receive(self, max_bytes: int) -> bytes:
-        await trio.lowlevel.checkpoint_if_cancelled()
         waited = False
         while (wake_s := self._next_news_s()) > trio.current_time():
             with trio.move_on_at(wake_s) as self._reader:
                 await self._lot.park()
             self._reader, waited = None, True
         if not waited:
-            await trio.lowlevel.cancel_shielded_checkpoint()
+            await trio.lowlevel.checkpoint()
         self._check_readable()
         if self._segments:
             return self._take(max_bytes)
@@ -255,6 +263,22 @@ class _Pipe:
         self.wake()
 
 
+class _OneAtATime:
+    """Entered by the task that does something which no other may do meanwhile."""
+
+    def __init__(self, doing: str) -> None:
+        self._doing = doing
+        self._busy = False
+
+    def __enter__(self) -> None:
+        if self._busy:
+            raise trio.BusyResourceError(f"another task is {self._doing} on this stream")
+        self._busy = True
+
+    def __exit__(self, *_: object) -> None:
+        self._busy = False
+
+
 class MemoryStream(trio.abc.HalfCloseableStream):
     """One end of a connection between two virtual hosts."""
 
@@ -263,34 +287,27 @@ class MemoryStream(trio.abc.HalfCloseableStream):
         self._host = host
         self._outward = outward
         self._inward = inward
-        self._sending = False
-        self._receiving = False
+        self._only_sender = _OneAtATime("sending")
+        self._only_receiver = _OneAtATime("receiving")
         self._closed = False
         host.streams[self] = None
 
-    @contextmanager
-    def _only_sender(self) -> Iterator[None]:
-        if self._sending:
-            raise trio.BusyResourceError("another task is sending on this stream")
-        self._sending = True
-        try:
-            yield
-        finally:
-            self._sending = False
-
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        with self._only_sender():
-            await trio.lowlevel.checkpoint()
+        with self._only_sender:
+            await trio.lowlevel.checkpoint_if_cancelled()
             self._outward.check_writable()
             if self._world.is_torn(self._outward):
                 self.cut()
             content = self._world.pass_filter(self._outward, bytes(data))
+            waited = False
             for start in range(0, len(content), SEGMENT_BYTES):
-                await self._outward.wait_room()
-                await self._outward.transmit(content[start : start + SEGMENT_BYTES])
+                waited |= await self._outward.wait_room()
+                waited |= await self._outward.transmit(content[start : start + SEGMENT_BYTES])
+            if not waited:
+                await trio.lowlevel.cancel_shielded_checkpoint()
 
     async def wait_send_all_might_not_block(self) -> None:
-        with self._only_sender():
+        with self._only_sender:
             await trio.lowlevel.checkpoint()
             await self._outward.wait_room()
 
@@ -301,16 +318,11 @@ class MemoryStream(trio.abc.HalfCloseableStream):
             raise TypeError("max_bytes must be an integer")
         if max_bytes < 1:
             raise ValueError("max_bytes must be at least 1")
-        if self._receiving:
-            raise trio.BusyResourceError("another task is receiving on this stream")
-        self._receiving = True
-        try:
+        with self._only_receiver:
             return await self._inward.receive(max_bytes)
-        finally:
-            self._receiving = False
 
     async def send_eof(self) -> None:
-        with self._only_sender():
+        with self._only_sender:
             self._outward.end(reset=False)
             await trio.lowlevel.checkpoint()
 

@@ -101,13 +101,20 @@ class MessageStream:
         body = wire.encode(message)
         if len(body) > self._frame_bytes_max:
             raise LocalProtocolError(f"a {type(message).__name__} of {len(body)} bytes")
-        async with self._send_lock:
+        await trio.lowlevel.checkpoint_if_cancelled()  # before anything is torn
+        try:
+            self._send_lock.acquire_nowait()
+        except trio.WouldBlock:
+            await self._send_lock.acquire()
+        try:
             if self._torn:
                 raise trio.BrokenResourceError("a send was cancelled in the middle of a frame")
             self._torn = True
             await self._stream.send_all(_LENGTH.pack(len(body)) + body)
             self._torn = False
             self.sent_bytes += _LENGTH.size + len(body)
+        finally:
+            self._send_lock.release()
 
     async def receive(self) -> Message:
         """The next message. Cancellation loses nothing: what was read stays for the next call.
@@ -118,14 +125,14 @@ class MessageStream:
           trio.BrokenResourceError: the connection is gone.
           trio.ClosedResourceError: this side closed it.
         """
-        await self._fill(_LENGTH.size)
-        (length,) = _LENGTH.unpack_from(self._buffer)
-        if length > self._frame_bytes_max:
-            raise RemoteProtocolError(f"a frame of {length} bytes is over-long")
-        end = _LENGTH.size + length
-        await self._fill(end)
-        body = bytes(memoryview(self._buffer)[_LENGTH.size : end])
-        del self._buffer[:end]
+        whole = self._whole()
+        if whole:
+            await trio.lowlevel.checkpoint()
+        while not whole:
+            await self._read()
+            whole = self._whole()
+        body = bytes(memoryview(self._buffer)[_LENGTH.size : whole])
+        del self._buffer[:whole]
         return wire.decode(body)
 
     @overload
@@ -167,15 +174,21 @@ class MessageStream:
         """Close the stream; the other side sees its end."""
         await close(self._stream)
 
-    async def _fill(self, wanted_bytes: int) -> None:
-        if len(self._buffer) >= wanted_bytes:
-            await trio.lowlevel.checkpoint()
-            return
-        while len(self._buffer) < wanted_bytes:
-            data = await self._stream.receive_some(RECEIVE_BYTES)
-            if not data:
-                if self._buffer:
-                    raise RemoteProtocolError("the stream ended in the middle of a frame")
-                raise trio.EndOfChannel
-            self._buffer += data
-            self.received_bytes += len(data)
+    def _whole(self) -> int:
+        """Where the first frame ends, if all of it is here; else 0."""
+        if len(self._buffer) < _LENGTH.size:
+            return 0
+        (length,) = _LENGTH.unpack_from(self._buffer)
+        if length > self._frame_bytes_max:
+            raise RemoteProtocolError(f"a frame of {length} bytes is over-long")
+        end: int = _LENGTH.size + length
+        return end if len(self._buffer) >= end else 0
+
+    async def _read(self) -> None:
+        data = await self._stream.receive_some(RECEIVE_BYTES)
+        if not data:
+            if self._buffer:
+                raise RemoteProtocolError("the stream ended in the middle of a frame")
+            raise trio.EndOfChannel
+        self._buffer += data
+        self.received_bytes += len(data)

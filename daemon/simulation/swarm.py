@@ -443,8 +443,8 @@ class Swarm:
         assert self.master is not None
         coordinator = self.master.coordinator
         self.master.decide(coordinator.pause)
-        await self.until(lambda: not coordinator.conductor.rounds, within_s=within_s)
-        await self.until(lambda: all(self.in_sync(name) for name in names), within_s=within_s)
+        await self.when(lambda: not coordinator.conductor.rounds, within_s=within_s)
+        await self.when(lambda: all(self.in_sync(name) for name in names), within_s=within_s)
 
     def check_final(self, names: Sequence[str]) -> None:
         """Every one of these holds the same bits at the committed versions."""

@@ -83,6 +83,16 @@ async def test_after_a_cancelled_send_the_stream_is_broken() -> None:
     await far_raw.aclose()
 
 
+async def test_a_send_that_was_cancelled_before_it_began_tears_nothing() -> None:
+    near, far = (MessageStream(stream) for stream in trio.testing.memory_stream_pair())
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await near.send(Heartbeat(1))
+    assert scope.cancelled_caught
+    await near.send(Heartbeat(2))
+    assert await far.receive() == Heartbeat(2)
+
+
 async def test_a_message_that_cannot_travel_breaks_nothing() -> None:
     near, far = (MessageStream(stream) for stream in trio.testing.memory_stream_pair())
     small = MessageStream(trio.testing.memory_stream_pair()[0], frame_bytes_max=100)
