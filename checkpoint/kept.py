@@ -68,6 +68,7 @@ class Manifest:
     run_id: str = field(validator=max_len(TEXT_CHARS_MAX))
     lineage: str = field(validator=matches_re(r"[0-9a-f]{64}"))
     term: int  # of the last master that was obeyed
+    nonce: str = field(validator=matches_re(r"([0-9a-f]{2}){0,128}"))  # and what it drew
     step: int  # the run's global step
     layout: Layout
     sizes: tuple[FragmentSize, ...] = field(validator=max_len(FRAGMENTS_MAX))
@@ -82,11 +83,20 @@ class Manifest:
 
 
 def manifest_of(
-    state: SharedState, *, lineage: bytes, term: int, step: int, layout: Layout
+    state: SharedState, *, lineage: bytes, term: int, nonce: bytes, step: int, layout: Layout
 ) -> Manifest:
     """Of all fragments that are whole."""
-    heads = tuple(KeptHead(h.fragment, h.version, h.root.hex()) for h in state.heads())
-    return Manifest(FORMAT, state.run_id, lineage.hex(), term, step, layout, state.sizes, heads)
+    return Manifest(
+        format=FORMAT,
+        run_id=state.run_id,
+        lineage=lineage.hex(),
+        term=term,
+        nonce=nonce.hex(),
+        step=step,
+        layout=layout,
+        sizes=state.sizes,
+        heads=tuple(KeptHead(h.fragment, h.version, h.root.hex()) for h in state.heads()),
+    )
 
 
 def save(folder: Path, state: SharedState, manifest: Manifest) -> None:

@@ -129,6 +129,7 @@ class StateKeeper:
             [each.head() for each in manifest.heads],
             manifest.step,
             manifest.term,
+            bytes.fromhex(manifest.nonce),
         )
         return True
 
@@ -147,7 +148,7 @@ class StateKeeper:
         log.warning("the state that was kept here is not the run's: it is not used")
         self._forget()
         self.kept = None
-        replica.restored(b"", 0, (), 0, replica.term)
+        replica.restored(b"", 0, (), 0, replica.term, replica.nonce)
 
     def to_keep(self) -> kept.Manifest | None:
         """After the service: what is to be kept; None: nothing, or it is in the file already."""
@@ -156,7 +157,12 @@ class StateKeeper:
             return None
         replica = self._parts.replica
         manifest = kept.manifest_of(
-            state, lineage=lineage, term=replica.term, step=replica.step, layout=self.layout
+            state,
+            lineage=lineage,
+            term=replica.term,
+            nonce=replica.nonce,
+            step=replica.step,
+            layout=self.layout,
         )
         known = self.kept
         same = known is not None and (known.lineage, known.heads) == (

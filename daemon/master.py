@@ -393,6 +393,11 @@ class MasterService:
                 Refused(RefusalCode.TOKEN, "this identity was never admitted to the run")
             )
             return
+        if not self._knows_term(hello):
+            await stream.send_final(
+                Refused(RefusalCode.PROTOCOL, f"this run has had no master of term {hello.term}")
+            )
+            return
         refusal = await self._reach(channel, hello)
         if refusal is not None:
             log.info("refused %s (%s): %s", hello.name, channel.peer[:8], refusal.reason)
@@ -416,6 +421,13 @@ class MasterService:
             )
         )
         await self._hold(session, queue)
+
+    def _knows_term(self, hello: Hello) -> bool:
+        """No member can end a master by naming a later one that there never was."""
+        context = self.coordinator.context
+        past = (hello.term, hello.nonce) == (context.term, context.history.nonce)
+        past |= hello.term < context.term
+        return past or self.authority is None or self.authority.vouches(hello.term, hello.nonce)
 
     async def _hold(self, session: Session, queue: trio.MemoryReceiveChannel[Message]) -> None:
         """Read and write until the stream ends or we end it; then the peer is detached."""

@@ -41,7 +41,6 @@ from .tasks import wait_for_signals
 
 log = logging.getLogger("holdfast.master")
 
-NONCE_BYTES = 16
 INVITE_USES_DEFAULT = 100
 INVITE_HOURS_DEFAULT = 24.0
 USES_MAX = 1_000_000  # of an invite
@@ -84,8 +83,8 @@ class Master:
         given = None if options.spec_path is None else read_spec(options.spec_path)
         make_private(options.state)
         self.store = Store(options.state / JOURNAL_FILE)
-        self.run_id, self.spec, self.coordinator = self._restore(given)
-        self.authority = Authority.load_or_create(options.state / "authority", self.run_id)
+        self.authority, self.spec, self.coordinator = self._restore(given)
+        self.run_id = self.authority.run_id
         self.credentials = self._credentials()
         self.network = SocketNetwork(self.credentials, newcomers=True)
         self.service = MasterService(
@@ -110,7 +109,7 @@ class Master:
                 hint="copy the folder authority/ as well: `holdfast backup DIR` does",
             )
 
-    def _restore(self, given: RunSpec | None) -> tuple[str, RunSpec, Coordinator]:
+    def _restore(self, given: RunSpec | None) -> tuple[Authority, RunSpec, Coordinator]:
         """The run as its journal has it, in a new term; a new run if there is no journal."""
         records = self.store.records()
         created = [record for record in records if isinstance(record, RunCreated)]
@@ -131,8 +130,9 @@ class Master:
         terms = [record.term for record in records if isinstance(record, TermStarted)]
         last = max([self.store.last_term, *terms])
         term = last + (TERMS_SKIPPED if behind else 1)
-        self._record(records, TermStarted(term, secrets.token_bytes(NONCE_BYTES), behind))
-        return run_id, spec, Coordinator.restore(spec, run_id, records, term)
+        authority = Authority.load_or_create(self.options.state / "authority", run_id)
+        self._record(records, TermStarted(term, authority.begin_term(term), behind))
+        return authority, spec, Coordinator.restore(spec, run_id, records, term)
 
     def _record(self, records: list[JournalRecord], record: JournalRecord) -> None:
         try:

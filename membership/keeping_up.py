@@ -26,7 +26,7 @@ from .roster import Fetch, Member
 LOG_BYTES_MIN = 256 * 2**20
 HEADROOM = 2.0  # what a line must carry, by what the commits need; follows from the line above
 COMMITS_MAX = 16  # the run's pace is that of so many commits
-RETRY_FIRST_S = 60.0  # until a member that could not keep up is tried again; doubled each time
+RETRY_DEADLINES = 4  # until a member that could not keep up is tried again; doubled each time
 RETRY_MAX_S = 3_600.0
 RESTARTS_MAX = 3  # copies in a row that were outrun by rounds; then the member waits, too
 JUDGED_S_MIN = 5.0  # of a copy; before, nobody can say what the line carries
@@ -135,7 +135,7 @@ class KeepingUp:
         else:
             behind.carried_bytes_per_s = 0.0
             behind.text = f"rounds have outrun its copy {behind.restarts} times in a row"
-        wait_s = min(RETRY_MAX_S, RETRY_FIRST_S * 2.0 ** min(behind.tries, 16))
+        wait_s = min(RETRY_MAX_S, self._retry_first_s * 2.0 ** min(behind.tries, 16))
         behind.since_s, behind.until_s = self.context.now_s, self.context.now_s + wait_s
         behind.tries, behind.restarts = behind.tries + 1, 0
         behind.waiting, behind.outrun = True, None
@@ -145,6 +145,14 @@ class KeepingUp:
         )
         self.context.tell(member.peer, f"you cannot keep up with the run: {behind.text}; {again}")
         return behind.text
+
+    @property
+    def _retry_first_s(self) -> float:
+        return RETRY_DEADLINES * self.context.spec.membership.deadline_s
+
+    def carries(self, member: Member, fetch: Fetch) -> bool:
+        """Whether anything came since the copy began: else the line is cut, which is not slow."""
+        return self._rates(member, fetch)[0] > 0
 
     def _rates(self, member: Member, fetch: Fetch) -> tuple[float, float]:
         """What the member received since its copy began, and what it should have of results."""
@@ -172,7 +180,7 @@ class KeepingUp:
         since_bytes = sum(size for _when_s, size in self._commits) - first_bytes
         # Then the run's pace is what the member's line carries.
         slower_s = first_s + HEADROOM * since_bytes / behind.carried_bytes_per_s
-        return min(behind.until_s, max(slower_s, behind.since_s + RETRY_FIRST_S))
+        return min(behind.until_s, max(slower_s, behind.since_s + self._retry_first_s))
 
     def next_deadline_s(self) -> float:
         """When somebody who waits may be tried again."""

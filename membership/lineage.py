@@ -3,12 +3,13 @@
 Two things can happen to the newest version:
 
     the journal lacks it   it was cut, or is a copy (``succession``): more than half of the journal's
-                           contributors hold one version beyond it, with one root  --> adopted
+                           contributors hold one version beyond it, with one root; or nobody holds
+                           the journal's, all came, and this is what most hold      --> adopted
     nobody holds it        all holders are gone, and for ``rewind_s`` enough members have held one
                            older state of the run, complete, with its roots        --> rewound
 
 Both are recorded. Weights that the run never had are never taken: what counts is a version whose
-root the journal knows, or one that a majority swears to. A member that returns with a newer version
+root the journal knows, or one that its contributors swear to. A member that returns with a newer version
 of what was rewound holds what the run has given up, and is brought in sync like anybody else; the
 *branch* in ``Welcome`` tells it not to apply what it still has of those rounds.
 """
@@ -44,6 +45,8 @@ class Lineage:
 
     Attributes:
       lost_since_s: since when nobody holds the newest versions while enough hold older ones.
+      useless_since_s: since when nobody holds the versions of a journal that is behind, while members
+        hold newer ones, each another.
     """
 
     def __init__(self, context: Context, syncing: Syncing, succession: Succession) -> None:
@@ -51,15 +54,17 @@ class Lineage:
         self.syncing = syncing
         self.succession = succession
         self.lost_since_s: float | None = None
+        self.useless_since_s: float | None = None
         self._said_lost = False
 
     # ------------------------------------------------------------ what the journal has lost
 
     def adopt(self) -> bool:
-        """Take over versions beyond the journal's that a majority holds. True if one was."""
+        """Take over a version beyond the journal's that was the run's. True if one was."""
         history = self.context.history
         if not history.founded or not history.behind:
             return False
+        useless = False
         for fragment in range(history.fragment_count):
             claims: Counter[FragmentHead] = Counter(
                 member.told[fragment]
@@ -70,14 +75,36 @@ class Lineage:
             )
             if not claims:
                 continue
-            head, count = claims.most_common(1)[0]
+            # Of those with equally many, the newest: all were the run's, one after the other.
+            head, count = max(claims.items(), key=lambda each: (each[1], each[0].version))
             if 2 * count > len(self.succession.electorate):
                 self._adopt(head, count)
                 return True
+            if not self.succession.waiting and fragment in self.lost():
+                useless = True
+                if self._everybody_came():
+                    self._adopt(head, count)
+                    return True
+        if not useless:
+            self.useless_since_s = None
+        elif self.useless_since_s is None:
+            self.useless_since_s = self.context.now_s
         return False
+
+    def _everybody_came(self) -> bool:
+        """All who may know what the journal lacks have had their time to say it."""
+        if self.succession.electorate <= self.succession.attached:
+            return True
+        return self.useless_since_s is not None and self.context.now_s >= self._until_s(
+            self.useless_since_s
+        )
+
+    def _until_s(self, since_s: float) -> float:
+        return since_s + (self.context.spec.membership.rewind_s or math.inf)
 
     def _adopt(self, head: FragmentHead, count: int) -> None:
         history, spec = self.context.history, self.context.spec
+        self.useless_since_s = None
         before = history.versions[head.fragment]
         turn = history.turn + head.version - before
         _, step = scheduled(turn - 1, spec.diloco.sync_every, history.fragment_count)
@@ -157,7 +184,7 @@ class Lineage:
         if not self._said_lost:
             self._said_lost = True
             self.context.announce(EventKind.RUN, None, self.why_waiting(now_s))
-        if now_s < self.due_s:
+        if now_s < self._until_s(self.lost_since_s):
             return False
         before = list(history.versions)
         self.context.record(RunRewound(found.heads))
@@ -190,9 +217,8 @@ class Lineage:
     @property
     def due_s(self) -> float:
         """When the run goes back if nobody comes; infinity while it need not or cannot."""
-        if self.lost_since_s is None:
-            return math.inf
-        return self.lost_since_s + self.context.spec.membership.rewind_s
+        times = [t for t in (self.lost_since_s, self.useless_since_s) if t is not None]
+        return min(map(self._until_s, times), default=math.inf)
 
     # ------------------------------------------------------------ for people
 
@@ -211,8 +237,16 @@ class Lineage:
             found = self.fallback()
             undone = found.undone if found is not None else 0
             text += (
-                f" since {now_s - self.lost_since_s:.0f} s; in {max(0.0, self.due_s - now_s):.0f} s "
+                f" since {now_s - self.lost_since_s:.0f} s; in {max(0.0, self._until_s(self.lost_since_s) - now_s):.0f} s "
                 f"the run goes on without the last {undone} rounds"
+            )
+        elif self.useless_since_s is not None:
+            absent = self.succession.electorate - self.succession.attached
+            others = ", ".join(sorted(map(self.context.name, absent))[:NAMES_SAID_MAX])
+            left_s = self._until_s(self.useless_since_s) - now_s
+            text = (
+                f"{text}, or for {others}: those who are here hold versions that the journal has "
+                f"lost, each another one; in {max(0.0, left_s):.0f} s the newest becomes the run's"
             )
         elif self.context.spec.membership.rewind_s:
             needed = self.context.spec.membership.min_members

@@ -332,9 +332,10 @@ class Replica:
         heads: Iterable[FragmentHead],
         step: int,
         term: int,
+        nonce: bytes,
     ) -> None:
         """Before the first session: an earlier process of this peer has kept this."""
-        self.lineage, self.step, self.term = lineage, step, term
+        self.lineage, self.step, self.term, self.nonce = lineage, step, term, nonce
         self.fragments = [FragmentHere() for _ in range(fragment_count)]
         for head in heads:
             self.fragments[head.fragment] = FragmentHere(head.version, head.root)

@@ -442,7 +442,7 @@ class Syncing:
         """No block has come for long; perhaps because results take all of the line."""
         fetch = member.copies[fragment].fetch
         assert fetch is not None
-        if fetch.log_count:
+        if fetch.log_count and self.keeping_up.carries(member, fetch):
             self._outrun(member, fragment, why)
         else:
             self._fail(member, fragment, why)

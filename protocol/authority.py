@@ -12,6 +12,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import re
+import secrets
 from pathlib import Path
 
 from attrs import frozen
@@ -37,6 +38,7 @@ CLOCK_TOLERANCE = datetime.timedelta(days=1)  # how far behind ours another cloc
 AUTHORITY_VALIDITY = datetime.timedelta(days=3_650)  # longer than any run
 KEY_FILE = "authority.key"
 CERTIFICATE_FILE = "authority.pem"
+TERM_RANDOM_BYTES = 16
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _URI = re.compile(r"holdfast://([A-Za-z0-9._-]{1,64})/(master|peer)/([0-9a-f]{32})")
@@ -196,6 +198,27 @@ class Authority:
         pem = certificate.public_bytes(serialization.Encoding.PEM)
         write_private(directory / CERTIFICATE_FILE, pem)
         return cls(key, certificate, run_id)
+
+    def begin_term(self, term: int) -> bytes:
+        """A nonce for a master's term: random, and signed, so that nobody else can name one.
+
+        What peers say of a term that a master does not know can then be believed, or not: see
+        ``vouches``. Ed25519 over run, term and random bytes; the signature follows these.
+        """
+        drawn = secrets.token_bytes(TERM_RANDOM_BYTES)
+        return drawn + self._key.sign(self._term_text(term, drawn))
+
+    def vouches(self, term: int, nonce: bytes) -> bool:
+        """Whether a master of this run really began this term with this nonce."""
+        drawn, signature = nonce[:TERM_RANDOM_BYTES], nonce[TERM_RANDOM_BYTES:]
+        try:
+            self._key.public_key().verify(signature, self._term_text(term, drawn))
+        except InvalidSignature:
+            return False
+        return True
+
+    def _term_text(self, term: int, drawn: bytes) -> bytes:
+        return b"holdfast term\0" + self.run_id.encode() + b"\0" + b"%d\0" % term + drawn
 
     def issue(
         self,

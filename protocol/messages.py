@@ -44,7 +44,7 @@ _count: Any = and_(ge(0), le(COUNT_MAX))
 _text: Any = max_len(TEXT_CHARS_MAX)
 _peer: Any = matches_re(r"[0-9a-f]{32}")
 _digest: Any = and_(min_len(32), max_len(32))
-_nonce: Any = max_len(16)
+_nonce: Any = max_len(128)  # of a term: random bytes that the run's authority has signed
 _blob: Any = max_len(CERTIFICATE_BYTES_MAX)
 
 

@@ -93,6 +93,8 @@ def _errors_said() -> Iterator[list[str]]:
     class Listener(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             cause = record.exc_info[1] if record.exc_info else None
+            if cause is None:
+                return  # said to an operator: a full disk
             said.append(f"{record.getMessage()}: {_first(cause)!r}")
 
     listener, logger = Listener(logging.ERROR), logging.getLogger("holdfast")

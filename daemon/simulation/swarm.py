@@ -109,7 +109,7 @@ class Swarm:
 
     async def start_master(self) -> None:
         """Start the master, or start it again from its journal."""
-        self.store.append(TermStarted(self._term + 1))
+        self.store.append(TermStarted(self._term + 1, self.rng.randbytes(16)))
         self._term += 1
         coordinator = Coordinator.restore(self.spec, RUN_ID, self.store.records(), self._term)
         network = self.world.host(MASTER, MASTER_ID, Party.MASTER)

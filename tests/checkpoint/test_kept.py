@@ -23,7 +23,9 @@ EMPTY = FragmentSize(0, 0, 0)
 
 
 def keep(folder: Path, state: SharedState) -> kept.Manifest:
-    manifest = kept.manifest_of(state, lineage=LINEAGE, term=3, step=400, layout=LAYOUT)
+    manifest = kept.manifest_of(
+        state, lineage=LINEAGE, term=3, nonce=b"n" * 80, step=400, layout=LAYOUT
+    )
     kept.save(folder, state, manifest)
     return manifest
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from attrs import evolve
 
 from holdfast.daemon.master import MasterService
 from holdfast.daemon.parts import PeerConfig
@@ -202,6 +203,19 @@ async def test_an_old_peer_is_refused_with_a_sentence(tmp_path: Path) -> None:
         answer = await speak(run, "old", run.hello(version=0))
         assert isinstance(answer, Refused)
         assert "version" in answer.reason or "reach" in answer.reason
+
+
+@pytest.mark.parametrize("term", [1, 99])
+async def test_nobody_can_end_a_master_by_inventing_a_later_one(tmp_path: Path, term: int) -> None:
+    async with a_run(tmp_path) as run:
+        other = Authority.load_or_create(tmp_path / "other", RUN_ID)
+        for nonce in (b"", b"n" * 80, other.begin_term(term), run.authority.begin_term(98)):
+            hello = evolve(run.hello(), term=term, nonce=nonce)
+            if (term, nonce) == (1, b""):
+                continue  # what this master is
+            answer = await speak(run, f"liar-{nonce.hex()[:8]}", hello)
+            assert isinstance(answer, Refused)
+            assert f"no master of term {term}" in answer.reason
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,35 @@ def test_a_version_that_fewer_hold_is_given_up() -> None:
     assert (order.head, order.replaces_newer) == (head_of(0, 0), True)
 
 
+def a_copy_that_everybody_has_left_behind() -> Table:
+    """The journal lacks two rounds; B holds the first of them, A both, C is away."""
+    table = Table()
+    table.start(A, B, C)
+    for _ in range(2):
+        table.commit(A, B, C)
+    cut(table, RoundCommitted)
+    cut(table, RoundCommitted)
+    table.join(B, hello=holding(B, 1))
+    table.join(A, hello=holding(A, 2))
+    table.wait(20.0, A, B)
+    assert not table.records(VersionAdopted), "C may know better"
+    assert "each another one" in table.master.status(table.now_s)["why_waiting"]
+    return table
+
+
+def test_who_came_with_a_version_each_waits_for_the_last_one_to_come() -> None:
+    table = a_copy_that_everybody_has_left_behind()
+    table.join(C, hello=holding(C, 1))
+    assert [r.head for r in table.records(VersionAdopted)] == [head_of(0, 1)], "two of three"
+
+
+def test_if_the_last_one_does_not_come_the_newest_version_is_the_runs() -> None:
+    table = a_copy_that_everybody_has_left_behind()
+    table.wait(300.0, A, B)
+    assert [r.head for r in table.records(VersionAdopted)] == [head_of(0, 2)]
+    assert table.hear(B, SyncFragment).head == head_of(0, 2)
+
+
 def test_fresh_peers_do_not_decide_what_the_journal_lacks() -> None:
     table = Table()
     table.start(A, B, C)

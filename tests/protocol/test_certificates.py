@@ -28,6 +28,20 @@ def authority(tmp_path: Path) -> Authority:
     return Authority.load_or_create(tmp_path / "authority", "demo")
 
 
+def test_an_authority_knows_the_terms_that_it_began(tmp_path: Path, authority: Authority) -> None:
+    nonce = authority.begin_term(7)
+    assert authority.vouches(7, nonce)
+    assert nonce != authority.begin_term(7)
+    assert not authority.vouches(8, nonce)
+    assert not authority.vouches(7, nonce[:-1])
+    assert not authority.vouches(7, b"")
+    for other in (
+        Authority.load_or_create(tmp_path / "other", "demo"),
+        Authority.load_or_create(tmp_path / "third", "another-run"),
+    ):
+        assert not other.vouches(7, nonce)
+
+
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 

@@ -12,7 +12,6 @@ import trio
 from holdfast.checkpoint import blocks
 from holdfast.daemon.simulation.swarm import Swarm
 from holdfast.daemon.simulation.trainer import small_layout
-from holdfast.membership import keeping_up
 from tests.swarm.test_swarm import a_swarm, settled, spec
 
 VALUES = 40_000
@@ -110,28 +109,27 @@ async def test_a_joiner_that_dies_holds_nothing_at_its_donors() -> None:
 
 
 async def test_who_cannot_keep_up_waits_and_is_told_why_until_the_run_needs_less() -> None:
-    with mock.patch.object(keeping_up, "RETRY_FIRST_S", 20.0):
-        async with a_swarm("abc", layout=LAYOUT) as swarm:
-            assert swarm.master is not None
-            coordinator = swarm.master.coordinator
-            slow_line(swarm, 20_000.0)  # a round needs eight times as much in its time
-            late = swarm.add_peer("late", founder=False)
-            await swarm.until(lambda: "the run's commits need" in str(row(swarm)), within_s=60)
-            await trio.sleep(1)  # it hears of it, too, and a round that ran then ends
-            text = next(t for t in late.service.report.told if "cannot keep up" in t)
-            assert "its link carries" in text
-            assert late.service.replica.fragments[0].fetching is None
-            before = swarm.committed
-            await trio.sleep(5)  # while it waits it costs nobody anything
-            assert swarm.committed > before + 5
-            assert not late.service.replica.rounds
-            for name in "abc":
-                state = swarm.peers[name].service.state
-                assert state is not None
-                assert not state.pinned(0)
-            swarm.master.decide(coordinator.pause)
-            await swarm.until(lambda: is_in_sync(swarm), within_s=120)
-            swarm.check_final(["a", "b", "c", "late"])
+    async with a_swarm("abc", layout=LAYOUT) as swarm:
+        assert swarm.master is not None
+        coordinator = swarm.master.coordinator
+        slow_line(swarm, 20_000.0)  # a round needs eight times as much in its time
+        late = swarm.add_peer("late", founder=False)
+        await swarm.until(lambda: "the run's commits need" in str(row(swarm)), within_s=60)
+        await trio.sleep(1)  # it hears of it, too, and a round that ran then ends
+        text = next(t for t in late.service.report.told if "cannot keep up" in t)
+        assert "its link carries" in text
+        assert late.service.replica.fragments[0].fetching is None
+        before = swarm.committed
+        await trio.sleep(5)  # while it waits it costs nobody anything
+        assert swarm.committed > before + 5
+        assert not late.service.replica.rounds
+        for name in "abc":
+            state = swarm.peers[name].service.state
+            assert state is not None
+            assert not state.pinned(0)
+        swarm.master.decide(coordinator.pause)
+        await swarm.until(lambda: is_in_sync(swarm), within_s=120)
+        swarm.check_final(["a", "b", "c", "late"])
 
 
 async def test_results_of_rounds_wait_for_the_copy_as_they_came() -> None:
