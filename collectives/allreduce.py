@@ -276,6 +276,7 @@ class Reduction:
                         if until_sent:
                             await self._wait_sent()
                             self._scope.cancel()
+                        await trio.sleep_forever()  # a repair may come when nothing is left to do
             if self._error is not None:
                 raise self._error
         finally:
