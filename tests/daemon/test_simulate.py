@@ -55,7 +55,7 @@ def test_a_broken_promise_is_told_with_its_faults_and_the_line_that_repeats_it(
         original(those, present).factors, original(those).divisor
     )
     monkeypatch.setattr(Factors, "of", patched)
-    said = say("--start", "2", "--seeds", "3", "--jobs", "1", "--json", str(tmp_path / "j"))
+    said = say("--start", "4", "--seeds", "4", "--jobs", "1", "--json", str(tmp_path / "j"))
     assert said.exit_code == ExitCode.VIOLATION
     violations = json.loads((tmp_path / "j").read_text())["violations"]
     assert violations

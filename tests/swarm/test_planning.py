@@ -81,4 +81,5 @@ async def test_idle_lines_are_probed_before_the_first_round_knows_nothing() -> N
         first = next(r for r in status["past_rounds"] if r["outcome"] == "committed")
         nursery.cancel_scope.cancel()
     assert first["plan"]["guessed_count"] == 0
-    assert first["plan"]["took_s"] == pytest.approx(first["plan"]["predicted_s"], rel=0.5)
+    # A probe sees one pair at a time, whose lines are apart from the others' here: it may be quicker.
+    assert first["plan"]["took_s"] < 1.5 * first["plan"]["predicted_s"]
