@@ -187,8 +187,12 @@ class Swarm:
                 raise ViolationError(f"{member.name} is mute since {mute_s:.2f} and still a member")
 
     def _check_promoted(self, sim: SimPeer) -> None:
-        history = self.master.coordinator.context.history if self.master is not None else None
-        if history is not None and history.founded and not sim.holds_everything:
+        assert self.master is not None
+        context = self.master.coordinator.context
+        member = context.roster.get(sim.peer)
+        if member is None or member.incarnation != sim.service.config.incarnation:
+            return  # the master has not heard yet that the one it means is dead
+        if context.history.founded and not sim.holds_everything:
             raise ViolationError(f"{sim.name} got a place and has not got the state")
 
     # ------------------------------------------------------------ peers

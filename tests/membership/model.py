@@ -698,9 +698,15 @@ class World:
         )
 
     def _all_in_sync(self) -> bool:
+        """All are members, and as many of them in sync as there is room for."""
         members = list(self.master.context.roster)
         allowed = [peer for peer in self.peers if peer.peer not in self.revoked]
-        return len(members) == len(allowed) and all(member.in_sync for member in members)
+        limits = self.spec.membership
+        contributors = sum(peer.grant.role is Role.CONTRIBUTOR for peer in allowed)
+        placed = min(contributors, limits.contributors or contributors)
+        spares = len(allowed) - placed
+        room = placed + (spares if limits.spares < 0 else min(spares, limits.spares))
+        return len(members) == len(allowed) and sum(m.in_sync for m in members) >= room
 
 
 def leaving() -> Leaving:

@@ -223,12 +223,13 @@ class Fleet:
         )
 
     def kill(self, name: str) -> None:
-        """As if its power were cut: the daemon and its trainer at once."""
+        """As if its power were cut: neither the daemon nor its trainer sees the other die."""
         trainer = self.peer(name)["command_pid"]
-        self.nodes[name].process.kill()
+        self.nodes[name].signal(signal.SIGSTOP)
         if trainer:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(trainer, signal.SIGKILL)
+        self.nodes[name].process.kill()
         self.nodes[name].process.wait()
 
     def stop_all(self) -> None:
