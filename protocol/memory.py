@@ -37,6 +37,7 @@ from .errors import LocalProtocolError, RemoteProtocolError, UserError
 from .lane import HEADER_BYTES, PREAMBLE_BYTES
 from .network import Channel, ChannelHandler, LaneFacts, LaneHandler, Party
 from .stream import run_handler
+from .virtual_time import Alarm
 
 T = TypeVar("T")
 
@@ -119,16 +120,13 @@ class _Pipe:
         self._gone_s = math.inf  # when the writer learns that nobody reads
         self._writer_closed = False
         self._reader_closed = False
-        self._lot = trio.lowlevel.ParkingLot()
-        self._reader: trio.CancelScope | None = None  # while it waits for a segment
+        self._departure = Alarm()  # of the segment that is being sent
+        self._room = Alarm()
+        self._news = Alarm()  # for the reader
 
     def wake(self) -> None:
-        if self._lot:
-            self._lot.unpark_all()
-
-    async def _wait_change(self, until_s: float) -> None:
-        with trio.move_on_at(until_s):
-            await self._lot.park()
+        self._room.ring()
+        self._news.ring()
 
     def _held(self) -> bool:
         return self._world.held(self.source.name, self.target.name)
@@ -156,7 +154,7 @@ class _Pipe:
         self.check_writable()
         waited = False
         while self._buffered_bytes >= min(self._world.buffer_bytes, self.link.window_bytes):
-            await self._wait_change(math.inf if self._news_held() else self._gone_s)
+            await self._room.wait(math.inf if self._news_held() else self._gone_s)
             self.check_writable()
             waited = True
         return waited
@@ -176,7 +174,7 @@ class _Pipe:
         for way in ways:
             leaves_s = _leaves_s(way, leaves_s, len(data))
             if leaves_s > now_s + ahead_s:
-                await trio.sleep_until(leaves_s)
+                await self._departure.wait(leaves_s)
                 self.check_writable()
                 now_s, waited = trio.current_time(), True
         if self._gone_s < math.inf:
@@ -185,8 +183,8 @@ class _Pipe:
         # A segment that jitter lets arrive before an earlier one waits for it in the queue.
         self._segments.append((leaves_s + link.delay_s + jitter_s, data))
         self._buffered_bytes += len(data)
-        if self._reader is not None and not self._held():
-            self._reader.deadline = min(self._reader.deadline, self._segments[0][0])
+        if not self._held():
+            self._news.bring_forward(self._segments[0][0])
         return waited
 
     def end(self, *, reset: bool) -> None:
@@ -215,9 +213,8 @@ class _Pipe:
     async def receive(self, max_bytes: int) -> bytes:
         waited = False
         while (wake_s := self._next_news_s()) > trio.current_time():
-            with trio.move_on_at(wake_s) as self._reader:
-                await self._lot.park()
-            self._reader, waited = None, True
+            await self._news.wait(wake_s)
+            waited = True
         if not waited:
             await trio.lowlevel.checkpoint()
         self._check_readable()
@@ -247,7 +244,7 @@ class _Pipe:
         if rest:
             self._segments.appendleft((arrival_s, rest))
         self._buffered_bytes -= len(taken)
-        self.wake()
+        self._room.ring()
         return taken
 
     def stop_reading(self) -> None:

@@ -34,7 +34,7 @@ FOUND_S = 60.0  # until everybody has joined and the first round is committed
 QUIET_S = 60.0  # after aimed faults a round is committed, after the peace all is whole, by then
 INSTANT_S = 3.0  # an instant that has not come by then does not come
 POLL_S = 0.005  # how exactly an instant is met that no decision shows
-ROUNDS_AFTER = 2  # that the peace must see
+ROUNDS_AFTER = 1  # that the peace must see once everybody is back
 MASTER_BYTES_PER_S = 1e7  # of lines to the master, if the peers' own are slower
 
 
