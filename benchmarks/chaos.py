@@ -41,6 +41,7 @@ from typing import Any
 
 from attrs import asdict
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for when this file itself is run
 from benchmarks.chaos_checks import (
     check_journal,
     committed_tokens,
@@ -51,10 +52,10 @@ from benchmarks.chaos_schedule import Fault, counts, schedule
 from benchmarks.commands import BenchError
 from benchmarks.grounds import Loopback, Switch, why_no_switch
 from benchmarks.lab_run import LabRun, stop_on_signals
+from benchmarks.namespaces import LabError
 from benchmarks.progress import say
 from benchmarks.report import Table
 from benchmarks.sections import Measured
-from benchmarks.wan_lab import LabError
 
 STEP_S = 0.025
 LOSS_RATIO_MAX = 1.01

@@ -16,11 +16,10 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from types import TracebackType
+from collections.abc import Sequence
 from typing import Any, Protocol
 
-from benchmarks.wan_lab import NAMESPACES, LabError, end_all, in_network, ip, remove_leftovers
+from benchmarks.namespaces import LabError, Namespaces, ip
 
 NOBODY = "02:00:00:00:00:01"  # a locally administered address that no host has
 DEVICE = "eth0"
@@ -62,7 +61,7 @@ class Loopback:
         return contextlib.nullcontext()
 
 
-class Switch:
+class Switch(Namespaces):
     """Hosts in namespaces on one switch, for as long as the ``with`` block lasts.
 
     Args:
@@ -75,39 +74,18 @@ class Switch:
     def __init__(self, count: int) -> None:
         if not 1 <= count <= SWITCH_HOSTS_MAX:
             raise ValueError(f"from 1 to {SWITCH_HOSTS_MAX} hosts")
+        super().__init__()
         self._count = count
-        self._names: list[str] = []
-        self._processes: list[subprocess.Popen[Any]] = []
 
-    def __enter__(self) -> Switch:
-        if reason := why_no_switch():
-            raise LabError(reason)
-        remove_leftovers()
-        try:
-            self._make()
-        except BaseException:
-            self._remove()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        _type: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
-        self._remove()
+    def why_not(self) -> str:
+        return why_no_switch()
 
     def _make(self) -> None:
-        switch = f"holdfast-{os.getpid()}-switch"
-        ip("netns", "add", switch)
-        self._names.append(switch)
+        switch = self._add("switch")
         ip("-n", switch, "link", "add", "bridge0", "type", "bridge")
         ip("-n", switch, "link", "set", "bridge0", "up")
         for number in range(self._count):
-            host = f"holdfast-{os.getpid()}-{number}"
-            ip("netns", "add", host)
-            self._names.append(host)
+            host = self._add(str(number))
             port = f"port{number}"
             ends = ("name", port, "type", "veth", "peer", "name", DEVICE, "netns", host)
             ip("-n", switch, "link", "add", *ends)
@@ -116,46 +94,27 @@ class Switch:
             ip("-n", host, "addr", "add", f"{self.address(number)}/24", "dev", DEVICE)
             ip("-n", host, "link", "set", DEVICE, "up")
 
-    def _remove(self) -> None:
-        end_all([process for process in self._processes if process.poll() is None])
-        for name in reversed(self._names):
-            with contextlib.suppress(LabError):  # the others must go all the same
-                ip("netns", "del", name)
-        self._names, self._processes = [], []
-
     # ------------------------------------------------------------ Ground
 
     def address(self, number: int) -> str:
         return f"198.18.1.{number + 1}"
 
-    def popen(self, number: int, argv: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
-        command = ["nsenter", f"--net={NAMESPACES / self._host(number)}", "--", *argv]
-        process = subprocess.Popen(command, **options)
-        self._processes = [each for each in self._processes if each.poll() is None]
-        self._processes.append(process)
-        return process
-
-    @contextlib.contextmanager
-    def inside(self, number: int) -> Iterator[None]:
-        with in_network(self._host(number)):
-            yield
-
     # ------------------------------------------------------------ cuts
 
     def cut(self, source: int, target: int) -> None:
         """Let nothing of ``source`` reach ``target``; the other direction goes on."""
-        where = ("-n", self._host(source))
+        where = ("-n", self.host(source))
         to = ("to", self.address(target), "dev", DEVICE)
         ip(*where, "neigh", "replace", *to, "lladdr", NOBODY, "nud", "permanent")
 
     def heal(self, source: int, target: int) -> None:
         """End a ``cut``; harmless where there is none."""
-        where = ("-n", self._host(source))
+        where = ("-n", self.host(source))
         with contextlib.suppress(LabError):  # there was none
             ip(*where, "neigh", "del", "to", self.address(target), "dev", DEVICE)
 
-    def _host(self, number: int) -> str:
-        return self._names[1 + number]
+    def host(self, number: int) -> str:
+        return self.names[1 + number]
 
 
 def why_no_switch() -> str:

@@ -27,10 +27,11 @@ from attrs import asdict, frozen
 
 from benchmarks.commands import BenchError
 from benchmarks.lab_run import LabRun, Status
+from benchmarks.namespaces import LabError
 from benchmarks.progress import say
 from benchmarks.report import Table
 from benchmarks.sections import MIB, Measured
-from benchmarks.wan_lab import Host, LabError, WanLab
+from benchmarks.wan_lab import Host, WanLab
 
 DONORS = ("a", "b", "c")  # on hosts 1 to 3; the master is on host 0, the joiner on the last one
 JOINER = "late"

@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import httpx
@@ -74,12 +73,7 @@ class LabRun:
     def __enter__(self) -> LabRun:
         return self
 
-    def __exit__(
-        self,
-        _type: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for name, process in self._processes.items():
             process.send_signal(signal.SIGCONT)  # one that is stopped answers nobody
             self._note_trainer(name)

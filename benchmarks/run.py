@@ -21,6 +21,7 @@ from attrs import frozen
 from benchmarks import chaos, deaths, hot_swap, join, master_kills, scale, sections, wan_lab
 from benchmarks.commands import BenchError
 from benchmarks.lanes import lanes, why_no_lanes
+from benchmarks.namespaces import LabError
 from benchmarks.progress import say
 from benchmarks.report import RESULTS, RESULTS_MD, Record, new_record, render
 from benchmarks.sections import Measured
@@ -126,7 +127,7 @@ def main() -> int:
             write_page()
             return 0
         return 0 if measure(chosen(options.only)) else 1
-    except (BenchError, wan_lab.LabError) as error:
+    except (BenchError, LabError) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import hashlib
 import json
 import math
@@ -34,17 +33,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import attrs
 from attrs import field, frozen
 from attrs.validators import and_, ge, gt, le, optional
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for when this file itself is run
+from benchmarks.namespaces import NAMESPACES, LabError, Namespaces, end_all, ended, ip
+
 HUB_SOURCE = Path(__file__).with_name("wan_hub.c")
-NAMESPACES = Path("/run/netns")
 ALLOWED_CONGESTION = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 AVAILABLE_CONGESTION = ALLOWED_CONGESTION.with_name("tcp_available_congestion_control")
 DEVICE = "wan0"
@@ -55,13 +55,6 @@ QUEUE_BYTES_MIN = 256 * 1024
 # The hub reads a burst of a host later than the host sends it: the device must keep all of it.
 DEVICE_QUEUE_PACKETS = 20_000
 ANSWER_S = 10.0  # the hub answers at once, or it is gone
-CLONE_NEWNET = 0x40000000
-LIBC = ctypes.CDLL(None, use_errno=True)
-END_S = 5.0  # for what still runs in the lab to end before it is killed
-
-
-class LabError(Exception):
-    """There is no lab here; the text says what is missing."""
 
 
 @frozen
@@ -128,7 +121,7 @@ def missing_tool() -> str:
     return ""
 
 
-class WanLab:
+class WanLab(Namespaces):
     """Hosts and the network between them, for as long as the ``with`` block lasts.
 
     Args:
@@ -144,51 +137,20 @@ class WanLab:
     def __init__(self, hosts: Sequence[Host], *, mtu: int = MTU, seed: int = 0) -> None:
         if not 1 <= len(hosts) <= HOSTS_MAX or not 576 <= mtu <= MTU_MAX:
             raise LabError(f"{len(hosts)} hosts with an MTU of {mtu}")
+        super().__init__()
         self.hosts = list(hosts)
         self._mtu = mtu
         self._seed = seed
-        self._names: list[str] = []
         self._hub: subprocess.Popen[str] | None = None
-        self._processes: list[subprocess.Popen[Any]] = []
-
-    def __enter__(self) -> WanLab:
-        if reason := why_not() or missing_tool():
-            raise LabError(reason)
-        remove_leftovers()
-        try:
-            self._make()
-        except BaseException:
-            self._remove()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        _type: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
-        self._remove()
 
     # ------------------------------------------------------------ for users
+
+    def why_not(self) -> str:
+        return why_not() or missing_tool()
 
     def address(self, number: int) -> str:
         """The host's IPv4 address."""
         return f"198.18.0.{number + 1}"
-
-    def command(self, number: int, argv: Sequence[str]) -> list[str]:
-        """``argv`` as it must be started to run on a host."""
-        return ["nsenter", f"--net={NAMESPACES / self._names[number]}", "--", *argv]
-
-    def popen(self, number: int, argv: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
-        """Start a process on a host; it is stopped at the latest when the lab ends.
-
-        Args:
-          options: ``subprocess.Popen``'s.
-        """
-        process = subprocess.Popen(self.command(number, argv), **options)
-        self._processes.append(process)
-        return process
 
     def run(
         self, number: int, argv: Sequence[str], **options: Any
@@ -213,26 +175,15 @@ class WanLab:
         answer: dict[str, Any] = json.loads(self._ask("stats"))
         return answer
 
-    @contextlib.contextmanager
-    def inside(self, number: int) -> Iterator[None]:
-        """Let what this thread opens or starts in the block belong to a host's network.
-
-        For a few sockets to what listens on the host's loopback; they stay there after the block.
-        """
-        with in_network(self._names[number]):
-            yield
-
     # ------------------------------------------------------------ making and removing
 
     def _make(self) -> None:
         hub = compiled_hub()
         for number in range(len(self.hosts)):
-            name = f"holdfast-{os.getpid()}-{number}"
-            ip("netns", "add", name)
-            self._names.append(name)
+            self._add(str(number))
         # In a session of its own: Ctrl+C is for us to handle; the hub ends when its input does.
         self._hub = subprocess.Popen(
-            [str(hub), str(self._seed), *(str(NAMESPACES / name) for name in self._names)],
+            [str(hub), str(self._seed), *(str(NAMESPACES / name) for name in self.names)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -240,7 +191,7 @@ class WanLab:
         )
         if self._answer() != "ready":
             raise LabError("the hub did not start")
-        for number, name in enumerate(self._names):
+        for number, name in enumerate(self.names):
             inside = ("-n", name)
             ip(*inside, "link", "set", "lo", "up")
             ip(*inside, "addr", "add", f"{self.address(number)}/24", "dev", DEVICE)
@@ -267,20 +218,17 @@ class WanLab:
                 ALLOWED_CONGESTION.write_text(allowed)
 
     def _remove(self) -> None:
-        end_all([process for process in self._processes if process.poll() is None])
+        self._end_processes()
         hub = self._hub
         if hub is not None:
             assert hub.stdin is not None
             assert hub.stdout is not None
             with contextlib.suppress(OSError):
                 hub.stdin.close()
-            end_all([hub] if not _ended(hub, 1.0) else [])
+            end_all([hub] if not ended(hub, 1.0) else [])
             hub.stdout.close()
-        for name in self._names:
-            ip("netns", "del", name)
-        self._names = []
-        self._processes = []
         self._hub = None
+        super()._remove()
 
     def _ask(self, command: str) -> str:
         assert self._hub is not None
@@ -320,59 +268,6 @@ def compiled_hub() -> Path:
             raise LabError(f"cc cannot compile {HUB_SOURCE.name}:\n{done.stderr}")
         fresh.replace(program)
     return program
-
-
-@contextlib.contextmanager
-def in_network(name: str) -> Iterator[None]:
-    """Move this thread into a named network namespace for the block."""
-    with (
-        open("/proc/thread-self/ns/net") as ours,
-        open(NAMESPACES / name) as its,
-    ):
-        _set_network(its.fileno())
-        try:
-            yield
-        finally:
-            _set_network(ours.fileno())
-
-
-def _set_network(namespace: int) -> None:
-    """Move this thread into a network namespace, given as an open file."""
-    if LIBC.setns(namespace, CLONE_NEWNET) != 0:
-        raise LabError(f"setns: {os.strerror(ctypes.get_errno())}")
-
-
-def ip(*arguments: str) -> None:
-    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise LabError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
-
-
-def _ended(process: subprocess.Popen[Any], seconds: float) -> bool:
-    try:
-        process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        return False
-    return True
-
-
-def end_all(processes: Sequence[subprocess.Popen[Any]]) -> None:
-    for process in processes:
-        process.terminate()
-    deadline = time.monotonic() + END_S
-    for process in processes:
-        if not _ended(process, max(0.0, deadline - time.monotonic())):
-            process.kill()
-            process.wait()
-
-
-def remove_leftovers() -> None:
-    """Remove the namespaces of labs whose process is gone (it was killed)."""
-    for path in NAMESPACES.glob("holdfast-*-*"):
-        pid = path.name.split("-")[1]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
-            with contextlib.suppress(LabError):  # another lab may be removing it, too
-                ip("netns", "del", path.name)
 
 
 # ---------------------------------------------------------------- does it do what it says?

@@ -14,7 +14,6 @@ Everything here blocks: call it in a thread.
 from __future__ import annotations
 
 import json
-import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from safetensors.numpy import save_file
 
 from ..protocol import wire
 from ..protocol.errors import HoldfastError, RemoteProtocolError, StateMismatchError
+from ..protocol.files import sync_to_disk
 from ..protocol.messages import (
     FRAGMENTS_MAX,
     TEXT_CHARS_MAX,
@@ -119,9 +119,9 @@ def save(folder: Path, state: SharedState, manifest: Manifest) -> None:
     try:
         save_file(tensors, scratch, metadata=metadata)
         scratch.chmod(0o600)
-        _sync(scratch)
+        sync_to_disk(scratch)
         scratch.replace(path)
-        _sync(folder)
+        sync_to_disk(folder)
     except (OSError, SafetensorError) as error:
         with suppress(OSError):
             scratch.unlink()
@@ -131,14 +131,6 @@ def save(folder: Path, state: SharedState, manifest: Manifest) -> None:
 def scratch_path(folder: Path) -> Path:
     """Where a file grows before it gets its name."""
     return folder / f"{FILE_NAME}.new"
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def find(folder: Path, run_id: str) -> Manifest | None:

@@ -17,7 +17,7 @@ from urllib.parse import quote
 from attrs import asdict, frozen
 
 from ..protocol.errors import UserError
-from ..protocol.identity import write_private
+from ..protocol.files import write_private
 from .exit_codes import ExitCode
 
 CONTROL_FILE = "control.json"

@@ -32,6 +32,7 @@ from blake3 import blake3
 from ..membership import journal
 from ..protocol import wire
 from ..protocol.errors import RemoteProtocolError
+from ..protocol.files import sync_to_disk
 
 CHECK_BYTES = 16
 COPIES_MAX = 1_000  # of damaged journals; nobody has that many
@@ -118,23 +119,14 @@ def finish_replacing(path: Path) -> None:
     for suffix in ("-wal", "-shm"):  # the old one's; they must never be read with the new file
         path.with_name(path.name + suffix).unlink(missing_ok=True)
     os.replace(ready, path)
-    _sync_folder(path.parent)
+    sync_to_disk(path.parent)
 
 
 def make_ready(part: Path, path: Path) -> None:
     """The new journal at ``part`` is complete: it counts from now on."""
-    with part.open("rb") as file:
-        os.fsync(file.fileno())
+    sync_to_disk(part)
     os.replace(part, path.with_name(f"{path.name}.new"))
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_to_disk(path.parent)
 
 
 class Tip:

@@ -63,7 +63,7 @@ def simulate(
     Each seed is a run of a few peers on virtual lines, in which machines crash, stall and return,
     lines break, disks fill up; after every event it is checked that no promise was broken. The same
     seed gives the same run. With one seed, its story is told. A seed that fails is run again with
-    fewer faults; the exit status is then 10.
+    fewer faults; the exit status is then 11.
 
     \b
     Examples:

@@ -26,7 +26,7 @@ from attrs import define, frozen
 from ..membership import journal
 from ..protocol import wire
 from ..protocol.errors import UserError
-from ..protocol.identity import write_private
+from ..protocol.files import write_private
 from ..protocol.messages import Role
 from .exit_codes import ExitCode
 from .places import make_private

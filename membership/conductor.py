@@ -136,7 +136,7 @@ class Conductor:
             or len(self.rounds) >= ROUNDS_IN_FLIGHT_MAX
             or (spec.run.rounds and history.commit_count >= spec.run.rounds)
             or self.context.now_s < self.ledger.backoff.until_s
-            or self.syncing.held_back  # too few know this master yet
+            or self.syncing.succession.waiting  # too few know this master yet
             or self.syncing.missing  # contributors of before the restart are on their way back
             or len(self.contributors()) < spec.membership.min_members
         ):

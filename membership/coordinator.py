@@ -10,11 +10,10 @@ no I/O, no clock and no randomness: the same calls give the same effects.
     owner --kick------'    state      nothing does        '--> StandDown end: superseded
 
 *Theory of operation.* Handlers only note facts; ``_settle`` derives everything else, always in the
-same order: found the run, find out which
-versions are the run's, agree on roots, give out places, publish the view, start transfers, run
-the rounds, probe a line if all are idle, let the leaving go, finish. A view is published before any
-message that names a member of it, and a transfer is started before any commit that would outdate
-it.
+same order: found the run, find out which versions are the run's, agree on roots, give out places,
+publish the view, start transfers, run the rounds, probe a line if all are idle, let the leaving go,
+finish. A view is published before any message that names a member of it, and a transfer is started
+before any commit that would outdate it.
 
 *Lasting state* changes only through journal records, so a restarted master is the history replayed,
 plus peers that attach anew. A round that was not committed is void after a restart.
@@ -123,10 +122,9 @@ class Coordinator:
 
     def _start(self, spec: RunSpec, run_id: str, history: History, term: int) -> None:
         self.context = Context(spec, run_id, history, term)
-        self.syncing = Syncing(self.context)
         self.succession = Succession(self.context)
+        self.syncing = Syncing(self.context, self.succession)
         self.lineage = Lineage(self.context, self.syncing, self.succession)
-        self.syncing.held_back = self.succession.waiting
         self.conductor = Conductor(self.context, self.syncing, self._evict)
         self.probing = Probing(self.context, self.conductor.bandwidths)
         self.syncing.missing = set(history.places)
@@ -357,7 +355,6 @@ class Coordinator:
     def _taken_over(self, over: bool) -> None:
         """Enough members have attached to a master that was behind: the rest has a deadline."""
         if over:
-            self.syncing.held_back = False
             self._missing_until_s = self.context.now_s + self.context.spec.membership.deadline_s
 
     def _replace_connection(self, peer: str, hello: Hello) -> None:

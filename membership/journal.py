@@ -82,7 +82,7 @@ class MastersKnown(JournalRecord):
 
 @frozen
 class VersionAdopted(JournalRecord):
-    """More than half of the contributors hold this version, whose commit the journal has lost."""
+    """Contributors hold this version, whose commit the journal has lost, and it is the run's."""
 
     head: FragmentHead
     step: int

@@ -3,9 +3,10 @@
 A joiner gets the results of all rounds of a fragment from the moment its copy begins, keeps them, and
 replays them when the copy is whole. With a line of ``d`` bytes per second and commits of ``r``, the
 copy of a state of ``S`` bytes takes ``S / (d - r)``, and ``r * S / (d - r)`` bytes have to be kept:
-no more than the state itself as long as ``d >= 2 r``. That is the bound (small states may use more). Who needs more than that
-cannot be brought in sync now: its copy is given up, it is told why, it costs nobody anything, and it
-is tried again when the run commits less, or after a while, in case its line has become better.
+no more than the state itself as long as ``d >= 2 r``. That is the bound (small states may use more).
+Who needs more than that cannot be brought in sync now: its copy is given up, it is told why, it costs
+nobody anything, and it is tried again when the run commits less, or after a while, in case its line
+has become better.
 """
 
 from __future__ import annotations

@@ -35,6 +35,7 @@ from .effects import EventKind
 from .journal import RootKnown
 from .keeping_up import KeepingUp
 from .roster import Copy, CopyState, Fetch, Member, holds_newest
+from .succession import Succession
 
 SYNC_ATTEMPTS_MAX = 5  # transfers that fail in a row before the member has to come back anew
 DONORS_MAX = 4  # per transfer: more do not make it faster, and each holds a pin
@@ -53,15 +54,14 @@ Excluded = Callable[[Member, int], bool]
 class Syncing:
     """Votes on roots, and all copies' transitions."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, succession: Succession) -> None:
         self.context = context
+        self.succession = succession
         self.keeping_up = KeepingUp(context)
         self.votes: dict[tuple[int, int], dict[str, bytes]] = {}  # (fragment, version) -> by peer
         # Contributors from before the master's restart: who has not come back, who has not voted.
         self.missing: set[str] = set()
         self.unheard: set[str] = set()
-        # A master that is behind decides nothing until enough members have attached to it.
-        self.held_back = False
 
     # ------------------------------------------------------------ coming and going
 
@@ -320,11 +320,20 @@ class Syncing:
 
     def transfer(self, excluded: Excluded) -> bool:
         """Start every transfer that may start. True if one did."""
+        if not self.context.history.founded:
+            return False
+        stale = [m for m in self.context.roster.by_number() if self._may_fetch(m)]
+        in_line = self.context.in_line() if stale else ()
         changed = False
-        if self.context.history.founded:
-            for member in self.context.roster.by_number():
+        for member in stale:
+            if member.peer not in in_line:
                 changed |= self._start_transfers(member, excluded)
         return changed
+
+    def _may_fetch(self, member: Member) -> bool:
+        return any(copy.state is CopyState.STALE for copy in member.copies) and not (
+            member.relay or member.draining or self.keeping_up.waits(member)
+        )
 
     def _settle_in_sync(self, member: Member, excluded: Excluded) -> bool:
         """In sync: from holding the newest of everything until a copy is found wanting."""
@@ -363,12 +372,6 @@ class Syncing:
         return changed
 
     def _start_transfers(self, member: Member, excluded: Excluded) -> bool:
-        if not any(copy.state is CopyState.STALE for copy in member.copies):
-            return False
-        if member.relay or member.draining or self.keeping_up.waits(member):
-            return False
-        if member.peer in self.context.in_line():
-            return False
         changed = False
         running = sum(copy.fetch is not None for copy in member.copies)
         for fragment, copy in enumerate(member.copies):
@@ -379,7 +382,7 @@ class Syncing:
             head = self.context.history.head(fragment)
             told = member.told.get(fragment)
             newer = told is not None and told.version > head.version
-            if newer and self.context.history.behind and (self.held_back or self.missing):
+            if newer and self.context.history.behind and (self.succession.waiting or self.missing):
                 continue  # what it holds may turn out to be the run's: see ``lineage``
             donors = self._donors(member, head)
             if not head.root or not donors:

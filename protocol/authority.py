@@ -23,12 +23,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from .errors import LocalProtocolError, RemoteProtocolError, UserError
+from .files import write_private
 from .identity import (
     NAME_CHARS_MAX,
     load_private_key,
     peer_id_of_public_key,
     private_key_pem,
-    write_private,
 )
 from .messages import CERTIFICATE_BYTES_MAX
 from .network import Party

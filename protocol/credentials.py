@@ -14,7 +14,8 @@ from cryptography.hazmat.primitives import serialization
 
 from .authority import Holder, check_issued, holder_of, load_certificate
 from .errors import RemoteProtocolError, UserError
-from .identity import Identity, write_private
+from .files import write_private
+from .identity import Identity
 
 KEY_FILE = "identity.key"
 CERTIFICATE_FILE = "certificate.pem"

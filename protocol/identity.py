@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import stat
-import tempfile
 from pathlib import Path
 
 from cryptography import x509
@@ -16,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.x509.oid import NameOID
 
 from .errors import RemoteProtocolError, UserError
+from .files import write_private
 
 PEER_ID_BYTES = 16  # of SHA-256: nobody finds a second key with the same 128 bits
 NAME_CHARS_MAX = 64  # what X.509 allows for one part of a name
@@ -43,22 +42,6 @@ def peer_id_of_certificate(der: bytes) -> str:
     if not isinstance(key, Ed25519PublicKey):
         raise RemoteProtocolError("a certificate whose key is not Ed25519")
     return peer_id_of_public_key(key)
-
-
-def write_private(path: Path, data: bytes) -> None:
-    """Write a file that only its owner can read, whole or not at all, even over a crash."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # 0600
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
 
 
 def read_private(path: Path) -> bytes:

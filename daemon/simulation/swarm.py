@@ -137,10 +137,15 @@ class Swarm:
             with scope:
                 await master.run(task_status=task_status)
         except BaseExceptionGroup as group:
-            if not isinstance(told_error(group), UserError):
+            error = told_error(group)
+            if not isinstance(error, UserError):
                 raise
-            self.crash_master()  # it has ended by itself, and is started again
-            await self.revive_master()
+            await self._master_ended(error)
+
+    async def _master_ended(self, _error: UserError) -> None:
+        """By itself: it is started again, as a service manager would."""
+        self.crash_master()
+        await self.revive_master()
 
     async def revive_master(self) -> None:
         """Start it again, and again, until it runs."""

@@ -24,7 +24,7 @@ from holdfast.daemon.places import (
     published,
 )
 from holdfast.protocol.errors import UserError
-from holdfast.protocol.identity import write_private
+from holdfast.protocol.files import write_private
 
 
 @pytest.fixture(autouse=True)

@@ -17,11 +17,12 @@ import pytest
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "wan_lab.py"
 
 if TYPE_CHECKING:
-    from benchmarks import wan_lab
+    from benchmarks import namespaces, wan_lab
 else:
     spec = importlib.util.spec_from_file_location("wan_lab", SCRIPT)
     wan_lab = sys.modules["wan_lab"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(wan_lab)
+    namespaces = sys.modules["benchmarks.namespaces"]
 
 Host, WanLab = wan_lab.Host, wan_lab.WanLab
 
@@ -49,8 +50,8 @@ print(digest.hexdigest())
 """
 
 
-def namespaces(pid: int) -> set[str]:
-    return {path.name for path in wan_lab.NAMESPACES.glob(f"holdfast-{pid}-*")}
+def made_by(pid: int) -> set[str]:
+    return {path.name for path in namespaces.NAMESPACES.glob(f"holdfast-{pid}-*")}
 
 
 def transfer(lab: wan_lab.WanLab, count: int) -> str:
@@ -78,14 +79,14 @@ def test_a_machine_without_the_tools_is_told_what_to_install(
     monkeypatch.setattr(Path, "exists", lambda _path: True)
     monkeypatch.setattr("shutil.which", lambda _command: None)
 
-    with pytest.raises(wan_lab.LabError, match="apt install iproute2"), WanLab([Host()]):
+    with pytest.raises(namespaces.LabError, match="apt install iproute2"), WanLab([Host()]):
         pass
 
 
 def test_who_is_not_root_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
 
-    with pytest.raises(wan_lab.LabError, match="only root"), WanLab([Host()]):
+    with pytest.raises(namespaces.LabError, match="only root"), WanLab([Host()]):
         pass
 
 
@@ -175,14 +176,14 @@ def test_an_error_leaves_neither_namespaces_nor_processes() -> None:
     def fail() -> None:
         with lab:
             sleepers.append(lab.popen(0, ["sleep", "20"]))
-            assert len(namespaces(os.getpid())) == 2
+            assert len(made_by(os.getpid())) == 2
             raise RuntimeError("in the middle")
 
     sleepers: list[subprocess.Popen[bytes]] = []
     with pytest.raises(RuntimeError, match="in the middle"):
         fail()
 
-    assert not namespaces(os.getpid())
+    assert not made_by(os.getpid())
     assert sleepers[0].poll() is not None
 
 
@@ -193,17 +194,17 @@ def test_a_stopped_lab_cleans_up(stop: signal.Signals) -> None:
         lab.send_signal(stop)
         assert lab.wait(20) == 130
 
-    assert not namespaces(lab.pid)
+    assert not made_by(lab.pid)
 
 
 @needs_lab
 def test_the_next_lab_removes_what_a_killed_one_left() -> None:
     with started_lab() as lab:
         lab.kill()
-    assert namespaces(lab.pid)
+    assert made_by(lab.pid)
 
     with WanLab([Host()]):
-        assert not namespaces(lab.pid)
+        assert not made_by(lab.pid)
 
 
 def started_lab() -> subprocess.Popen[str]:

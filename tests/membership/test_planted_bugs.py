@@ -78,26 +78,17 @@ from holdfast.protocol.messages import Donate, Flush, Message, Repair
 from tests.membership import test_repair, test_rounds, test_succession
 from tests.membership.machine import MasterMachine
 from tests.membership.model import ModelPeer
+from tests.planting import Bugs, Patch, Plant
 
-Patch = pytest.MonkeyPatch
-BUGS: dict[str, Callable[[Patch], None]] = {}
-
-
-def bug(name: str) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
-    def register(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
-        BUGS[name] = plant
-        return plant
-
-    return register
+BUGS = Bugs()
+bug = BUGS.named
 
 
-CONVERSATIONS: dict[str, tuple[Callable[[Patch], None], Callable[[], None]]] = {}
+CONVERSATIONS: dict[str, tuple[Plant, Callable[[], None]]] = {}
 
 
-def conversation(
-    name: str, finds: Callable[[], None]
-) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
-    def register(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
+def conversation(name: str, finds: Callable[[], None]) -> Callable[[Plant], Plant]:
+    def register(plant: Plant) -> Plant:
         CONVERSATIONS[name] = plant, finds
         return plant
 

@@ -69,18 +69,8 @@ class Guarded(Swarm):
 
     first_ended: Ended
 
-    async def _run_master(
-        self,
-        master: WitnessedMaster,
-        scope: trio.CancelScope,
-        *,
-        task_status: trio.TaskStatus[object] = trio.TASK_STATUS_IGNORED,
-    ) -> None:
-        try:
-            with scope:
-                await master.run(task_status=task_status)
-        except* UserError as group:
-            self.first_ended.error = next(e for e in group.exceptions if isinstance(e, UserError))
+    async def _master_ended(self, error: UserError) -> None:
+        self.first_ended.error = error
 
 
 class Machines:

@@ -21,7 +21,7 @@ In the master:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -40,19 +40,12 @@ from holdfast.membership.attempt import Attempt, Outcome
 from holdfast.membership.journal import JournalRecord, RoundCommitted
 from holdfast.membership.roster import Member, Roster
 from holdfast.protocol.messages import FragmentHead, Repair
+from tests.planting import Bugs, Patch
 
 SEEDS_MAX = 500
 
-Patch = pytest.MonkeyPatch
-BUGS: dict[str, Callable[[Patch], None]] = {}
-
-
-def bug(name: str) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
-    def register(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
-        BUGS[name] = plant
-        return plant
-
-    return register
+BUGS = Bugs()
+bug = BUGS.named
 
 
 # ---------------------------------------------------------------- in peers
