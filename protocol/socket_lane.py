@@ -26,6 +26,10 @@ from .lane import HEADER_BYTES, Buffer, FrameHeader, Lane, frame_bytes
 # lane sees that it moves, however slowly.
 LOOK_UP_S = 1.0
 
+# What the kernel takes beyond what is under way. It would take megabytes: seconds of a slow line, for
+# which a round would have to wait behind a copy of the state.
+UNSENT_BYTES = 256 * 1024
+
 
 @frozen
 class Pace:
@@ -79,6 +83,8 @@ class SocketLane:
         limit = struct.pack("@ll", int(LOOK_UP_S), int(LOOK_UP_S % 1 * 1e6))
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # Linux, macOS
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         self._readable = select.poll()
         self._readable.register(self._socket, select.POLLIN)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import signal
 from collections.abc import Callable, Iterator
@@ -134,7 +135,9 @@ def try_seeds(
         return
     seeds = iter(range(start, start + count))
     waiting: set[Future[Result]] = set()
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+    spawn = multiprocessing.get_context("spawn")
+    # What is imported lives as long as the process: no need to look through it for garbage.
+    with ProcessPoolExecutor(jobs, mp_context=spawn, initializer=gc.freeze) as pool:
         try:
             while True:
                 with _ctrl_c_is_ours():  # processes are started by submitting to them
