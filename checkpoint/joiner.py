@@ -172,12 +172,31 @@ class Joiner:
                 return await fetch.run()
             finally:
                 del self._fetches[fragment]
+                self.next_turn()
+
+    def has_turn(self, fetch: _Fetch, peer: str) -> bool:
+        """Whether a fetch may ask this donor: no earlier one has anything left to ask it for.
+
+        Two that shared a donor would be at their end at once, and then nothing comes for a while.
+        """
+        for other in self._fetches.values():  # in order of their beginning
+            if other is fetch:
+                break
+            if other.wants_of(peer):
+                return False
+        return True
+
+    def next_turn(self) -> None:
+        """A fetch has asked for all that it lacks, or is over: others may ask."""
+        for fetch in self._fetches.values():
+            fetch.look_again()
 
 
 class _Fetch:
     """One transfer of one fragment; the hub's sink for its frames."""
 
     def __init__(self, joiner: Joiner, order: SyncFragment, progress: Progress | None) -> None:
+        self._joiner = joiner
         self._state = joiner.state
         self._hub = joiner.hub
         self._network = joiner.network
@@ -288,9 +307,24 @@ class _Fetch:
         donor.heard_s = trio.current_time()
         await self._within_stall(link.send(IndexRequest(self._head)), donor)
 
+    def wants_of(self, peer: str) -> bool:
+        """Whether there are blocks that nobody was asked for, and this donor may be."""
+        donor = self._donors.get(peer)
+        return bool(self._unassigned) and donor is not None and not donor.gone
+
+    def look_again(self) -> None:
+        """There may be something to ask for."""
+        for donor in self._donors.values():
+            if not donor.gone:
+                donor.send.send_nowait(None)
+
     async def _ask(self, link: BlockLink, donor: _DonorView) -> None:
+        if not self._joiner.has_turn(self, donor.peer):
+            return
         room = donor.window - len(donor.outstanding)
         blocks = [self._unassigned.popleft() for _ in range(min(room, len(self._unassigned)))]
+        if blocks and not self._unassigned:
+            self._joiner.next_turn()
         if not blocks and not donor.outstanding:
             blocks = self._owed_for_long()[:room]
         if not blocks:
@@ -390,15 +424,14 @@ class _Fetch:
         donor.gone = True
         self._reasons[donor.peer] = reason
         self._take_back(donor)
+        self._joiner.next_turn()  # of this donor we want nothing any more
 
     def _take_back(self, donor: _DonorView) -> None:
         """What it owes is for the others, unless another one was asked for it, too."""
         blocks, donor.outstanding = sorted(donor.outstanding, reverse=True), {}
         owed = {block for other in self._donors.values() for block in other.outstanding}
         self._unassigned.extendleft(block for block in blocks if block not in owed)
-        for other in self._donors.values():
-            if not other.gone:
-                other.send.send_nowait(None)
+        self.look_again()
 
     # ------------------------------------------------------------ the whole
 
@@ -430,8 +463,7 @@ class _Fetch:
             self._done_bytes = self._all_bytes - sum(places[b].size_bytes for b in missing)
             self._tell_progress()
             self._complete()
-            for donor in self._donors.values():  # they may ask for blocks now
-                donor.send.send_nowait(None)
+            self.look_again()
 
     def _begin_sync(self, digests: bytes) -> None:
         # Kept here, not by the caller: whoever is cancelled in the meantime must still abandon it.

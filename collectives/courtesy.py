@@ -17,7 +17,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-SHARE = 0.1  # unless the spec says otherwise: a round's sending takes a ninth longer at most
+SHARE = 0.05  # unless the spec says otherwise: a round's sending takes a nineteenth longer at most
 WINDOW_S = 1.0  # what is sent is measured over windows of at least so long
 # A round's frames follow each other: it goes on sending until it has not for so long.
 LINGER_S = 0.05

@@ -158,7 +158,7 @@ class SyncTable:
     """``[sync]``"""
 
     # What a peer gives to copies of the state, of what it can send, while its rounds send too.
-    donor_share: float = field(default=0.1, validator=_number(0.0, 1.0))
+    donor_share: float = field(default=0.05, validator=_number(0.0, 1.0))
 
 
 _TABLES: dict[str, type] = {

@@ -10,6 +10,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import trio
+import trio.testing
 from attrs import Factory, define
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
@@ -278,6 +279,39 @@ async def test_a_fast_donor_gives_more_and_a_slow_one_holds_nobody_up() -> None:
         nursery.cancel_scope.cancel()
     assert len(world.served[slow]) <= 4 < 40 < len(world.served[fast])
     assert trio.current_time() - started_s < 6, "what the slow one owes, the fast one gives"
+
+
+async def asked_for(shared_donor: bool) -> list[int]:
+    """The fragments of the blocks that a joiner of two fragments asks for, in order."""
+    rng = np.random.default_rng(1)
+    source, target = make_state(SIZE, SIZE), make_state(SIZE, SIZE)
+    for fragment in (0, 1):
+        values = rng.standard_normal(SIZE.value_count, dtype=np.float32)
+        source.load_initial(fragment, values, rng.integers(1, 9, 9))
+    async with trio.open_nursery() as nursery:
+        world = World(nursery, target)
+        donors = [await world.add_donor(number, source) for number in (1, 2)]
+        async with trio.open_nursery() as fetches:
+            for head in source.heads():
+                peer = donors[0] if shared_donor else donors[head.fragment]
+                fetches.start_soon(world.joiner.fetch, SyncFragment(head, (peer,)))
+                await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    assert target.heads() == source.heads()
+    requests = [message for _peer, message in world.requests if isinstance(message, BlocksRequest)]
+    return [request.fragment for request in requests for _block in request.blocks]
+
+
+async def test_a_donor_gives_one_fragment_after_the_other() -> None:
+    asked = await asked_for(shared_donor=True)
+    assert asked.count(0) == asked.count(1) > 30
+    assert asked == sorted(asked)
+
+
+async def test_fragments_of_different_donors_come_side_by_side() -> None:
+    asked = await asked_for(shared_donor=False)
+    assert asked.count(0) == asked.count(1) > 30
+    assert 1 in asked[:10]
 
 
 async def test_a_long_way_is_filled_with_requests() -> None:
