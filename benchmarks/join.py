@@ -9,7 +9,7 @@ of all rounds of the fragments that it copies, or has copied.
 
 *What its link gives* is the least of its own downlink and of what the donors' uplinks have left when
 their rounds are served: their number times the rate, less what they sent and was no block, in the time
-of the copy.
+of the copy. Rates of the lab count whole packets; what counts here is what TCP carries in them.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ from benchmarks.namespaces import LabError
 from benchmarks.progress import say
 from benchmarks.report import Table
 from benchmarks.sections import MIB, Measured
-from benchmarks.wan_lab import Host, WanLab
+from benchmarks.wan_lab import MTU, Host, WanLab
 
 DONORS = ("a", "b", "c")  # on hosts 1 to 3; the master is on host 0, the joiner on the last one
 JOINER = "late"
 UP_MBIT, DOWN_MBIT, DELAY_MS = 100.0, 300.0, 10.0
+CARRIED = (MTU - 52) / MTU  # of a packet, by TCP over IPv4 with time stamps
 HOSTS = [
     Host(delay_ms=DELAY_MS),
     *[Host(up_mbit=UP_MBIT, down_mbit=1_000, delay_ms=DELAY_MS)] * len(DONORS),
@@ -126,7 +127,7 @@ def joins(state_mib: int = STATE_MIB) -> Measured:
             "`holdfast master` and `holdfast join` as processes in the lab; times by the master's "
             "clock. Rounds: from the order to reduce to the commit, medians. What its link gives: "
             f"the less of {DOWN_MBIT:g} Mbit/s and of what the live donors' uplinks have left beside "
-            "what they sent for rounds. When a donor is killed, the round that it dies in counts, "
+            f"what they sent for rounds, of which TCP carries {CARRIED:.1%}. When a donor is killed, the round that it dies in counts, "
             "too."
         ],
     )
@@ -249,7 +250,7 @@ def _follow(run: LabRun, case: str, before: Status, state_bytes: int, victim: st
     copied_bytes = _copied_bytes(last) - _copied_bytes(first)
     round_bytes = max(0, _sent_bytes(last) - _sent_bytes(first) - copied_bytes)
     donor_s = len(DONORS) * copy_s - (last["now_s"] - killed_s if killed_s else 0.0)
-    left = (donor_s * UP_MBIT * 1e6 / 8 - round_bytes) / copy_s
+    left = (donor_s * CARRIED * UP_MBIT * 1e6 / 8 - round_bytes) / copy_s
     begun = [each for each in _reductions(status, 2) if _closed_s(each) >= first["now_s"]]
     during_s = [each["reduce_s"] for each in begun if _closed_s(each) < last["now_s"]]
     if not during_s:
@@ -266,7 +267,7 @@ def _follow(run: LabRun, case: str, before: Status, state_bytes: int, victim: st
         copy_s=copy_s,
         copied_bytes=copied_bytes,
         round_bytes=round_bytes,
-        given_bytes_per_s=min(DOWN_MBIT * 1e6 / 8, left),
+        given_bytes_per_s=min(CARRIED * DOWN_MBIT * 1e6 / 8, left),
     )
 
 
