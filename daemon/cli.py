@@ -1,4 +1,7 @@
-"""The ``holdfast`` command: parsing, help and the last line of every error.
+"""The ``holdfast`` command: its commands, and the last line of every error.
+
+    cli_run    what runs until something is over: master, join, demo, bench
+    cli_ask    what asks a daemon on this machine: status, kick, backup, ...
 
 Commands do their work elsewhere; what they raise as ``UserError`` becomes one line, a hint and an
 exit status here. There is no traceback for what a person can mend.
@@ -7,36 +10,23 @@ exit status here. There is no traceback for what a person can mend.
 from __future__ import annotations
 
 import functools
-import json
 import logging
-import math
 import os
-import socket
 import sys
-import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any, ParamSpec
+from typing import ParamSpec
 
 import click
-import trio
 
 from .. import __version__
-from ..protocol.addresses import Address
 from ..protocol.errors import UserError
-from .bench_allreduce import allreduce
-from .bench_lanes import lanes
+from . import cli_ask, cli_run
 from .exit_codes import ExitCode
-from .places import Control, find_control, find_state, locked, master_state, peer_state
 from .simulate import simulate
 from .tasks import told_error
 
 P = ParamSpec("P")
 
-HTTP_S = 10.0  # a local daemon answers at once or not at all
-MASTER_PORT = 29700
-NAME_CHARS_MAX = 64  # of a peer; tables and logs stay readable
-HOURS_MAX = 87_600.0  # of an invite: ten years
 ENVIRONMENT_PREFIX = "HOLDFAST_"
 # Set by the daemon for its trainer, or read elsewhere; everything else must be an option's.
 OTHER_VARIABLES = {"HOLDFAST_SOCKET", "HOLDFAST_MEMBER", "HOLDFAST_HOME"}
@@ -74,63 +64,6 @@ def fails_plainly(function: Callable[P, None]) -> Callable[P, None]:
         sys.exit(ExitCode.FAILED)
 
     return wrapped
-
-
-def _parsed(text: str, default_port: int | None = None) -> Address:
-    try:
-        return Address.parse(text, default_port)
-    except UserError as error:
-        raise click.BadParameter(f"{error}: {error.hint}") from error
-
-
-def _address(_context: click.Context, _parameter: click.Parameter, value: str) -> Address:
-    return _parsed(value)
-
-
-def _addresses(
-    _context: click.Context, _parameter: click.Parameter, value: tuple[str, ...]
-) -> tuple[Address, ...]:
-    return tuple(_parsed(text) for text in value)
-
-
-def _dialable(
-    _context: click.Context, _parameter: click.Parameter, value: tuple[str, ...]
-) -> tuple[Address, ...]:
-    return tuple(_parsed(text, default_port=0) for text in value)
-
-
-def _member_name(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
-    if not 1 <= len(value) <= NAME_CHARS_MAX or not value.isprintable():
-        raise click.BadParameter(f"a name has 1 to {NAME_CHARS_MAX} printable characters")
-    return value
-
-
-def _site(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
-    from ..protocol.messages import SITE_CHARS_MAX
-
-    if len(value) > SITE_CHARS_MAX or not value.isprintable():
-        raise click.BadParameter(f"a site has up to {SITE_CHARS_MAX} printable characters")
-    return value
-
-
-class Amount(click.FloatRange):
-    """A number from a range; infinity and "not a number" are in none."""
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        number = float(super().convert(value, param, ctx))
-        if not math.isfinite(number):
-            self.fail(f"{value!r} is not a number.", param, ctx)
-        return number
-
-
-state_option = click.option(
-    "--state",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="The daemon's state directory (default: the only one that runs here).",
-)
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 class Commands(click.Group):
@@ -189,483 +122,23 @@ def commands(log_level: str) -> None:
     )
 
 
-@commands.command()
-@click.argument("run_toml", type=click.Path(path_type=Path), required=False)
-@click.option(
-    "--state",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Keep the run's journal and keys here.",
-)
-@click.option(
-    "--journal",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Take a run over: go on with this copy of another master's state (see `backup`).",
-)
-@click.option(
-    "--standby",
-    multiple=True,
-    callback=_addresses,
-    help="HOST:PORT of a machine that may take over; goes into invites; repeatable.",
-)
-@click.option(
-    "--listen",
-    multiple=True,
-    default=(f"0.0.0.0:{MASTER_PORT}",),
-    show_default=True,
-    callback=_addresses,
-    help="Bind here; repeatable.",
-)
-@click.option(
-    "--advertise",
-    multiple=True,
-    callback=_dialable,
-    help="HOST[:PORT] that others dial, if it is not the bound one; repeatable.",
-)
-@click.option(
-    "--http",
-    default="127.0.0.1:29780",
-    show_default=True,
-    callback=_address,
-    help="Status and control over HTTP.",
-)
-@click.option(
-    "--invite/--no-invite", default=True, help="Print an invite for the run's first peers."
-)
-def master(
-    run_toml: Path | None,
-    state: Path | None,
-    journal: Path | None,
-    standby: tuple[Address, ...],
-    listen: tuple[Address, ...],
-    advertise: tuple[Address, ...],
-    http: Address,
-    invite: bool,
-) -> None:
-    """Coordinate a run: admit peers, open rounds, commit them.
-
-    The master carries no tensor bytes; any small machine does. Stopped and started again with the
-    same state directory it goes on where it was. RUN_TOML may be left out then.
-
-    With a copy of its state another machine can take the run over: --journal. That master opens no
-    round before more than half of the contributors have come to it; the old one must then stop, and
-    does as soon as it hears of the new one.
-
-    \b
-    Examples:
-      holdfast master run.toml
-      holdfast master run.toml --standby spare.example.org:29700
-      holdfast master --journal /backup/run
-      holdfast master run.toml --advertise train.example.org:29700
-    """
-    from .run_master import Master, MasterOptions, read_spec
-
-    if state is not None and journal is not None:
-        raise click.UsageError("--journal DIR is the state directory: leave out --state")
-    folder = journal or state
-    if folder is None:
-        if run_toml is None:
-            raise click.UsageError("give a RUN_TOML, or --state or --journal with a run's state")
-        folder = master_state(read_spec(run_toml).run.name)
-    options = MasterOptions(
-        run_toml, folder, listen, advertise, http, invite, journal is not None, standby
-    )
-    with locked(folder):
-        trio.run(Master(options, _tell).run)
-
-
-@commands.command()
-@click.argument("invite")
-@click.argument("command", nargs=-1, type=click.UNPROCESSED)
-@click.option(
-    "--name",
-    default=lambda: socket.gethostname()[:NAME_CHARS_MAX],
-    show_default="this host's name",
-    callback=_member_name,
-    help="How others see this peer.",
-)
-@click.option(
-    "--state",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Keep this peer's identity here.",
-)
-@click.option(
-    "--listen",
-    multiple=True,
-    default=("0.0.0.0:0",),
-    show_default=True,
-    callback=_addresses,
-    help="Bind here; port 0 takes a free one; repeatable.",
-)
-@click.option(
-    "--advertise",
-    multiple=True,
-    callback=_dialable,
-    help="HOST[:PORT] that others dial, if it is not the bound one; repeatable.",
-)
-@click.option(
-    "--http",
-    default="127.0.0.1:0",
-    show_default=True,
-    callback=_address,
-    help="This peer's status over HTTP.",
-)
-@click.option(
-    "--max-upload",
-    type=Amount(min=0, min_open=True),
-    help="Send at most so many megabytes a second to other peers.",
-)
-@click.option(
-    "--max-download",
-    type=Amount(min=0, min_open=True),
-    help="Receive at most so many megabytes a second from other peers.",
-)
-@click.option(
-    "--patience",
-    type=Amount(min=0),
-    default=120.0,
-    show_default=True,
-    help="Give up after so many seconds without a master; 0: never.",
-)
-@click.option(
-    "--site",
-    default="",
-    show_default="told by addresses",
-    callback=_site,
-    help="Machines that name the same site share one line to the others.",
-)
-def join(
-    invite: str,
-    command: tuple[str, ...],
-    name: str,
-    state: Path | None,
-    listen: tuple[Address, ...],
-    advertise: tuple[Address, ...],
-    http: Address,
-    max_upload: float | None,
-    max_download: float | None,
-    patience: float,
-    site: str,
-) -> None:
-    """Take part in a run with this machine.
-
-    INVITE is the string that the run's owner gave you; the training COMMAND follows `--`. Without a
-    command this peer keeps a copy of the state but trains nothing. Ctrl+C leaves in good order; a
-    second Ctrl+C stops at once.
-
-    \b
-    Examples:
-      holdfast join holdfast1.... -- python train.py
-      holdfast join holdfast1.... --advertise home.example.org:29701 -- python train.py
-    """
-    from ..protocol.invite import Invite
-    from .run_peer import Peer, PeerOptions
-
-    ticket = Invite.decode(invite)
-    options = PeerOptions(
-        invite=ticket,
-        command=command,
-        name=name,
-        state=state or peer_state(ticket.run_id),
-        listen=listen,
-        advertise=advertise,
-        http=http,
-        upload_bytes_per_s=None if max_upload is None else max_upload * 1e6,
-        download_bytes_per_s=None if max_download is None else max_download * 1e6,
-        patience_s=patience or None,
-        site=site,
-    )
-    with locked(options.state):
-        trio.run(Peer(options, _tell).run)
-
-
-@commands.command()
-@state_option
-@click.option(
-    "--role", type=click.Choice(["contributor", "spare"]), default="contributor", show_default=True
-)
-@click.option(
-    "--uses",
-    type=click.IntRange(1),
-    default=1,
-    show_default=True,
-    help="How many machines may use it.",
-)
-@click.option(
-    "--hours",
-    type=Amount(min=0, min_open=True, max=HOURS_MAX),
-    default=24.0,
-    show_default=True,
-    help="How long it is good for.",
-)
-@click.option("--founder", is_flag=True, help="May give an empty run its first weights.")
-@json_option
-def invite(
-    state: Path | None, role: str, uses: int, hours: float, founder: bool, as_json: bool
-) -> None:
-    """Make an invite: one string that lets a machine into the run.
-
-    \b
-    Examples:
-      holdfast invite
-      holdfast invite --role spare --uses 3 --hours 48
-    """
-    control = find_control(state, "master")
-    body = {"role": role, "uses": uses, "hours": hours, "founder": founder}
-    answer = call(control, "invite", body)
-    click.echo(json.dumps(answer) if as_json else answer["invite"])
-
-
-@commands.command()
-@state_option
-@click.option("--withdraw", metavar="ID", help="Let this one admit nobody any more.")
-@json_option
-def invites(state: Path | None, withdraw: str | None, as_json: bool) -> None:
-    """List the run's invites, or withdraw one. Who came with it stays; `kick` removes a peer.
-
-    \b
-    Examples:
-      holdfast invites
-      holdfast invites --withdraw 3F9A20C1
-    """
-    from .show import show_invites
-
-    control = find_control(state, "master")
-    if withdraw is not None:
-        answer = call(control, "withdraw", {"id": withdraw})
-        click.echo(json.dumps(answer) if as_json else f"withdrew {withdraw}")
-        return
-    answer = call(control, "invites", None)
-    if as_json:
-        click.echo(json.dumps(answer, indent=2))
-    else:
-        show_invites(answer)
-
-
-@commands.command()
-@state_option
-@json_option
-def status(state: Path | None, as_json: bool) -> None:
-    """Show what a master or a peer on this machine is doing, and why it waits.
-
-    \b
-    Examples:
-      holdfast status
-      holdfast status --json | jq .members
-    """
-    from .show import show_status
-
-    control = find_control(state, None)
-    answer = call(control, "status", None)
-    if as_json:
-        click.echo(json.dumps(answer, indent=2))
-    else:
-        show_status(control.kind, answer)
-
-
-@commands.command()
-@state_option
-@json_option
-def leave(state: Path | None, as_json: bool) -> None:
-    """Let the peer on this machine leave in good order (as Ctrl+C in its terminal does).
-
-    \b
-    Example:
-      holdfast leave
-    """
-    answer = call(find_control(state, "peer"), "leave", {})
-    click.echo(json.dumps(answer) if as_json else "leaving after the round in flight")
-
-
-@commands.command()
-@state_option
-@json_option
-def retry(state: Path | None, as_json: bool) -> None:
-    """Start the training command of the peer here again, after failures. Mend the cause first.
-
-    \b
-    Example:
-      holdfast retry
-    """
-    answer = call(find_control(state, "peer"), "retry", {})
-    click.echo(json.dumps(answer) if as_json else "starting the training command again")
-
-
-@commands.command()
-@click.argument("peer")
-@state_option
-@click.option("--reason", default="", help="Shown to the peer.")
-@json_option
-def kick(peer: str, state: Path | None, reason: str, as_json: bool) -> None:
-    """Remove PEER (its name, or the first digits of its id) from the run, for good.
-
-    \b
-    Example:
-      holdfast kick 3fa92c --reason "sends garbage"
-    """
-    answer = call(find_control(state, "master"), "kick", {"peer": peer, "reason": reason})
-    click.echo(json.dumps(answer) if as_json else f"removed {answer['peer']}")
-
-
-@commands.command()
-@state_option
-@json_option
-def pause(state: Path | None, as_json: bool) -> None:
-    """Open no more rounds; the one in flight goes on. Trainers wait at the next round's step.
-
-    \b
-    Example:
-      holdfast pause
-    """
-    answer = call(find_control(state, "master"), "pause", {})
-    click.echo(json.dumps(answer) if as_json else "paused; `holdfast resume` lets the run go on")
-
-
-@commands.command()
-@state_option
-@json_option
-def resume(state: Path | None, as_json: bool) -> None:
-    """Let a run that was paused go on.
-
-    \b
-    Example:
-      holdfast resume
-    """
-    answer = call(find_control(state, "master"), "resume", {})
-    click.echo(json.dumps(answer) if as_json else "resumed")
-
-
-@commands.command()
-@click.argument("target", type=click.Path(file_okay=False, path_type=Path))
-@state_option
-@click.option(
-    "--every",
-    type=Amount(min=1),
-    help="Copy again every so many seconds, until Ctrl+C.",
-)
-@json_option
-def backup(target: Path, state: Path | None, every: float | None, as_json: bool) -> None:
-    """Copy the run's journal and keys to TARGET, while its master runs.
-
-    The copy is all that another machine needs to take the run over: `holdfast master --journal`. It
-    is as secret as the state itself: it holds the key of the run's authority.
-
-    \b
-    Examples:
-      holdfast backup /mnt/standby/run
-      holdfast backup /mnt/standby/run --every 10
-    """
-    from .store import back_up
-
-    folder = state or find_state()
-    with locked(target):
-        while True:
-            count = back_up(folder, target)
-            answer = {"target": str(target), "records": count}
-            _tell(json.dumps(answer) if as_json else f"copied {count} records to {target}")
-            if every is None:
-                return
-            time.sleep(every)
-
-
-@commands.command()
-@click.option(
-    "--json",
-    "json_path",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the verdict here.",
-)
-@click.option(
-    "--rounds", type=click.IntRange(6), default=24, show_default=True, help="Rounds to commit."
-)
-@click.option(
-    "--keep",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Keep all logs and state in this folder.",
-)
-def demo(json_path: Path | None, rounds: int, keep: Path | None) -> None:
-    """Train a small GPT on this machine with four peers, kill one, watch the run go on.
-
-    A master, three contributors and a spare, each a process of its own. One contributor is killed
-    in the middle of a reduction; the spare takes its place; later the killed one comes back.
-
-    \b
-    Examples:
-      holdfast demo
-      holdfast demo --json verdict.json
-    """
-    from .demo import run_demo
-
-    sys.exit(run_demo(json_path, rounds, keep))
-
-
-commands.add_command(simulate)
-
-
-@commands.group()
-def bench() -> None:
-    """Measure what this machine can do."""
-
-
-bench.add_command(allreduce)
-bench.add_command(lanes)
-
-
-@bench.command()
-@click.option(
-    "--json",
-    "json_path",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the measurements here, too.",
-)
-def codecs(json_path: Path | None) -> None:
-    """Measure every codec: bits a value, speed on one core, signal-to-noise.
-
-    \b
-    Examples:
-      holdfast bench codecs
-      holdfast bench codecs --json codecs.json
-    """
-    from .bench import bench_codecs
-
-    bench_codecs(json_path)
-
-
-# ---------------------------------------------------------------- helpers
-
-
-def _tell(line: str) -> None:
-    click.echo(line)
-    sys.stdout.flush()
-
-
-def call(control: Control, name: str, body: Mapping[str, object] | None) -> dict[str, object]:
-    """Ask a local daemon. ``body`` None reads, otherwise it acts."""
-    import httpx  # a tenth of a second that only the commands which ask need
-
-    try:
-        if body is None:
-            response = httpx.get(f"{control.url}/api/{name}", timeout=HTTP_S)
-        else:
-            response = httpx.post(
-                f"{control.url}/api/{name}",
-                json=dict(body),
-                headers={"authorization": f"Bearer {control.token}"},
-                timeout=HTTP_S,
-            )
-        answer = response.json()
-    except (httpx.HTTPError, ValueError) as error:
-        raise UserError(
-            f"the {control.kind} at {control.url} does not answer: {error}",
-            exit_code=ExitCode.UNREACHABLE,
-        ) from error
-    if response.status_code != 200:
-        raise UserError(
-            str(answer.get("error", response.text)),
-            exit_code=int(answer.get("exit_code", ExitCode.FAILED)),
-            hint=str(answer.get("hint", "")),
-        )
-    result: dict[str, object] = answer
-    return result
+for command in (
+    cli_run.master,
+    cli_run.join,
+    cli_ask.invite,
+    cli_ask.invites,
+    cli_ask.status,
+    cli_ask.leave,
+    cli_ask.retry,
+    cli_ask.kick,
+    cli_ask.pause,
+    cli_ask.resume,
+    cli_ask.backup,
+    cli_run.demo,
+    simulate,
+    cli_run.bench,
+):
+    commands.add_command(command)
 
 
 @fails_plainly

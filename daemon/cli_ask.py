@@ -1,0 +1,236 @@
+"""Commands that ask a daemon on this machine, and print what it answers."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+
+from ..protocol.errors import UserError
+from .cli_options import HOURS_MAX, Amount, json_option, state_option, tell
+from .exit_codes import ExitCode
+from .places import Control, find_control, find_state, locked
+
+HTTP_S = 10.0  # a local daemon answers at once or not at all
+
+
+@click.command()
+@state_option
+@click.option(
+    "--role", type=click.Choice(["contributor", "spare"]), default="contributor", show_default=True
+)
+@click.option(
+    "--uses",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="How many machines may use it.",
+)
+@click.option(
+    "--hours",
+    type=Amount(min=0, min_open=True, max=HOURS_MAX),
+    default=24.0,
+    show_default=True,
+    help="How long it is good for.",
+)
+@click.option("--founder", is_flag=True, help="May give an empty run its first weights.")
+@json_option
+def invite(
+    state: Path | None, role: str, uses: int, hours: float, founder: bool, as_json: bool
+) -> None:
+    """Make an invite: one string that lets a machine into the run.
+
+    \b
+    Examples:
+      holdfast invite
+      holdfast invite --role spare --uses 3 --hours 48
+    """
+    control = find_control(state, "master")
+    body = {"role": role, "uses": uses, "hours": hours, "founder": founder}
+    answer = call(control, "invite", body)
+    click.echo(json.dumps(answer) if as_json else answer["invite"])
+
+
+@click.command()
+@state_option
+@click.option("--withdraw", metavar="ID", help="Let this one admit nobody any more.")
+@json_option
+def invites(state: Path | None, withdraw: str | None, as_json: bool) -> None:
+    """List the run's invites, or withdraw one. Who came with it stays; `kick` removes a peer.
+
+    \b
+    Examples:
+      holdfast invites
+      holdfast invites --withdraw 3F9A20C1
+    """
+    from .show import show_invites
+
+    control = find_control(state, "master")
+    if withdraw is not None:
+        answer = call(control, "withdraw", {"id": withdraw})
+        click.echo(json.dumps(answer) if as_json else f"withdrew {withdraw}")
+        return
+    answer = call(control, "invites", None)
+    if as_json:
+        click.echo(json.dumps(answer, indent=2))
+    else:
+        show_invites(answer)
+
+
+@click.command()
+@state_option
+@json_option
+def status(state: Path | None, as_json: bool) -> None:
+    """Show what a master or a peer on this machine is doing, and why it waits.
+
+    \b
+    Examples:
+      holdfast status
+      holdfast status --json | jq .members
+    """
+    from .show import show_status
+
+    control = find_control(state, None)
+    answer = call(control, "status", None)
+    if as_json:
+        click.echo(json.dumps(answer, indent=2))
+    else:
+        show_status(control.kind, answer)
+
+
+@click.command()
+@state_option
+@json_option
+def leave(state: Path | None, as_json: bool) -> None:
+    """Let the peer on this machine leave in good order (as Ctrl+C in its terminal does).
+
+    \b
+    Example:
+      holdfast leave
+    """
+    answer = call(find_control(state, "peer"), "leave", {})
+    click.echo(json.dumps(answer) if as_json else "leaving after the round in flight")
+
+
+@click.command()
+@state_option
+@json_option
+def retry(state: Path | None, as_json: bool) -> None:
+    """Start the training command of the peer here again, after failures. Mend the cause first.
+
+    \b
+    Example:
+      holdfast retry
+    """
+    answer = call(find_control(state, "peer"), "retry", {})
+    click.echo(json.dumps(answer) if as_json else "starting the training command again")
+
+
+@click.command()
+@click.argument("peer")
+@state_option
+@click.option("--reason", default="", help="Shown to the peer.")
+@json_option
+def kick(peer: str, state: Path | None, reason: str, as_json: bool) -> None:
+    """Remove PEER (its name, or the first digits of its id) from the run, for good.
+
+    \b
+    Example:
+      holdfast kick 3fa92c --reason "sends garbage"
+    """
+    answer = call(find_control(state, "master"), "kick", {"peer": peer, "reason": reason})
+    click.echo(json.dumps(answer) if as_json else f"removed {answer['peer']}")
+
+
+@click.command()
+@state_option
+@json_option
+def pause(state: Path | None, as_json: bool) -> None:
+    """Open no more rounds; the one in flight goes on. Trainers wait at the next round's step.
+
+    \b
+    Example:
+      holdfast pause
+    """
+    answer = call(find_control(state, "master"), "pause", {})
+    click.echo(json.dumps(answer) if as_json else "paused; `holdfast resume` lets the run go on")
+
+
+@click.command()
+@state_option
+@json_option
+def resume(state: Path | None, as_json: bool) -> None:
+    """Let a run that was paused go on.
+
+    \b
+    Example:
+      holdfast resume
+    """
+    answer = call(find_control(state, "master"), "resume", {})
+    click.echo(json.dumps(answer) if as_json else "resumed")
+
+
+@click.command()
+@click.argument("target", type=click.Path(file_okay=False, path_type=Path))
+@state_option
+@click.option(
+    "--every",
+    type=Amount(min=1),
+    help="Copy again every so many seconds, until Ctrl+C.",
+)
+@json_option
+def backup(target: Path, state: Path | None, every: float | None, as_json: bool) -> None:
+    """Copy the run's journal and keys to TARGET, while its master runs.
+
+    The copy is all that another machine needs to take the run over: `holdfast master --journal`. It
+    is as secret as the state itself: it holds the key of the run's authority.
+
+    \b
+    Examples:
+      holdfast backup /mnt/standby/run
+      holdfast backup /mnt/standby/run --every 10
+    """
+    from .store import back_up
+
+    folder = state or find_state()
+    with locked(target):
+        while True:
+            count = back_up(folder, target)
+            answer = {"target": str(target), "records": count}
+            tell(json.dumps(answer) if as_json else f"copied {count} records to {target}")
+            if every is None:
+                return
+            time.sleep(every)
+
+
+def call(control: Control, name: str, body: Mapping[str, object] | None) -> dict[str, object]:
+    """Ask a local daemon. ``body`` None reads, otherwise it acts."""
+    import httpx  # a tenth of a second that only the commands which ask need
+
+    try:
+        if body is None:
+            response = httpx.get(f"{control.url}/api/{name}", timeout=HTTP_S)
+        else:
+            response = httpx.post(
+                f"{control.url}/api/{name}",
+                json=dict(body),
+                headers={"authorization": f"Bearer {control.token}"},
+                timeout=HTTP_S,
+            )
+        answer = response.json()
+    except (httpx.HTTPError, ValueError) as error:
+        raise UserError(
+            f"the {control.kind} at {control.url} does not answer: {error}",
+            exit_code=ExitCode.UNREACHABLE,
+        ) from error
+    if response.status_code != 200:
+        raise UserError(
+            str(answer.get("error", response.text)),
+            exit_code=int(answer.get("exit_code", ExitCode.FAILED)),
+            hint=str(answer.get("hint", "")),
+        )
+    result: dict[str, object] = answer
+    return result

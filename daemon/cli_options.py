@@ -1,0 +1,79 @@
+"""What options of several commands have in common: how values are read, and what is refused."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..protocol.addresses import Address
+from ..protocol.errors import UserError
+
+NAME_CHARS_MAX = 64  # of a peer; tables and logs stay readable
+HOURS_MAX = 87_600.0  # of an invite: ten years
+
+
+def _parsed(text: str, default_port: int | None = None) -> Address:
+    try:
+        return Address.parse(text, default_port)
+    except UserError as error:
+        raise click.BadParameter(f"{error}: {error.hint}") from error
+
+
+def an_address(_context: click.Context, _parameter: click.Parameter, value: str) -> Address:
+    return _parsed(value)
+
+
+def some_addresses(
+    _context: click.Context, _parameter: click.Parameter, value: tuple[str, ...]
+) -> tuple[Address, ...]:
+    return tuple(_parsed(text) for text in value)
+
+
+def dialable(
+    _context: click.Context, _parameter: click.Parameter, value: tuple[str, ...]
+) -> tuple[Address, ...]:
+    return tuple(_parsed(text, default_port=0) for text in value)
+
+
+def member_name(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
+    if not 1 <= len(value) <= NAME_CHARS_MAX or not value.isprintable():
+        raise click.BadParameter(f"a name has 1 to {NAME_CHARS_MAX} printable characters")
+    return value
+
+
+def site_name(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
+    from ..protocol.messages import SITE_CHARS_MAX
+
+    if len(value) > SITE_CHARS_MAX or not value.isprintable():
+        raise click.BadParameter(f"a site has up to {SITE_CHARS_MAX} printable characters")
+    return value
+
+
+class Amount(click.FloatRange):
+    """A number from a range; infinity and "not a number" are in none."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a number.", param, ctx)
+        return number
+
+
+state_option = click.option(
+    "--state",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="The daemon's state directory (default: the only one that runs here).",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def tell(line: str) -> None:
+    """Print a line at once, also into a pipe."""
+    click.echo(line)
+    sys.stdout.flush()

@@ -1,0 +1,276 @@
+"""Commands that run something until it is over: a master, a peer, a demo, measurements."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+
+import click
+import trio
+
+from ..protocol.addresses import Address
+from .bench_allreduce import allreduce
+from .bench_lanes import lanes
+from .cli_options import (
+    NAME_CHARS_MAX,
+    Amount,
+    an_address,
+    dialable,
+    member_name,
+    site_name,
+    some_addresses,
+    tell,
+)
+from .places import locked, master_state, peer_state
+
+MASTER_PORT = 29700
+
+
+@click.command()
+@click.argument("run_toml", type=click.Path(path_type=Path), required=False)
+@click.option(
+    "--state",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Keep the run's journal and keys here.",
+)
+@click.option(
+    "--journal",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Take a run over: go on with this copy of another master's state (see `backup`).",
+)
+@click.option(
+    "--standby",
+    multiple=True,
+    callback=some_addresses,
+    help="HOST:PORT of a machine that may take over; goes into invites; repeatable.",
+)
+@click.option(
+    "--listen",
+    multiple=True,
+    default=(f"0.0.0.0:{MASTER_PORT}",),
+    show_default=True,
+    callback=some_addresses,
+    help="Bind here; repeatable.",
+)
+@click.option(
+    "--advertise",
+    multiple=True,
+    callback=dialable,
+    help="HOST[:PORT] that others dial, if it is not the bound one; repeatable.",
+)
+@click.option(
+    "--http",
+    default="127.0.0.1:29780",
+    show_default=True,
+    callback=an_address,
+    help="Status and control over HTTP.",
+)
+@click.option(
+    "--invite/--no-invite", default=True, help="Print an invite for the run's first peers."
+)
+def master(
+    run_toml: Path | None,
+    state: Path | None,
+    journal: Path | None,
+    standby: tuple[Address, ...],
+    listen: tuple[Address, ...],
+    advertise: tuple[Address, ...],
+    http: Address,
+    invite: bool,
+) -> None:
+    """Coordinate a run: admit peers, open rounds, commit them.
+
+    The master carries no tensor bytes; any small machine does. Stopped and started again with the
+    same state directory it goes on where it was. RUN_TOML may be left out then.
+
+    With a copy of its state another machine can take the run over: --journal. That master opens no
+    round before more than half of the contributors have come to it; the old one must then stop, and
+    does as soon as it hears of the new one.
+
+    \b
+    Examples:
+      holdfast master run.toml
+      holdfast master run.toml --standby spare.example.org:29700
+      holdfast master --journal /backup/run
+      holdfast master run.toml --advertise train.example.org:29700
+    """
+    from .run_master import Master, MasterOptions, read_spec
+
+    if state is not None and journal is not None:
+        raise click.UsageError("--journal DIR is the state directory: leave out --state")
+    folder = journal or state
+    if folder is None:
+        if run_toml is None:
+            raise click.UsageError("give a RUN_TOML, or --state or --journal with a run's state")
+        folder = master_state(read_spec(run_toml).run.name)
+    options = MasterOptions(
+        run_toml, folder, listen, advertise, http, invite, journal is not None, standby
+    )
+    with locked(folder):
+        trio.run(Master(options, tell).run)
+
+
+@click.command()
+@click.argument("invite")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@click.option(
+    "--name",
+    default=lambda: socket.gethostname()[:NAME_CHARS_MAX],
+    show_default="this host's name",
+    callback=member_name,
+    help="How others see this peer.",
+)
+@click.option(
+    "--state",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Keep this peer's identity here.",
+)
+@click.option(
+    "--listen",
+    multiple=True,
+    default=("0.0.0.0:0",),
+    show_default=True,
+    callback=some_addresses,
+    help="Bind here; port 0 takes a free one; repeatable.",
+)
+@click.option(
+    "--advertise",
+    multiple=True,
+    callback=dialable,
+    help="HOST[:PORT] that others dial, if it is not the bound one; repeatable.",
+)
+@click.option(
+    "--http",
+    default="127.0.0.1:0",
+    show_default=True,
+    callback=an_address,
+    help="This peer's status over HTTP.",
+)
+@click.option(
+    "--max-upload",
+    type=Amount(min=0, min_open=True),
+    help="Send at most so many megabytes a second to other peers.",
+)
+@click.option(
+    "--max-download",
+    type=Amount(min=0, min_open=True),
+    help="Receive at most so many megabytes a second from other peers.",
+)
+@click.option(
+    "--patience",
+    type=Amount(min=0),
+    default=120.0,
+    show_default=True,
+    help="Give up after so many seconds without a master; 0: never.",
+)
+@click.option(
+    "--site",
+    default="",
+    show_default="told by addresses",
+    callback=site_name,
+    help="Machines that name the same site share one line to the others.",
+)
+def join(
+    invite: str,
+    command: tuple[str, ...],
+    name: str,
+    state: Path | None,
+    listen: tuple[Address, ...],
+    advertise: tuple[Address, ...],
+    http: Address,
+    max_upload: float | None,
+    max_download: float | None,
+    patience: float,
+    site: str,
+) -> None:
+    """Take part in a run with this machine.
+
+    INVITE is the string that the run's owner gave you; the training COMMAND follows `--`. Without a
+    command this peer keeps a copy of the state but trains nothing. Ctrl+C leaves in good order; a
+    second Ctrl+C stops at once.
+
+    \b
+    Examples:
+      holdfast join holdfast1.... -- python train.py
+      holdfast join holdfast1.... --advertise home.example.org:29701 -- python train.py
+    """
+    from ..protocol.invite import Invite
+    from .run_peer import Peer, PeerOptions
+
+    ticket = Invite.decode(invite)
+    options = PeerOptions(
+        invite=ticket,
+        command=command,
+        name=name,
+        state=state or peer_state(ticket.run_id),
+        listen=listen,
+        advertise=advertise,
+        http=http,
+        upload_bytes_per_s=None if max_upload is None else max_upload * 1e6,
+        download_bytes_per_s=None if max_download is None else max_download * 1e6,
+        patience_s=patience or None,
+        site=site,
+    )
+    with locked(options.state):
+        trio.run(Peer(options, tell).run)
+
+
+@click.command()
+@click.option(
+    "--json",
+    "json_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the verdict here.",
+)
+@click.option(
+    "--rounds", type=click.IntRange(6), default=24, show_default=True, help="Rounds to commit."
+)
+@click.option(
+    "--keep",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Keep all logs and state in this folder.",
+)
+def demo(json_path: Path | None, rounds: int, keep: Path | None) -> None:
+    """Train a small GPT on this machine with four peers, kill one, watch the run go on.
+
+    A master, three contributors and a spare, each a process of its own. One contributor is killed
+    in the middle of a reduction; the spare takes its place; later the killed one comes back.
+
+    \b
+    Examples:
+      holdfast demo
+      holdfast demo --json verdict.json
+    """
+    from .demo import run_demo
+
+    sys.exit(run_demo(json_path, rounds, keep))
+
+
+@click.group()
+def bench() -> None:
+    """Measure what this machine can do."""
+
+
+bench.add_command(allreduce)
+bench.add_command(lanes)
+
+
+@bench.command()
+@click.option(
+    "--json",
+    "json_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the measurements here, too.",
+)
+def codecs(json_path: Path | None) -> None:
+    """Measure every codec: bits a value, speed on one core, signal-to-noise.
+
+    \b
+    Examples:
+      holdfast bench codecs
+      holdfast bench codecs --json codecs.json
+    """
+    from .bench import bench_codecs
+
+    bench_codecs(json_path)
