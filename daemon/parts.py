@@ -10,7 +10,8 @@ from attrs import define, field
 
 from ..collectives.hub import LinkHub
 from ..collectives.meter import Reading
-from ..membership.replica import Deed, Replica
+from ..membership.deeds import Deed
+from ..membership.replica import Replica
 from ..membership.spec import RunSpec
 from ..protocol.addresses import Address
 from ..protocol.messages import LinkLoad, Measured, Message

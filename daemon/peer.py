@@ -36,8 +36,9 @@ from ..collectives.hub import LinkHub
 from ..collectives.limiter import RateLimiter
 from ..collectives.link_parts import LaneRules
 from ..collectives.probe import Prober
-from ..membership import replica as deeds
-from ..membership.replica import Deed, Replica
+from ..membership import deeds
+from ..membership.deeds import Deed
+from ..membership.replica import Replica
 from ..membership.spec import RunSpec
 from ..protocol.addresses import Address
 from ..protocol.errors import EvictedError

@@ -22,7 +22,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 
-from attrs import define, field, frozen
+from attrs import define, field
 
 from ..protocol.messages import (
     COUNT_MAX,
@@ -55,105 +55,29 @@ from ..protocol.messages import (
     View,
     Welcome,
 )
+from .deeds import (
+    ApplyRound,
+    Deed,
+    DiscardState,
+    DropRound,
+    FetchFragment,
+    FlushReduction,
+    PinFragment,
+    ReloadTrainer,
+    RepairReduction,
+    StartReduction,
+    StopFetch,
+    StopReduction,
+    TellMaster,
+    TellTrainer,
+    UnpinFragment,
+)
 
 # Later rounds of a fragment that are ordered while a committed one still lacks frames. Nobody sends
 # that one any more by then: a link may have taken its frames with it, and a sender gives up what a
 # slow listener has not got after fewer rounds than that.
 OVERTAKEN_MAX = 8
 ROUNDS_HELD_MAX = 256  # undecided or unapplied rounds; a joiner that falls further behind refetches
-
-
-# ---------------------------------------------------------------- effects
-
-
-class Deed:
-    """Base of what the service must do for the machine, in the order given."""
-
-    __slots__ = ()
-
-
-@frozen
-class TellMaster(Deed):
-    message: Message
-
-
-@frozen
-class TellTrainer(Deed):
-    message: Message
-
-
-@frozen
-class ReloadTrainer(Deed):
-    """Send ``Load``: the trainer takes the shared state as it is and drops its local delta."""
-
-    step: int
-    hold_step: int
-
-
-@frozen
-class StartReduction(Deed):
-    order: Reduce
-    contribute: bool
-
-
-@frozen
-class FlushReduction(Deed):
-    """Shut the lost out of the round's reduction, then answer with ``Held``."""
-
-    order: Flush
-
-
-@frozen
-class RepairReduction(Deed):
-    """Go on without the lost; report ``reduction_done`` when the result is (or still is) whole."""
-
-    order: Repair
-
-
-@frozen
-class StopReduction(Deed):
-    """Cancel the round's reduction, whatever its attempt."""
-
-    round: int
-
-
-@frozen
-class ApplyRound(Deed):
-    """Apply the held result of this attempt by the outer step; report ``applied``."""
-
-    commit: Commit
-
-
-@frozen
-class DropRound(Deed):
-    """Forget the round's inputs and results."""
-
-    round: int
-
-
-@frozen
-class FetchFragment(Deed):
-    order: SyncFragment
-
-
-@frozen
-class StopFetch(Deed):
-    fragment: int
-
-
-@frozen
-class PinFragment(Deed):
-    order: Donate
-
-
-@frozen
-class UnpinFragment(Deed):
-    order: Release
-
-
-@frozen
-class DiscardState(Deed):
-    """Our state belongs to no run we know: forget it."""
 
 
 # ---------------------------------------------------------------- state

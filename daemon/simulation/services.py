@@ -8,9 +8,9 @@ from collections.abc import Callable
 import trio
 from attrs import define, field
 
+from ...membership.deeds import Deed, TellMaster
 from ...membership.effects import Drop, Effect, Record
 from ...membership.journal import JournalRecord, PlaceTaken
-from ...membership.replica import Deed, TellMaster
 from ...membership.spec import RunSpec
 from ...protocol.errors import HoldfastError
 from ...protocol.memory import MemoryNetwork

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.membership.replica import (
-    OVERTAKEN_MAX,
+from holdfast.membership.deeds import (
     Deed,
     ReloadTrainer,
-    Replica,
     TellMaster,
     TellTrainer,
+)
+from holdfast.membership.replica import (
+    OVERTAKEN_MAX,
+    Replica,
 )
 from holdfast.protocol.messages import (
     Abort,
