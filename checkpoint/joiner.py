@@ -308,9 +308,10 @@ class _Fetch:
         await self._within_stall(link.send(IndexRequest(self._head)), donor)
 
     def wants_of(self, peer: str) -> bool:
-        """Whether there are blocks that nobody was asked for, and this donor may be."""
+        """Whether there are blocks that nobody was asked for, and this donor would give them."""
         donor = self._donors.get(peer)
-        return bool(self._unassigned) and donor is not None and not donor.gone
+        willing = donor is not None and not donor.gone and not donor.refusals
+        return willing and bool(self._unassigned)
 
     def look_again(self) -> None:
         """There may be something to ask for."""
@@ -378,6 +379,7 @@ class _Fetch:
         if donor.refusals >= REFUSALS_MAX:
             raise PeerLostError(donor.peer, f"it refuses: {message.reason}")
         self._take_back(donor)
+        self._joiner.next_turn()
         await trio.sleep(RETRY_S)
         while donor.inbox.statistics().current_buffer_used:  # what it said to the same request
             if isinstance(item := donor.inbox.receive_nowait(), PeerLostError):
