@@ -34,6 +34,8 @@ from .places import Control, published
 BODY_BYTES_MAX = 65_536  # of a request; actions are a handful of fields
 BACKLOG_COUNT = 64
 TOKEN_BYTES = 24
+# Longer than clients keep an idle connection: else one is closed as the next request is on its way.
+KEEP_ALIVE_S = 75.0
 
 Json = dict[str, object]
 Read = Callable[[], Json]
@@ -144,6 +146,7 @@ async def serve_http(app: Starlette, listener: socket.socket) -> None:
     config.bind = [f"fd://{listener.detach()}"]  # it closes the descriptor itself
     config.accesslog = None
     config.errorlog = logging.getLogger("holdfast.http")
+    config.keep_alive_timeout = KEEP_ALIVE_S
     config.graceful_timeout = 0.5
     config.shutdown_timeout = 1.0
     await hypercorn.trio.serve(app, config, shutdown_trigger=trio.sleep_forever, mode="asgi")  # type: ignore[arg-type]
