@@ -381,7 +381,7 @@ class LinkHub:
     async def _keep_dialled(self, peer: str, scope: trio.CancelScope) -> None:
         back_off_s = BACK_OFF_FIRST_S
         with scope:
-            while True:
+            while not scope.cancel_called:  # it may have left the view just as this task woke
                 started_s = trio.current_time()
                 try:
                     await self._dial_and_carry(peer)

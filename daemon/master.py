@@ -70,12 +70,20 @@ TICK_S_MIN = 0.005  # the coordinator's deadlines are not chased closer than thi
 WRITE_RETRY_S = 0.5  # after the first failure to write a record; doubling
 WRITE_RETRY_S_MAX = 10.0  # so long does a run stand still, at most, after there is room again
 WRITE_SLOW_S = 2.0  # a record that takes longer is why the run waits
+RECORDED_S = 5.0  # an owner's command; after that it is answered that it is not on disk yet
 CLAIM_DEADLINES = 3  # between two looks at the other masters
 CLAIM_S = 10.0  # for one of these conversations
 CLOSE_S = 2.0  # for the last words to a peer that is dropped
 CROWD_MIN = 64  # peers; with fewer, conclusions are drawn from each message by itself
 CROWD_WAIT_S = 50e-6  # a peer, from the first message noted to the conclusions: 50 ms for 1,000
 SIGNS_OF_LIFE = (Heartbeat, Progress, Measured)  # from these no decision follows
+
+
+@define(eq=False)
+class Reached:
+    """Among the effects: all those before it have been carried out."""
+
+    event: trio.Event = field(factory=trio.Event)
 
 
 @define(eq=False)
@@ -121,7 +129,7 @@ class MasterService:
         self._now = now
         self._replaced: dict[str, Session] = {}
         self._views = ViewWriter()
-        self._effects: deque[Effect] = deque()
+        self._effects: deque[Effect | Reached] = deque()
         self._work = trio.Event()
         self._time = trio.Event()
         self._noted = trio.Event()  # something was said from which nothing was concluded yet
@@ -164,6 +172,25 @@ class MasterService:
         if sooner:
             self._time.set()
 
+    async def see_through(self, decision: Callable[[float], list[Effect]]) -> None:
+        """As ``decide``; on return it is on disk, and whoever has to know was told.
+
+        Raises:
+          UserError: it takes long; it may yet come to that.
+        """
+        self.decide(decision)
+        reached = Reached()
+        self._effects.append(reached)
+        self._work.set()
+        with trio.move_on_after(RECORDED_S):
+            await reached.event.wait()
+            return
+        why = self.why_stuck() or "this master is not the run's any more"
+        raise UserError(
+            f"decided, but not on the master's disk within {RECORDED_S:g} s: {why}",
+            hint="it is lost if the master ends before that; look with `holdfast status`",
+        )
+
     def _hear(self, peer: str, message: Message) -> None:
         """Let the coordinator decide what follows from a message; in a crowd, from many at once."""
         decisive = not isinstance(message, SIGNS_OF_LIFE)
@@ -196,6 +223,8 @@ class MasterService:
                         self._drop(effect)
                     case Announce(event=event):
                         log.info("%s", event)
+                    case Reached(event=reached):
+                        reached.set()
             self._work = trio.Event()
             await self._work.wait()
 

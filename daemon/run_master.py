@@ -297,7 +297,7 @@ class Master:
         wanted = str(body.get("peer", ""))
         reason = str(body.get("reason") or "no reason was given")[:900]
         peer = self._find_peer(wanted)
-        self.service.decide(lambda now_s: self.coordinator.kick(peer, reason, now_s))
+        await self.service.see_through(partial(self.coordinator.kick, peer, reason))
         return {"peer": peer, "kicked": True}
 
     def _find_peer(self, wanted: str) -> str:
@@ -322,11 +322,11 @@ class Master:
         return matches[0]
 
     async def _act_pause(self, _body: Json) -> Json:
-        self.service.decide(self.coordinator.pause)
+        await self.service.see_through(self.coordinator.pause)
         return {"paused": True}
 
     async def _act_resume(self, _body: Json) -> Json:
-        self.service.decide(self.coordinator.resume)
+        await self.service.see_through(self.coordinator.resume)
         return {"paused": False}
 
     async def _act_stop(self, _body: Json) -> Json:

@@ -209,14 +209,11 @@ def _leave(swarm: Swarm, fault: Fault) -> End | None:
 
 
 def _kick(swarm: Swarm, fault: Fault) -> End | None:
-    master = swarm.master
-    if master is None or not _may_go_for_good(swarm, fault.who):
+    if swarm.master is None or not _may_go_for_good(swarm, fault.who):
         return None
     if swarm.standstill.stopped(MASTER):
         return None
-    swarm.left.add(fault.who)
-    peer = swarm.peers[fault.who].peer
-    master.decide(lambda now_s: master.coordinator.kick(peer, "because", now_s))
+    swarm.kick(fault.who)
     return _nothing
 
 

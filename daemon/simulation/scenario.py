@@ -23,6 +23,7 @@ PEERS = (3, 3, 3, 4, 5)
 SPARE_SHARE = 0.3  # of the scenarios that have one, which costs as much as another peer
 LANES = (1, 1, 1, 2)  # of a link
 GAP_S = 1.0  # between faults, on average
+LARGE_MIN = 700  # values of a tensor; each fragment has one of these
 COLLAPSED_BYTES_PER_S = 1.25e6  # 10 Mbit/s
 MASTER = "master"
 HEIR = "heir"  # as ``who``: one that has inherited chunks in the repair that is under way
@@ -294,6 +295,7 @@ def _mixed(rng: Random, peers: int) -> Scenario:
         apply_s=rng.choice([0.0, 0.02]),
         telling=rng.random() < 0.3,
     )
+    plain = evolve(plain, tensors=_enough(plain.tensors, plain.fragments))
     faults: list[Fault] = []
     at_s = 0.0
     for _ in range(rng.randint(2, 4)):
@@ -307,6 +309,12 @@ def _mixed(rng: Random, peers: int) -> Scenario:
         fault = Fault(Kind.CRASH, who, at_s=at_s, instant=instant, after_s=min(after_s, 1.0))
         faults.append(_anything(rng, fault, other))
     return evolve(plain, faults=tuple(faults), linger_s=_linger_s(rng))
+
+
+def _enough(tensors: tuple[int, ...], fragments: int) -> tuple[int, ...]:
+    """A fragment of a few values may by chance get an update ten times as large as the others."""
+    large = sum(size >= LARGE_MIN for size in tensors)
+    return tensors + (LARGE_MIN,) * max(0, fragments - large)
 
 
 def _anything(rng: Random, fault: Fault, other: str) -> Fault:

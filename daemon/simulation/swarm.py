@@ -13,6 +13,7 @@ from __future__ import annotations
 import random
 import sqlite3
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -103,6 +104,7 @@ class Swarm:
         self._term = 0
         self._attentive_s = 0.0  # since when the master has looked on without a break
         self._mute: dict[tuple[str, int], float] = {}  # since when nothing comes, by incarnation
+        self._kicked: set[str] = set()
         self._changed = trio.lowlevel.ParkingLot()
 
     # ------------------------------------------------------------ the master
@@ -304,6 +306,19 @@ class Swarm:
         with on_host(name):
             self.nursery.start_soon(self.peers[name].service.leave, "enough")
 
+    def kick(self, name: str) -> None:
+        """The owner sends the peer away, for good."""
+        self.left.add(name)
+        self._kicked.add(self.peers[name].peer)
+        self._kick_again()
+
+    def _kick_again(self) -> None:
+        """Until it is on the master's disk, the owner is not told that it is done."""
+        assert self.master is not None
+        coordinator = self.master.coordinator
+        for peer in sorted(self._kicked - set(coordinator.context.history.revoked)):
+            self.master.decide(partial(coordinator.kick, peer, "because"))
+
     # ------------------------------------------------------------ faults that last
 
     def stop(self, name: str, *, asleep: bool) -> None:
@@ -358,6 +373,7 @@ class Swarm:
         self.store.full, self.store.slow_s = False, 0.0
         if self.master is None:
             await self.start_master()
+        self._kick_again()
 
     def resume(self) -> None:
         if self.master is not None and not self.standstill.stopped(MASTER):
@@ -438,11 +454,18 @@ class Swarm:
             if here.phase in (Phase.REDUCED, Phase.APPLYING)
         }
         for head in sim.service.replica.heads():
-            committed = self.witness.versions.get(head.fragment, 0)
+            committed = self._newest(head.fragment)
             step_away = (head.fragment, head.version) in results
             if head.version != committed and not (head.version == committed - 1 and step_away):
                 return False
         return True
+
+    def _newest(self, fragment: int) -> int:
+        """The version that is committed, or will be as soon as the master's disk takes it."""
+        known = self.witness.versions.get(fragment, 0)
+        if self.master is None or not self.master.coordinator.context.history.founded:
+            return known
+        return max(known, self.master.coordinator.context.history.versions[fragment])
 
     def role(self, name: str) -> Role:
         return self.peers[name].service.replica.role

@@ -68,6 +68,15 @@ async def test_a_dialler_that_the_view_does_not_name_yet_waits_for_it() -> None:
         assert len(a.dialled) == 1
 
 
+async def test_who_leaves_the_view_before_it_was_dialled_is_not_dialled() -> None:
+    async with a_net() as net:
+        b = await net.node(1, view(1))
+        b.hub.set_members(view(0, 1))
+        b.hub.set_members(view(1))  # the dialler has not run yet
+        await trio.sleep(1)
+        assert not b.dialled
+
+
 async def test_a_stranger_is_refused_and_a_later_view_lets_it_in() -> None:
     async with a_net() as net:
         a = await net.node(0, view(0))

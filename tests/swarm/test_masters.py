@@ -23,6 +23,7 @@ from holdfast.membership.journal import (
     TERMS_SKIPPED,
     JournalRecord,
     RoundCommitted,
+    RunPaused,
     TermStarted,
     VersionAdopted,
 )
@@ -337,6 +338,20 @@ async def test_a_full_disk_stops_commits_and_nothing_else(monkeypatch: pytest.Mo
         await settled(swarm, master, "abcd")
         assert not master.why_stuck()
         assert "the journal can be written again" in told(master)
+
+
+async def test_what_the_owner_wants_is_done_when_it_is_on_disk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with machines(spec()) as run:
+        await run.start("abc")
+        master = run.swarm.master
+        assert master is not None
+        await master.see_through(master.coordinator.pause)
+        assert any(isinstance(r, RunPaused) for r in run.swarm.store.records())
+        monkeypatch.setattr(WitnessedStore, "append", full([1_000]))
+        with pytest.raises(UserError, match=r"not on the master's disk .* disk is full"):
+            await master.see_through(master.coordinator.resume)
 
 
 async def test_a_slow_disk_delays_commits_and_no_heartbeat() -> None:
