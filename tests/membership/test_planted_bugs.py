@@ -382,8 +382,18 @@ def _(patch: Patch) -> None:
     original = Lineage.adopt
 
     def adopt(self: Lineage) -> bool:
-        self.succession.electorate = set(list(self.succession.attached)[:1])
-        return original(self)
+        versions, electorate = self.context.history.versions, self.succession.electorate
+        beyond = {
+            member.peer
+            for member in self.context.roster
+            for head in member.told.values()
+            if head.version > versions[head.fragment]
+        }
+        self.succession.electorate = electorate & beyond or electorate
+        try:
+            return original(self)
+        finally:
+            self.succession.electorate = electorate
 
     patch.setattr(Lineage, "adopt", adopt)
 
