@@ -14,7 +14,8 @@
 
 Decisions are made at once, synchronously, when a message arrives; their effects are queued. A
 ``Record`` is fsynced before the effects behind it in the queue, so nothing leaves this process
-that a restart could forget. While a record cannot be written (the disk is full), it is tried again
+that a restart could forget; whom they are for is settled with the decision, for a peer may be back on
+another connection by the time they go out. While a record cannot be written (the disk is full), it is tried again
 and again and nothing behind it goes out; heartbeats do, so the members stay and train on.
 """
 
@@ -80,13 +81,6 @@ SIGNS_OF_LIFE = (Heartbeat, Progress, Measured)  # from these no decision follow
 
 
 @define(eq=False)
-class Reached:
-    """Among the effects: all those before it have been carried out."""
-
-    event: trio.Event = field(factory=trio.Event)
-
-
-@define(eq=False)
 class Session:
     """One peer's connection."""
 
@@ -96,7 +90,8 @@ class Session:
     scope: trio.CancelScope = field(factory=trio.CancelScope)
     reading: trio.CancelScope = field(factory=trio.CancelScope)
     last_words: Refused | None = None
-    welcomed: bool = False  # until then nothing else is for this connection
+    replaces: Session | None = None  # until it is decided which of the two goes
+    welcomed: bool = False  # until then no heartbeat
     view: View | None = None  # told last; the next one goes out as its difference
 
 
@@ -127,9 +122,9 @@ class MasterService:
         self.sessions: dict[str, Session] = {}
         self._probe = probe
         self._now = now
-        self._replaced: dict[str, Session] = {}
         self._views = ViewWriter()
-        self._effects: deque[Effect | Reached] = deque()
+        # With the connection that each is for; an event: so far all is carried out.
+        self._effects: deque[tuple[Effect | trio.Event, Session | None]] = deque()
         self._work = trio.Event()
         self._time = trio.Event()
         self._noted = trio.Event()  # something was said from which nothing was concluded yet
@@ -167,10 +162,28 @@ class MasterService:
             self._effects.clear()  # what is not on disk yet is decided by the other one
             self._superseded.set()
             return
-        self._effects.extend(effects)
+        for effect in effects:
+            self._effects.append((effect, self._whom(effect)))
         self._work.set()
         if sooner:
             self._time.set()
+
+    def _whom(self, effect: Effect) -> Session | None:
+        """The connection that an effect is for. Whoever is dropped is not in ``sessions`` any more."""
+        match effect:
+            case Send(peer=peer):
+                return self.sessions.get(peer)
+            case Drop(peer=peer, previous=True):
+                newcomer = self.sessions[peer]
+                old, newcomer.replaces = newcomer.replaces, None
+                return old
+            case Drop(peer=peer):
+                session = self.sessions.pop(peer, None)
+                if session is not None and session.replaces is not None:
+                    self.sessions[peer] = session.replaces  # the newcomer was refused
+                return session
+            case _:
+                return None
 
     async def see_through(self, decision: Callable[[float], list[Effect]]) -> None:
         """As ``decide``; on return it is on disk, and whoever has to know was told.
@@ -179,11 +192,11 @@ class MasterService:
           UserError: it takes long; it may yet come to that.
         """
         self.decide(decision)
-        reached = Reached()
-        self._effects.append(reached)
+        reached = trio.Event()
+        self._effects.append((reached, None))
         self._work.set()
         with trio.move_on_after(RECORDED_S):
-            await reached.event.wait()
+            await reached.wait()
             return
         why = self.why_stuck() or "this master is not the run's any more"
         raise UserError(
@@ -213,18 +226,18 @@ class MasterService:
     async def _carry_out(self) -> None:
         while True:
             while self._effects and not self._superseded.is_set():
-                effect = self._effects.popleft()
+                effect, session = self._effects.popleft()
                 match effect:
                     case Record(record=record):
                         await self._journal(record)
-                    case Send(peer=peer, message=message):
-                        self._send(peer, message)
-                    case Drop():
-                        self._drop(effect)
+                    case Send(message=message) if session is not None:
+                        self._send(session, message)
+                    case Drop(code=code, reason=reason) if session is not None:
+                        self._dismiss(session, Refused(code, reason))
                     case Announce(event=event):
                         log.info("%s", event)
-                    case Reached(event=reached):
-                        reached.set()
+                    case trio.Event():
+                        effect.set()
             self._work = trio.Event()
             await self._work.wait()
 
@@ -267,14 +280,9 @@ class MasterService:
                 return f"the journal's disk is slow: a record takes {taken_s:.0f} s so far"
         return ""
 
-    def _send(self, peer: str, message: Message) -> None:
-        session = self.sessions.get(peer)
-        if session is None:
-            return
+    def _send(self, session: Session, message: Message) -> None:
         if isinstance(message, Welcome):
             session.welcomed = True
-        elif not session.welcomed:
-            return  # meant for an earlier connection of this peer, or a heartbeat too early
         if isinstance(message, View):
             before, session.view = session.view, message
             if before is not None:
@@ -282,18 +290,10 @@ class MasterService:
         try:
             session.outbox.send_nowait(message)
         except trio.WouldBlock:
-            log.warning("peer %s does not read: dropped", peer[:8])
+            log.warning("peer %s does not read: dropped", session.peer[:8])
             session.scope.cancel()
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass  # its session is ending; detach follows
-
-    def _drop(self, effect: Drop) -> None:
-        old = self._replaced.pop(effect.peer, None)
-        session = old if effect.previous else self.sessions.pop(effect.peer, None)
-        if old is not None and not effect.previous:
-            self.sessions[effect.peer] = old  # the newcomer was refused: all is as it was
-        if session is not None:
-            self._dismiss(session, Refused(effect.code, effect.reason))
 
     def _dismiss(self, session: Session, last_words: Refused) -> None:
         """Let what is queued go out, within ``CLOSE_S``; then the last words, then the end."""
@@ -318,8 +318,9 @@ class MasterService:
         while True:
             await trio.sleep(self.coordinator.context.spec.heartbeat_s)
             sequence += 1
-            for peer in list(self.sessions):
-                self._send(peer, Heartbeat(sequence))
+            for session in self.sessions.values():
+                if session.welcomed:
+                    self._send(session, Heartbeat(sequence))
 
     # ------------------------------------------------------------ other masters
 
@@ -435,10 +436,7 @@ class MasterService:
         if self._superseded.is_set():
             return
         outbox, queue = trio.open_memory_channel[Message](OUTBOX_COUNT_MAX)
-        session = Session(channel.peer, stream, outbox)
-        old = self.sessions.get(channel.peer)
-        if old is not None:
-            self._replaced[channel.peer] = old  # the coordinator says which of the two goes
+        session = Session(channel.peer, stream, outbox, replaces=self.sessions.get(channel.peer))
         self.sessions[channel.peer] = session
         self.decide(
             partial(
@@ -472,8 +470,6 @@ class MasterService:
                     else:
                         self._dismiss(session, session.last_words)
         finally:
-            if self._replaced.get(session.peer) is session:
-                del self._replaced[session.peer]
             if self.sessions.get(session.peer) is session:
                 del self.sessions[session.peer]
                 self.decide(lambda now_s: self.coordinator.detach(session.peer, reason, now_s))
@@ -490,12 +486,10 @@ class MasterService:
         try:
             while True:
                 message = await session.stream.receive()
-                if self._replaced.get(session.peer) is session:
-                    continue  # whether another connection takes over is being decided
                 if self.sessions.get(session.peer) is not session:
-                    return "another connection replaced this one"
+                    continue  # it goes as soon as it may be told
                 if isinstance(message, Renew):
-                    self._renew(session.peer, message)
+                    self._renew(session, message)
                     continue
                 self._hear(session.peer, message)
         except RemoteProtocolError as error:
@@ -515,7 +509,8 @@ class MasterService:
             pass  # the reader says why
         session.scope.cancel()
 
-    def _renew(self, peer: str, message: Renew) -> None:
+    def _renew(self, session: Session, message: Renew) -> None:
+        peer = session.peer
         grant = self.store.grant(peer)
         if self.authority is None or grant is None:
             return
@@ -526,7 +521,7 @@ class MasterService:
         except RemoteProtocolError as error:
             log.warning("peer %s asks for a bad certificate: %s", peer[:8], error)
             return
-        self._send(peer, Renewed(certificate))
+        self._send(session, Renewed(certificate))
 
     async def _reach(self, channel: Channel, hello: Hello) -> Refused | None:
         """Dial the newcomer back: a member that nobody can reach would only hold up the others."""

@@ -20,6 +20,8 @@ from holdfast.membership.spec import RunSpec
 from holdfast.protocol.memory import MemoryNetwork, MemoryWorld
 from holdfast.protocol.messages import (
     VERSION_MAX,
+    Applied,
+    FragmentHead,
     Heartbeat,
     Hello,
     Leaving,
@@ -128,6 +130,41 @@ async def test_what_was_meant_for_the_last_connection_does_not_reach_the_next_on
         again = await table.dial(network, incarnation=2)
         assert isinstance(await again.receive(), Welcome)
         assert isinstance(await other.receive(), Welcome)
+
+
+async def test_each_of_many_connections_hears_what_was_meant_for_it() -> None:
+    """Three processes of one peer come while the disk is busy: none is told what another is."""
+    async with a_table() as table:
+        network = table.admit("a", 1)
+        table.disk.seconds = 2.0
+        streams = [await table.dial(network, incarnation) for incarnation in (1, 2, 3)]
+        *gone, last = streams
+        for number, stream in enumerate(gone, 1):
+            heard = await all_of(stream)
+            assert [m.number for m in heard if isinstance(m, Welcome)] == [number]
+            assert isinstance(heard[-1], Refused)
+            assert heard[-1].code is RefusalCode.DUPLICATE
+        first = await last.receive()
+        assert isinstance(first, Welcome)
+        assert first.number == 3
+
+
+async def test_who_is_dropped_and_comes_back_before_it_was_told_stays() -> None:
+    async with a_table() as table:
+        network = table.admit("a", 1)
+        first = await table.dial(network)
+        assert isinstance(await first.receive(), Welcome)
+        table.disk.seconds = 2.0
+        table.master.decide(table.master.coordinator.pause)
+        await first.send(Applied(1, FragmentHead(0, 9, bytes(32))))  # nothing is founded here
+        await trio.sleep(0.5)
+        assert not table.master.sessions
+        again = await table.dial(network, incarnation=2)
+        assert isinstance(await again.receive(), Welcome)
+        last = (await all_of(first))[-1]
+        assert isinstance(last, Refused)
+        assert last.code is RefusalCode.PROTOCOL
+        assert list(table.master.sessions) == [f"{1:032x}"]
 
 
 # ---------------------------------------------------------------- last words
