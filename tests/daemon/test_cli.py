@@ -533,7 +533,7 @@ def small(tmp_path: Path) -> Iterator[Fleet]:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_ends_master_and_peer_with_0(small: Fleet, number: signal.Signals) -> None:
     peer = small.join("p", command=("sleep", "60"))
-    small.until(lambda s: member(s, "p"), "it is in the run")
+    small.until(lambda _: small.peer("p")["number"], "it knows that it is in the run")
     trainer = small.peer("p")["command_pid"]
     peer.signal(number)
     assert peer.wait() == 0
@@ -548,7 +548,7 @@ def test_ctrl_c_ends_master_and_peer_with_0(small: Fleet, number: signal.Signals
 
 def test_a_second_ctrl_c_stops_at_once(small: Fleet) -> None:
     peer = small.join("p", command=("sleep", "60"))
-    small.until(lambda s: member(s, "p"), "it is in the run")
+    small.until(lambda _: small.peer("p")["number"], "it knows that it is in the run")
     trainer = small.peer("p")["command_pid"]
     small.nodes["master"].signal(signal.SIGSTOP)  # it will not release the peer
     peer.signal(signal.SIGINT)
