@@ -127,8 +127,8 @@ def joins(state_mib: int = STATE_MIB) -> Measured:
             "`holdfast master` and `holdfast join` as processes in the lab; times by the master's "
             "clock. Rounds: from the order to reduce to the commit, medians. What its link gives: "
             f"the less of {DOWN_MBIT:g} Mbit/s and of what the live donors' uplinks have left beside "
-            f"what they sent for rounds, of which TCP carries {CARRIED:.1%}. When a donor is killed, the round that it dies in counts, "
-            "too."
+            f"what they sent for rounds, of which TCP carries {CARRIED:.1%}. When a donor is killed, "
+            "the round that it dies in counts, too."
         ],
     )
     return [table], [asdict(each) for each in found]

@@ -187,7 +187,7 @@ class Joiner:
         return True
 
     def next_turn(self) -> None:
-        """A fetch has asked for all that it lacks, or is over: others may ask."""
+        """What a fetch wants of its donors has changed: all look whom they may ask."""
         for fetch in self._fetches.values():
             fetch.look_again()
 
@@ -379,7 +379,6 @@ class _Fetch:
         if donor.refusals >= REFUSALS_MAX:
             raise PeerLostError(donor.peer, f"it refuses: {message.reason}")
         self._take_back(donor)
-        self._joiner.next_turn()
         await trio.sleep(RETRY_S)
         while donor.inbox.statistics().current_buffer_used:  # what it said to the same request
             if isinstance(item := donor.inbox.receive_nowait(), PeerLostError):
@@ -426,14 +425,13 @@ class _Fetch:
         donor.gone = True
         self._reasons[donor.peer] = reason
         self._take_back(donor)
-        self._joiner.next_turn()  # of this donor we want nothing any more
 
     def _take_back(self, donor: _DonorView) -> None:
         """What it owes is for the others, unless another one was asked for it, too."""
         blocks, donor.outstanding = sorted(donor.outstanding, reverse=True), {}
         owed = {block for other in self._donors.values() for block in other.outstanding}
         self._unassigned.extendleft(block for block in blocks if block not in owed)
-        self.look_again()
+        self._joiner.next_turn()
 
     # ------------------------------------------------------------ the whole
 

@@ -111,8 +111,7 @@ def leave(state: Path | None, as_json: bool) -> None:
     Example:
       holdfast leave
     """
-    answer = call(find_control(state, "peer"), "leave", {})
-    click.echo(json.dumps(answer) if as_json else "leaving after the round in flight")
+    order(find_control(state, "peer"), "leave", as_json, "leaving after the round in flight")
 
 
 @click.command()
@@ -125,8 +124,7 @@ def retry(state: Path | None, as_json: bool) -> None:
     Example:
       holdfast retry
     """
-    answer = call(find_control(state, "peer"), "retry", {})
-    click.echo(json.dumps(answer) if as_json else "starting the training command again")
+    order(find_control(state, "peer"), "retry", as_json, "starting the training command again")
 
 
 @click.command()
@@ -155,8 +153,12 @@ def pause(state: Path | None, as_json: bool) -> None:
     Example:
       holdfast pause
     """
-    answer = call(find_control(state, "master"), "pause", {})
-    click.echo(json.dumps(answer) if as_json else "paused; `holdfast resume` lets the run go on")
+    order(
+        find_control(state, "master"),
+        "pause",
+        as_json,
+        "paused; `holdfast resume` lets the run go on",
+    )
 
 
 @click.command()
@@ -169,8 +171,7 @@ def resume(state: Path | None, as_json: bool) -> None:
     Example:
       holdfast resume
     """
-    answer = call(find_control(state, "master"), "resume", {})
-    click.echo(json.dumps(answer) if as_json else "resumed")
+    order(find_control(state, "master"), "resume", as_json, "resumed")
 
 
 @click.command()
@@ -204,6 +205,12 @@ def backup(target: Path, state: Path | None, every: float | None, as_json: bool)
             if every is None:
                 return
             time.sleep(every)
+
+
+def order(control: Control, name: str, as_json: bool, said: str) -> None:
+    """Have a daemon do what needs no more words, and say that it does."""
+    answer = call(control, name, {})
+    click.echo(json.dumps(answer) if as_json else said)
 
 
 def call(control: Control, name: str, body: Mapping[str, object] | None) -> dict[str, object]:

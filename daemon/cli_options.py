@@ -70,6 +70,12 @@ state_option = click.option(
     type=click.Path(file_okay=False, path_type=Path),
     help="The daemon's state directory (default: the only one that runs here).",
 )
+advertise_option = click.option(
+    "--advertise",
+    multiple=True,
+    callback=dialable,
+    help="HOST[:PORT] that others dial, if it is not the bound one; repeatable.",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 

@@ -15,8 +15,8 @@ from .bench_lanes import lanes
 from .cli_options import (
     NAME_CHARS_MAX,
     Amount,
+    advertise_option,
     an_address,
-    dialable,
     member_name,
     site_name,
     some_addresses,
@@ -53,12 +53,7 @@ MASTER_PORT = 29700
     callback=some_addresses,
     help="Bind here; repeatable.",
 )
-@click.option(
-    "--advertise",
-    multiple=True,
-    callback=dialable,
-    help="HOST[:PORT] that others dial, if it is not the bound one; repeatable.",
-)
+@advertise_option
 @click.option(
     "--http",
     default="127.0.0.1:29780",
@@ -134,12 +129,7 @@ def master(
     callback=some_addresses,
     help="Bind here; port 0 takes a free one; repeatable.",
 )
-@click.option(
-    "--advertise",
-    multiple=True,
-    callback=dialable,
-    help="HOST[:PORT] that others dial, if it is not the bound one; repeatable.",
-)
+@advertise_option
 @click.option(
     "--http",
     default="127.0.0.1:0",

@@ -28,6 +28,7 @@ from .ledger import Evict, Ledger
 from .pace import scheduled
 from .roster import CopyState, Member, can_contribute, sites_of
 from .rounds import Phase, Round, Turn, answered, gate_norms
+from .succession import Succession
 from .syncing import Syncing
 
 ROUNDS_IN_FLIGHT_MAX = 1  # rounds that are open or reducing at a time
@@ -45,9 +46,12 @@ class Conductor:
       course: of those that are reducing; hears what members say about reductions.
     """
 
-    def __init__(self, context: Context, syncing: Syncing, evict: Evict) -> None:
+    def __init__(
+        self, context: Context, syncing: Syncing, succession: Succession, evict: Evict
+    ) -> None:
         self.context = context
         self.syncing = syncing
+        self.succession = succession
         self.bandwidths = Bandwidths()
         self.ledger = Ledger(context, evict)
         self.course = Course(context, syncing, self.ledger, self.bandwidths)
@@ -136,7 +140,7 @@ class Conductor:
             or len(self.rounds) >= ROUNDS_IN_FLIGHT_MAX
             or (spec.run.rounds and history.commit_count >= spec.run.rounds)
             or self.context.now_s < self.ledger.backoff.until_s
-            or self.syncing.succession.waiting  # too few know this master yet
+            or self.succession.waiting  # too few know this master yet
             or self.syncing.missing  # contributors of before the restart are on their way back
             or len(self.contributors()) < spec.membership.min_members
         ):

@@ -125,7 +125,7 @@ class Coordinator:
         self.succession = Succession(self.context)
         self.syncing = Syncing(self.context, self.succession)
         self.lineage = Lineage(self.context, self.syncing, self.succession)
-        self.conductor = Conductor(self.context, self.syncing, self._evict)
+        self.conductor = Conductor(self.context, self.syncing, self.succession, self._evict)
         self.probing = Probing(self.context, self.conductor.bandwidths)
         self.syncing.missing = set(history.places)
         self.syncing.unheard = set(history.places)

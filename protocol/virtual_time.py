@@ -63,31 +63,26 @@ class VirtualClock(trio.abc.Clock):
 
 
 class Alarm:
-    """Wakes the task that waits for it, at a moment that others may bring forward.
+    """Wakes the task that waits for it, at a moment that others may bring forward. Virtual time only.
 
-    Under ``VirtualClock`` that is a fifth of the work of a cancel scope with a deadline, and a
-    simulated network does little else than wait until something arrives.
+    It is a fraction of the work of a cancel scope with a deadline, and a simulated network does
+    little else than wait until something arrives.
 
     Attributes:
       at_s: when it rings; ``inf``: never, unless somebody rings it.
     """
 
-    __slots__ = ("_clock", "_scope", "_task", "at_s")
+    __slots__ = ("_clock", "_task", "at_s")
 
     def __init__(self) -> None:
         self.at_s = math.inf
         self._task: trio.lowlevel.Task | None = None
         self._clock: VirtualClock | None = None
-        self._scope: trio.CancelScope | None = None
 
     async def wait(self, at_s: float) -> None:
         """Until it rings; one task at a time."""
         clock = trio.lowlevel.current_clock()
-        if not isinstance(clock, VirtualClock):
-            with trio.move_on_at(at_s) as self._scope:
-                await trio.sleep_forever()
-            self._scope = None
-            return
+        assert isinstance(clock, VirtualClock)
         self._clock, self._task, self.at_s = clock, trio.lowlevel.current_task(), at_s
         if at_s < math.inf:
             clock.set_alarm(self, at_s)
@@ -99,9 +94,7 @@ class Alarm:
 
     def bring_forward(self, at_s: float) -> None:
         """If somebody waits, then not longer than until this moment."""
-        if self._scope is not None:
-            self._scope.deadline = min(self._scope.deadline, at_s)
-        elif self._task is not None and at_s < self.at_s:
+        if self._task is not None and at_s < self.at_s:
             assert self._clock is not None
             self.at_s = at_s
             self._clock.set_alarm(self, at_s)
@@ -111,8 +104,6 @@ class Alarm:
         task, self._task, self.at_s = self._task, None, math.inf
         if task is not None:
             trio.lowlevel.reschedule(task)
-        elif self._scope is not None:
-            self._scope.cancel()
 
 
 def run_virtually(

@@ -463,9 +463,10 @@ class Swarm:
     def _newest(self, fragment: int) -> int:
         """The version that is committed, or will be as soon as the master's disk takes it."""
         known = self.witness.versions.get(fragment, 0)
-        if self.master is None or not self.master.coordinator.context.history.founded:
+        if self.master is None:
             return known
-        return max(known, self.master.coordinator.context.history.versions[fragment])
+        history = self.master.coordinator.context.history
+        return max(known, history.versions[fragment]) if history.founded else known
 
     def role(self, name: str) -> Role:
         return self.peers[name].service.replica.role

@@ -4,16 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.membership.deeds import (
-    Deed,
-    ReloadTrainer,
-    TellMaster,
-    TellTrainer,
-)
-from holdfast.membership.replica import (
-    OVERTAKEN_MAX,
-    Replica,
-)
+from holdfast.membership.deeds import Deed, ReloadTrainer, TellMaster, TellTrainer
+from holdfast.membership.replica import OVERTAKEN_MAX, Replica
 from holdfast.protocol.messages import (
     Abort,
     Commit,

@@ -1,4 +1,4 @@
-"""Alarms: the same under the virtual clock as under trio's own."""
+"""Alarms, beside deadlines of trio's own."""
 
 from __future__ import annotations
 
@@ -9,15 +9,6 @@ import trio
 import trio.testing
 
 from holdfast.protocol.virtual_time import Alarm, run_virtually
-
-ALSO_FOR_REAL = pytest.mark.parametrize("virtual", [True, False])
-
-
-def run(virtual: bool, function: object) -> None:
-    if virtual:
-        run_virtually(function, seed=1)  # type: ignore[arg-type]
-    else:
-        trio.run(function)  # type: ignore[arg-type]
 
 
 def test_alarms_and_deadlines_come_in_the_order_of_their_time() -> None:
@@ -36,8 +27,7 @@ def test_alarms_and_deadlines_come_in_the_order_of_their_time() -> None:
     assert seen == [("a", 1.0), ("b", 2.0), ("c", 3.0), ("d", 4.0)]
 
 
-@ALSO_FOR_REAL
-def test_an_alarm_can_be_brought_forward_and_not_put_off(virtual: bool) -> None:
+def test_an_alarm_can_be_brought_forward_and_not_put_off() -> None:
     async def main() -> None:
         alarm = Alarm()
         began_s = trio.current_time()
@@ -47,13 +37,12 @@ def test_an_alarm_can_be_brought_forward_and_not_put_off(virtual: bool) -> None:
             alarm.bring_forward(began_s + 0.02)
             alarm.bring_forward(began_s + 500)
         took_s = trio.current_time() - began_s
-        assert took_s == pytest.approx(0.02) if virtual else 0.02 <= took_s < 500
+        assert took_s == pytest.approx(0.02)
 
-    run(virtual, main)
+    run_virtually(main, seed=1)
 
 
-@ALSO_FOR_REAL
-def test_an_alarm_that_nobody_set_rings_when_somebody_says_so(virtual: bool) -> None:
+def test_an_alarm_that_nobody_set_rings_when_somebody_says_so() -> None:
     async def main() -> None:
         alarm = Alarm()
         alarm.ring()  # nobody waits: nothing is kept of it
@@ -64,11 +53,10 @@ def test_an_alarm_that_nobody_set_rings_when_somebody_says_so(virtual: bool) -> 
             alarm.ring()
             alarm.ring()
 
-    run(virtual, main)
+    run_virtually(main, seed=1)
 
 
-@ALSO_FOR_REAL
-def test_who_gave_up_waiting_is_not_woken_and_the_next_waits_its_own_time(virtual: bool) -> None:
+def test_who_gave_up_waiting_is_not_woken_and_the_next_waits_its_own_time() -> None:
     async def main() -> None:
         alarm = Alarm()
         began_s = trio.current_time()
@@ -79,4 +67,4 @@ def test_who_gave_up_waiting_is_not_woken_and_the_next_waits_its_own_time(virtua
         await alarm.wait(began_s + 0.05)
         assert trio.current_time() >= began_s + 0.05
 
-    run(virtual, main)
+    run_virtually(main, seed=1)

@@ -390,9 +390,8 @@ async def lose_the_newest(run: Machines) -> tuple[int, int]:
     swarm.master.decide(swarm.master.coordinator.resume)
     await swarm.until(lambda: swarm.committed >= older + 3)
     await swarm.come_to_rest("a")
-    newest = swarm.master.coordinator.context.history.versions[
-        0
-    ]  # decided; perhaps not on disk yet
+    decided = swarm.master.coordinator.context.history.versions
+    newest = decided[0]  # perhaps not on disk yet
     for other in ("b", "c", "master"):
         swarm.world.partition("a", other)
     await trio.sleep(10)
