@@ -124,7 +124,7 @@ class Coordinator:
         self.context = Context(spec, run_id, history, term)
         self.succession = Succession(self.context)
         self.syncing = Syncing(self.context, self.succession)
-        self.lineage = Lineage(self.context, self.syncing, self.succession)
+        self.lineage = Lineage(self.context, self.syncing, self.succession, self._evict)
         self.conductor = Conductor(self.context, self.syncing, self.succession, self._evict)
         self.probing = Probing(self.context, self.conductor.bandwidths)
         self.syncing.missing = set(history.places)
@@ -248,10 +248,8 @@ class Coordinator:
         self._taken_over(self.succession.kicked(peer))
         if peer in self.context.roster:
             self._evict(peer, RefusalCode.KICKED, f"removed by the run's owner: {quoted(reason)}")
-        elif peer in self.syncing.missing:
-            self.syncing.missing.discard(peer)
-            self.syncing.unheard.discard(peer)
-            self.context.record(PlaceVacated(peer))
+        self.syncing.missing.discard(peer)
+        self.syncing.unheard.discard(peer)
         self._settle()
         return self.context.take_effects()
 
@@ -543,6 +541,7 @@ class Coordinator:
             changed |= self.syncing.transfer(self.conductor.excluded)
             changed |= self._remove_hopeless()
             changed |= self.conductor.advance()
+            changed |= self.lineage.call_back()
             changed |= self._rewind()
             changed |= self.probing.advance(lines_busy=self._lines_busy())
             changed |= self._release_leaving()

@@ -155,7 +155,7 @@ class RootKnown(JournalRecord):
 
 @frozen
 class PeerRevoked(JournalRecord):
-    """Removed by the run's owner, for good."""
+    """Removed by the run's owner, for good; a place that it had is a vacancy."""
 
     peer: str
     reason: str
@@ -284,8 +284,7 @@ class History:
                 self.places.add(record.peer)
                 self.vacancies = max(0, self.vacancies - 1)
             case PlaceVacated():
-                self.places.discard(record.peer)
-                self.vacancies += 1
+                self._vacate(record.peer)
             case RunFounded():
                 self._found(record)
             case RoundNumbered():
@@ -296,6 +295,8 @@ class History:
             case RootKnown():
                 self._know_root(record.head)
             case PeerRevoked():
+                if record.peer in self.places:
+                    self._vacate(record.peer)
                 self.revoked[record.peer] = record.reason
                 if len(self.revoked) > REVOKED_MAX:
                     del self.revoked[next(iter(self.revoked))]
@@ -305,6 +306,10 @@ class History:
                 self.finished = True
             case _:
                 raise LocalProtocolError(f"the journal knows no {type(record).__name__}")
+
+    def _vacate(self, peer: str) -> None:
+        self.places.discard(peer)
+        self.vacancies += 1
 
     def _start_term(self, record: TermStarted) -> None:
         self.term = max(self.term, record.term)

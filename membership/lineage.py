@@ -21,10 +21,11 @@ from collections import Counter
 
 from attrs import frozen
 
-from ..protocol.messages import FragmentHead
+from ..protocol.messages import FragmentHead, RefusalCode
 from .context import Context, said
 from .effects import EventKind
 from .journal import RunRewound, VersionAdopted
+from .ledger import Evict
 from .pace import scheduled
 from .roster import CopyState, Member
 from .succession import NAMES_SAID_MAX, Succession
@@ -49,10 +50,13 @@ class Lineage:
         hold newer ones, each another.
     """
 
-    def __init__(self, context: Context, syncing: Syncing, succession: Succession) -> None:
+    def __init__(
+        self, context: Context, syncing: Syncing, succession: Succession, evict: Evict
+    ) -> None:
         self.context = context
         self.syncing = syncing
         self.succession = succession
+        self._evict = evict
         self.lost_since_s: float | None = None
         self.useless_since_s: float | None = None
         self._said_lost = False
@@ -66,17 +70,20 @@ class Lineage:
             return False
         useless = False
         for fragment in range(history.fragment_count):
-            claims: Counter[FragmentHead] = Counter(
-                member.told[fragment]
+            told = {
+                member.peer: member.told[fragment]
                 for member in self.context.roster
-                if member.peer in self.succession.electorate
-                and fragment in member.told
+                if fragment in member.told
                 and member.told[fragment].version > history.versions[fragment]
-            )
+            }
+            claims = Counter(told[peer] for peer in self.succession.electorate if peer in told)
             if not claims:
                 continue
-            # Of those with equally many, the newest: all were the run's, one after the other.
-            head, count = max(claims.items(), key=lambda each: (each[1], each[0].version))
+            # Of those with equally many, what spares hold, too: a damaged copy is alone. Of those
+            # the newest: all were the run's, one after the other.
+            held = Counter(told.values())
+            head = max(claims, key=lambda each: (claims[each], held[each], each.version))
+            count = claims[head]
             if 2 * count > len(self.succession.electorate):
                 self._adopt(head, count)
                 return True
@@ -164,6 +171,24 @@ class Lineage:
             if not head.root or history.root(fragment, head.version) != head.root:
                 return None
         return tuple(member.told[fragment].version for fragment in range(history.fragment_count))
+
+    def call_back(self) -> bool:
+        """Before the run goes back: who may be about to apply what is lost has to come anew, and its
+        ``Hello`` says what it holds. Nobody's copy may get newer while it is the run's only one.
+        """
+        if self.lost_since_s is None or self.context.now_s < self._until_s(self.lost_since_s):
+            return False
+        mute = [
+            member
+            for member in self.context.roster.by_number()
+            if any(member.copies[fragment].mute for fragment in self.lost())
+        ]
+        for member in mute:
+            reason = "it has never said whether it holds the newest version, and nobody else does"
+            self._evict(member.peer, RefusalCode.LAGGING, reason)
+        if mute:
+            self.lost_since_s = self.context.now_s  # they have their time to come back
+        return bool(mute)
 
     def rewind(self, *, busy: bool) -> bool:
         """Go back to what members hold, if it is time. True if the run did.

@@ -84,6 +84,7 @@ class Copy:
     due_s: float = math.inf  # by then it must have applied the newest commit
     fetch: Fetch | None = None  # while FETCHING
     why: str = "the state has not been fetched yet"  # while STALE
+    mute: bool = False  # it was sent the newest result and never said what became of it
 
 
 @define

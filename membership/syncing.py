@@ -159,7 +159,7 @@ class Syncing:
             return  # what it holds is being replaced; its Synced will say
         member.told[head.fragment] = head
         self._vote(member, head)
-        copy.version, copy.root = head.version, head.root
+        copy.version, copy.root, copy.mute = head.version, head.root, False
         newest = self.context.history.versions[head.fragment]
         if copy.state is not CopyState.STALE or head.version == newest:
             # A stale copy that is still behind may lack a result: it cannot catch up by itself.
@@ -365,6 +365,7 @@ class Syncing:
         for fragment, copy in enumerate(member.copies):
             if now_s >= copy.due_s:
                 self.late(member, fragment, "it did not apply the last commit in time")
+                copy.mute = True
                 changed = True
             elif copy.fetch is not None and now_s >= copy.fetch.moved_s + stall_s:
                 self._stalled(member, fragment, f"nothing has arrived for {stall_s:g} s")
@@ -487,7 +488,7 @@ class Syncing:
 
     def _move(self, member: Member, fragment: int, event: CopyEvent, why: str = "") -> None:
         copy = member.copies[fragment]
-        copy.state = NEXT_STATE[copy.state, event]
+        copy.state, copy.mute = NEXT_STATE[copy.state, event], False
         if copy.state is not CopyState.FETCHING:
             self._release(member, copy)
         if copy.state in (CopyState.STALE, CopyState.FETCHING):

@@ -9,8 +9,10 @@ from holdfast.membership.coordinator import Coordinator
 from holdfast.membership.effects import StandDown
 from holdfast.membership.journal import (
     ROUNDS_SKIPPED,
+    PeerRevoked,
     RoundCommitted,
     RoundNumbered,
+    RunPaused,
     RunRewound,
     TermStarted,
     VersionAdopted,
@@ -18,10 +20,13 @@ from holdfast.membership.journal import (
 from holdfast.protocol.messages import (
     Hello,
     Open,
+    Reduce,
+    Reduced,
+    RefusalCode,
     SyncFragment,
     Welcome,
 )
-from tests.membership.table import LINEAGE, SPARE, A, B, C, D, E, Table, head_of, hello_of
+from tests.membership.table import DIGEST, LINEAGE, SPARE, A, B, C, D, E, Table, head_of, hello_of
 
 NONCE = b"n" * 16
 
@@ -161,6 +166,34 @@ def test_who_is_kicked_is_not_waited_for() -> None:
     table.hear(A, Open)
 
 
+def test_who_was_kicked_is_not_waited_for_whatever_was_written_after_that() -> None:
+    table = Table()
+    table.start(A, B)
+    table.take(table.master.kick(A, "gone", table.now_s))
+    while not isinstance(table.journal[-1], PeerRevoked):
+        table.journal.pop()
+    table.journal.append(RunPaused(True))
+    cut(table, RunPaused)
+    assert table.master.succession.electorate == {B}
+
+
+@pytest.mark.parametrize("first", [A, B])
+def test_of_as_many_contributors_those_decide_whom_spares_bear_out(first: str) -> None:
+    """One of two contributors holds damaged bits; the spare was sent what the other one has."""
+    table = Table()
+    table.start(A, B, spares=[C])
+    table.commit(A, B, others=[C])
+    cut(table, RoundCommitted)
+    damaged = hello_of(first, heads=[head_of(0, 1, b"?" * 32)], lineage=LINEAGE)
+    table.join(first, hello=damaged)
+    table.join(C, SPARE, hello=holding(C, 1))
+    assert not table.records(VersionAdopted)
+    other = B if first == A else A
+    table.join(other, hello=holding(other, 1))
+    assert [r.head for r in table.records(VersionAdopted)] == [head_of(0, 1)]
+    assert table.hear(first, SyncFragment).head == head_of(0, 1)
+
+
 # ---------------------------------------------------------------- going back
 
 
@@ -221,6 +254,43 @@ def test_who_returns_too_late_is_synced_to_what_the_run_is_now() -> None:
     table.join(A, hello=holding(A, 1, 2))
     assert table.hear(A, Welcome).branch == 1
     assert table.hear(A, SyncFragment) == SyncFragment(head_of(0, 0), (B,), True)
+
+
+def mute() -> tuple[Table, Reduce]:
+    """A was sent version 1, the only one, and has not said what came of it."""
+    table = Table("[membership]\nquorum = 0.1\nrewind_s = 60\n")
+    table.start(A, B, C)
+    table.leave(B)
+    table.leave(C)
+    order = table.reduce(A)
+    table.reduced(order, A)
+    table.wait(16.0, A)
+    assert "it did not apply the last commit in time" in table.why(A)
+    table.wait(61.0, A)
+    assert not table.records(RunRewound)
+    assert table.dropped(A) is RefusalCode.LAGGING
+    table.wait(10.0)
+    return table, order
+
+
+def test_who_may_yet_apply_the_newest_version_says_so_before_the_run_goes_back() -> None:
+    table, order = mute()
+    held = Reduced(order.round, order.attempt, DIGEST)
+    table.join(A, hello=attrs.evolve(holding(A, 0), undecided=(held,)))
+    assert [c.round for c in table.hear(A, Welcome).committed] == [order.round]
+    table.applied(order, A)
+    table.wait(100.0, A)
+    assert not table.records(RunRewound)
+    assert table.hear(A, Open).version == 1
+
+
+def test_if_it_does_not_have_the_newest_version_the_run_goes_back() -> None:
+    table, _order = mute()
+    table.join(A, hello=holding(A, 0, 2))
+    table.wait(59.0, A)
+    assert not table.records(RunRewound)
+    table.wait(2.0, A)
+    assert [r.heads for r in table.records(RunRewound)] == [(head_of(0, 0),)]
 
 
 def test_zero_seconds_mean_never() -> None:

@@ -7,6 +7,7 @@ the master knows (how many members there are, who has voted).
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import attrs
@@ -129,8 +130,21 @@ class Witness:
             del self.roots[fragment, version]
         self._back_to_the_truth()
 
-    def _adopted(self, head: FragmentHead) -> None:
-        assert (*attrs.astuple(head),) in self.true, "adopted what the run never was"
+    def _adopted(self, head: FragmentHead, world: World) -> None:
+        held = [(peer, peer.state[head.fragment]) for peer in world.peers if peer.state]
+        claims: Counter[tuple[int, bytes] | None] = Counter(
+            state
+            for peer, state in held
+            if peer.connected and state is not None and state[0] > self.versions[head.fragment]
+        )
+        electorate = world.master.succession.electorate
+        # Of what only one member holds nobody can say whether it is as it was.
+        all_differ = all(claims[state] < 2 for peer, state in held if peer.peer in electorate)
+        known = (head.fragment, head.version, head.root) in self.true
+        assert known or all_differ, "adopted what the run never was"
+        self.true.add((head.fragment, head.version, head.root))
+        for peer, state in held:
+            peer.corrupt &= state != (head.version, head.root)
         self.versions[head.fragment] = head.version
         self.roots[head.fragment, head.version] = head.root
         self.truth[head.fragment] = head.root
@@ -184,7 +198,7 @@ class Witness:
             case RunRewound():
                 self._rewound(record, world)
             case VersionAdopted():
-                self._adopted(record.head)
+                self._adopted(record.head, world)
             case PlaceTaken():
                 self._promoted(world.by_id[record.peer])
 
