@@ -109,6 +109,7 @@ class MasterSession:
         self.released = trio.Event()
         self.leaving = False
         self.finished = False
+        self._welcomed = False
         self._config = config
         self._network = network
         self._report = report
@@ -194,7 +195,7 @@ class MasterSession:
                 return
             log.info("the master sent us away: %s", error.reason)
             self._report.why = error.reason
-            if code in FINAL_CODES or (self.leaving and code not in PASSING_CODES):
+            if self._is_final(code):
                 raise
         except SESSION_ERRORS as error:
             log.info("no session with the master: %r", error)
@@ -203,6 +204,13 @@ class MasterSession:
             with trio.CancelScope(shield=True) as scope:
                 scope.deadline = trio.current_time() + 1
                 await trio.aclose_forcefully(channel.stream)
+
+    def _is_final(self, code: RefusalCode) -> bool:
+        if self.leaving:
+            return code not in PASSING_CODES
+        if code is RefusalCode.UNREACHABLE and self._welcomed:
+            return False  # we could be reached before, so this is a line's fault and passes
+        return code in FINAL_CODES
 
     # ------------------------------------------------------------ one session
 
@@ -222,6 +230,7 @@ class MasterSession:
         self._learn(first.masters)
         self._outbox, queue = trio.open_memory_channel[Message](OUTBOX_COUNT_MAX)
         spec = self._welcome(first)
+        self._welcomed = True
         ended: Exception | None = None  # the writer may end the session before the reader does
         try:
             async with trio.open_nursery() as nursery:

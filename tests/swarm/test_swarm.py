@@ -282,6 +282,18 @@ async def test_a_joiner_that_nobody_can_reach_is_refused_and_nobody_else_is_touc
         await settled(swarm, "abc")
 
 
+async def test_a_member_that_nobody_can_reach_for_a_while_comes_back_by_itself() -> None:
+    async with a_swarm("abc") as swarm:
+        swarm.world.unreachable("c")
+        swarm.crash_master()  # all have to attach anew
+        await swarm.start_master()
+        await swarm.until(lambda: "reach" in swarm.peers["c"].service.report.why)
+        swarm.world.unreachable("c", unreachable=False)
+        await swarm.until(lambda: swarm.in_sync("c"))
+        assert swarm.peers["c"].ended is None
+        await settled(swarm, "abc")
+
+
 # ---------------------------------------------------------------- the master
 
 
