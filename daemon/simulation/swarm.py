@@ -448,10 +448,11 @@ class Swarm:
         """It holds every committed version, or the one before and the result that makes it."""
         if not (sim.alive and sim.holds_everything):
             return False
+        decided = self._decided()
         results = {
             (here.fragment, here.version)
             for here in sim.service.replica.rounds.values()
-            if here.phase in (Phase.REDUCED, Phase.APPLYING)
+            if here.phase in (Phase.REDUCED, Phase.APPLYING) and here.round in decided
         }
         for head in sim.service.replica.heads():
             committed = self._newest(head.fragment)
@@ -459,6 +460,14 @@ class Swarm:
             if head.version != committed and not (head.version == committed - 1 and step_away):
                 return False
         return True
+
+    def _decided(self) -> set[int]:
+        """Rounds that are committed, or will be as soon as the master's disk takes it."""
+        rounds = {commit.round for commit in self.witness.commits}
+        if self.master is not None:
+            history = self.master.coordinator.context.history
+            rounds.update(commit.round for commit in history.commits.values())
+        return rounds
 
     def _newest(self, fragment: int) -> int:
         """The version that is committed, or will be as soon as the master's disk takes it."""
