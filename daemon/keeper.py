@@ -260,9 +260,13 @@ class StateKeeper:
         parts.report.phase = f"copying fragment {head.fragment}"
         counted_bytes = 0
 
+        def wanted() -> bool:
+            return self._fetches.get(head.fragment) is scope  # else it was stopped, or replaced
+
         def progress(standing: Standing) -> None:
             nonlocal counted_bytes
-            self._standings[head.fragment] = head.version, standing
+            if wanted():
+                self._standings[head.fragment] = head.version, standing
             self.received_bytes += standing.received_bytes - counted_bytes
             counted_bytes = standing.received_bytes
 
@@ -270,10 +274,12 @@ class StateKeeper:
             try:
                 got = await joiner.fetch(order, progress)
             except (PeerLostError, StateMismatchError) as error:
-                self._ended(head)
-                bad = error.bad_donors if isinstance(error, FetchFailedError) else ()
-                parts.perform(parts.replica.fetch_failed(head, bad, str(error)))
-            else:
+                if wanted():
+                    self._ended(head)
+                    bad = error.bad_donors if isinstance(error, FetchFailedError) else ()
+                    parts.perform(parts.replica.fetch_failed(head, bad, str(error)))
+                return
+            if wanted():
                 self._ended(head)
                 parts.tell_measured()  # the line's first work
                 parts.perform(parts.replica.fetched(head, got.received_bytes, got.bad_donors))

@@ -12,6 +12,7 @@ import trio
 from holdfast.checkpoint import blocks
 from holdfast.daemon.simulation.swarm import Swarm
 from holdfast.daemon.simulation.trainer import small_layout
+from holdfast.protocol.errors import PeerLostError
 from tests.swarm.test_swarm import a_swarm, settled, spec
 
 VALUES = 40_000
@@ -93,6 +94,34 @@ async def test_a_copy_that_is_disturbed_goes_on_with_what_it_has(what: str) -> N
         # Of what was on its way each of the three may have sent a few blocks twice.
         assert STATE_BYTES <= received_bytes(swarm) < 1.2 * STATE_BYTES
         swarm.check_final(["a", "b", "late"])
+
+
+@pytest.mark.parametrize("ticks", [3, 4, 5])
+async def test_a_copy_that_fails_as_it_is_replaced_ends_nothing_but_itself(ticks: int) -> None:
+    async with a_swarm("abc", layout=LAYOUT) as swarm:
+        await swarm.come_to_rest("abc")
+        slow_line(swarm, 30_000.0)
+        late = swarm.add_peer("late", founder=False).service
+        await swarm.until(lambda: received_bytes(swarm) > STATE_BYTES / 3)
+        order, joiner = late.replica.fragments[0].fetching, late.keeper._joiner
+        assert order is not None
+        assert joiner is not None
+        for donor in joiner._fetches[0]._donors.values():
+            donor.send.send_nowait(PeerLostError(donor.peer, "its link is gone"))
+        for _ in range(ticks):
+            await trio.lowlevel.checkpoint()
+        late._perform(late.replica.receive(order))
+        for _ in range(20):  # no time passes
+            await trio.lowlevel.checkpoint()
+        assert late.replica.fragments[0].fetching is order, "the new one has not failed"
+        await swarm.until(lambda: is_in_sync(swarm), within_s=60)
+        assert not late.keeper._fetches
+        slow_line(swarm, 1e7)
+        swarm.resume()
+        target = swarm.committed + 2
+        await swarm.until(lambda: swarm.committed >= target)
+        await swarm.come_to_rest(["a", "b", "c", "late"])
+        swarm.check_final(["a", "b", "c", "late"])
 
 
 async def test_a_joiner_that_dies_holds_nothing_at_its_donors() -> None:
