@@ -2,9 +2,9 @@
 
     tick, messages --> facts in Round and Attempt --> advance: what follows from the facts?
 
-A round is open until all who are invited have answered, or the quorum has and ``grace_s`` is over.
-Then ``course`` takes it to its end. Messages only add facts; ``advance`` looks at the facts and acts,
-so it does not matter in which order they arrive.
+A round is open until all who are invited have answered, or, at the elastic pace (see ``clock``), the
+quorum has and the grace is over. Then ``course`` takes it to its end. Messages only add facts;
+``advance`` looks at the facts and acts, so it does not matter in which order they arrive.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from ..protocol.messages import (
     Ready,
 )
 from .bandwidth import Bandwidths
+from .clock import RoundClock
 from .context import Context, quoted
 from .course import Course
 from .effects import EventKind
 from .journal import RoundNumbered
 from .ledger import Evict, Ledger
-from .pace import scheduled
+from .pace import due_step, next_fragment
 from .roster import CopyState, Member, can_contribute, sites_of
 from .rounds import Phase, Round, Turn, answered, gate_norms
 from .succession import Succession
 from .syncing import Syncing
 
-ROUNDS_IN_FLIGHT_MAX = 1  # rounds that are open or reducing at a time
-HURRY_SHARE = 0.5  # of the grace, after which the late are told to post what they have
+ROUNDS_IN_FLIGHT_MAX = 4  # rounds at a time, of a fragment each; one of them may be open
 
 
 class Conductor:
@@ -53,7 +53,9 @@ class Conductor:
         self.syncing = syncing
         self.succession = succession
         self.bandwidths = Bandwidths()
+        self.elastic = context.spec.diloco.pace == "elastic"
         self.ledger = Ledger(context, evict)
+        self.clock = RoundClock(context, self.ledger)
         self.course = Course(context, syncing, self.ledger, self.bandwidths)
         self.rounds = self.ledger.rounds
         self._sites: tuple[int, list[tuple[str, ...]]] = (-1, [])  # of which view, and these
@@ -69,10 +71,14 @@ class Conductor:
         head = FragmentHead(round_.fragment, round_.version, message.state_root)
         self.syncing.report(member, head)
         round_.declined.pop(member.peer, None)
+        self.clock.answered(round_, member.peer)
         if message.weight == 0:
             round_.declined[member.peer] = "it has trained nothing since its last sync"
-        else:
-            round_.ready[member.peer] = message
+            return
+        round_.ready[member.peer] = message
+        if message.step >= round_.at_step and round_.reached_s is None:
+            round_.reached_s = self.context.now_s
+            self.clock.reached(round_)
 
     def not_ready(self, member: Member, message: NotReady) -> None:
         round_ = self.rounds.get(message.round)
@@ -97,6 +103,7 @@ class Conductor:
         self.bandwidths.measured(member.peer, message, mates)
 
     def removed(self, peer: str, why: str) -> None:
+        self.clock.removed(peer)
         for round_ in self.rounds.values():
             round_.forget(peer, why)
 
@@ -138,23 +145,26 @@ class Conductor:
             or history.finished
             or history.paused
             or len(self.rounds) >= ROUNDS_IN_FLIGHT_MAX
-            or (spec.run.rounds and history.commit_count >= spec.run.rounds)
+            or self.ledger.opened()
+            or (spec.run.rounds and history.commit_count + len(self.rounds) >= spec.run.rounds)
             or self.context.now_s < self.ledger.backoff.until_s
             or self.succession.waiting  # too few know this master yet
             or self.syncing.missing  # contributors of before the restart are on their way back
             or len(self.contributors()) < spec.membership.min_members
         ):
             return False
-        index = history.turn
-        fragment, at_step = scheduled(index, spec.diloco.sync_every, history.fragment_count)
+        fragment = next_fragment(history.turns, {r.fragment for r in self.rounds.values()})
+        if fragment is None:
+            return False
         number = history.next_round
         self.context.record(RoundNumbered(number))
         self.rounds[number] = Round(
             number=number,
-            index=index,
             fragment=fragment,
             version=history.versions[fragment],
-            at_step=at_step,
+            at_step=due_step(
+                fragment, history.turns[fragment], spec.diloco.sync_every, history.fragment_count
+            ),
             opened_s=self.context.now_s,
         )
         return True
@@ -191,6 +201,8 @@ class Conductor:
         if not expected:
             self.ledger.abort(round_, "no contributor is left")
             return True
+        if self.elastic:
+            self._hurry(round_, expected)
         if len(ready) < needed:
             round_.quorum_s = None
             if answered(round_, expected):
@@ -200,29 +212,20 @@ class Conductor:
         if round_.quorum_s is None:
             round_.quorum_s = self.context.now_s
         root = self.syncing.decide(round_.fragment, round_.version)
-        limit_s = round_.quorum_s + self.context.spec.membership.grace_s
-        if self.context.now_s >= self._hurry_s(round_.quorum_s):
-            self._hurry(round_, expected)
-        if (root and answered(round_, expected)) or self.context.now_s >= limit_s:
-            self._close(round_, ready, len(expected))
+        if (root and answered(round_, expected)) or self.context.now_s >= self._limit_s(round_):
+            self._close(round_, ready, expected)
             return True
         return False
 
     def _hurry(self, round_: Round, expected: list[str]) -> None:
-        """Have those who are late contribute what they have trained by now, at their next step.
-
-        While a round runs with overlap the others go on. Who is left out of one begins the next as
-        many steps behind them as the grace and the reduction took, so it would be late again, and
-        again: a contributor that comes back, or a slow one, would never contribute.
-        """
-        for peer in expected:
-            late = peer not in round_.ready and peer not in round_.declined
-            if late and peer not in round_.hurried:
-                round_.hurried.add(peer)
+        """Have those who are late contribute what they have trained by now, at their next step."""
+        for peer, due_s in self.clock.hurries(round_, expected).items():
+            if self.context.now_s >= due_s:
+                round_.hurried[peer] = self.context.now_s
                 self.context.send(peer, Open(round_.number, round_.fragment, round_.version, 0))
 
-    def _hurry_s(self, quorum_s: float) -> float:
-        return quorum_s + HURRY_SHARE * self.context.spec.membership.grace_s
+    def _limit_s(self, round_: Round) -> float:
+        return self.clock.limit_s(round_) if self.elastic else math.inf
 
     def _shortage(self, round_: Round, ready: int, expected: int, needed: int) -> str:
         whys = [f"{self.context.name(p)}: {why}" for p, why in sorted(round_.declined.items())]
@@ -230,7 +233,7 @@ class Conductor:
             f" ({'; '.join(whys[:5])})" if whys else ""
         )
 
-    def _close(self, round_: Round, ready: list[str], expected_count: int) -> None:
+    def _close(self, round_: Round, ready: list[str], expected: list[str]) -> None:
         self.syncing.decide(round_.fragment, round_.version, force=True)
         for peer in ready:
             if self._copy_state(peer, round_.fragment) is not CopyState.HELD:
@@ -239,9 +242,8 @@ class Conductor:
                 round_.forget(peer, "")
                 ready = [other for other in ready if other != peer]
                 self.syncing.settle(self.excluded)
-        if any(peer not in round_.ready for peer in ready) or len(ready) < self.ledger.quorum(
-            expected_count
-        ):
+        needed = self.ledger.quorum(len(expected))
+        if any(peer not in round_.ready for peer in ready) or len(ready) < needed:
             return
         scales, refused = gate_norms({peer: round_.ready[peer].norm for peer in ready})
         messages = dict(round_.ready)
@@ -252,10 +254,9 @@ class Conductor:
             for peer in ready
             if peer in scales and peer in self.context.roster
         )
-        needed = self.ledger.quorum(expected_count)
         if len(contributors) < needed:
             self.ledger.abort(
-                round_, self._shortage(round_, len(contributors), expected_count, needed)
+                round_, self._shortage(round_, len(contributors), len(expected), needed)
             )
             return
         for contributor in contributors:
@@ -267,27 +268,36 @@ class Conductor:
                     f"{round_.number} is far larger than the others' and is scaled by "
                     f"{contributor.scale:.3g}",
                 )
-        for peer in round_.invited - {contributor.peer for contributor in contributors}:
-            round_.declined.setdefault(peer, "it was not ready in time")
+        self._note_late(round_, expected)
         round_.turn(Turn.CLOSE)
         round_.closed_s = self.context.now_s
         round_.original_count = len(contributors)
         self.course.begin(round_, contributors)
+
+    def _note_late(self, round_: Round, expected: list[str]) -> None:
+        """Who is excluded, and how often in a row that was so."""
+        for peer in round_.ready:
+            if (member := self.context.roster.get(peer)) is not None:
+                member.late_count = 0
+        for peer in expected:
+            member = self.context.roster.get(peer)
+            if member is None or peer in round_.ready or peer in round_.declined:
+                continue
+            round_.declined[peer] = "it was not ready in time"
+            member.late_count += 1
+            self.clock.missed(round_, peer)
 
     def _copy_state(self, peer: str, fragment: int) -> CopyState:
         member = self.context.roster.get(peer)
         return member.copies[fragment].state if member else CopyState.STALE
 
     def next_deadline_s(self) -> float:
-        spec = self.context.spec
         deadlines = [self.course.next_deadline_s()]
         for round_ in self.ledger.opened():
-            if round_.quorum_s is not None:
-                hurry_s = self._hurry_s(round_.quorum_s)
-                if hurry_s > self.context.settled_s:
-                    deadlines.append(hurry_s)
-                deadlines.append(round_.quorum_s + spec.membership.grace_s)
+            deadlines.append(self._limit_s(round_))
+            if self.elastic:
+                deadlines += self.clock.hurries(round_, self.expected(round_)).values()
         until_s = self.ledger.backoff.until_s
-        if not self.rounds and until_s > self.context.settled_s:
+        if not self.ledger.opened() and until_s > self.context.settled_s:
             deadlines.append(until_s)
         return min(deadlines, default=math.inf)

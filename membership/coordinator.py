@@ -602,6 +602,13 @@ class Coordinator:
                 EventKind.ROLE, holder.peer, f"{said(holder)} gives up its place: it has no trainer"
             )
             changed = True
+        while (late := trainers.too_late(self.context)) is not None:
+            self.context.record(PlaceVacated(late.peer))
+            why = trainers.rest(self.context, late)
+            self.context.announce(
+                EventKind.ROLE, late.peer, f"{said(late)} gives up its place: {why}"
+            )
+            changed = True
         while True:
             member = next_to_seat(
                 self.context.roster,
@@ -609,6 +616,7 @@ class Coordinator:
                 history.vacancies,
                 self.context.spec.membership.contributors,
                 history.versions,
+                self.context.now_s,
             )
             if member is None:
                 return changed

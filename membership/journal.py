@@ -215,7 +215,7 @@ class History:
     roots: list[dict[int, bytes]] = Factory(list)  # by fragment: version -> root, where known
     commits: dict[int, Commit] = Factory(dict)  # the last commit by fragment
     commit_count: int = 0  # rounds whose results are in the present versions
-    turn: int = 0  # place in the schedule: grows with every commit and never goes back
+    turns: list[int] = Factory(list)  # rounds that each fragment has had; they never go back
     # Fragments of the last commits, oldest first: undone one by one, they lead to earlier states.
     trail: deque[int] = Factory(deque)
     rewind_count: int = 0
@@ -345,7 +345,7 @@ class History:
         self.versions[head.fragment] = head.version
         self.commits.pop(head.fragment, None)
         self.commit_count += gained
-        self.turn += gained
+        self.turns[head.fragment] += gained
         self.step = max(self.step, record.step)
         self.trail.clear()  # in which order the lost commits came nobody knows
         self._forget_roots(head.fragment)
@@ -391,6 +391,7 @@ class History:
         self.sizes = record.sizes
         self.lineage = record.lineage
         self.versions = [head.version for head in record.heads]
+        self.turns = [0] * len(record.heads)
         self.roots = [{head.version: head.root} for head in record.heads]
         self.trail = deque(maxlen=ROOTS_KEPT_MAX * len(record.heads))
 
@@ -405,7 +406,7 @@ class History:
         self.versions[commit.fragment] += 1
         self.commits[commit.fragment] = commit
         self.commit_count += 1
-        self.turn += 1
+        self.turns[commit.fragment] += 1
         self.trail.append(commit.fragment)
         self.step = max(self.step, commit.at_step)
         self.last_round = commit.round

@@ -17,6 +17,7 @@ from .pace import Backoff
 from .rounds import Phase, Round, Turn, quorum_count
 
 BAD_MAX = 3  # refused contributions in a row (no commit in between) before the peer is removed
+REDUCTIONS_KEPT = 3  # of which the median is what a reduction takes
 PAST_ROUNDS_MAX = 50  # kept for the dashboard and for answers that come late
 
 Evict = Callable[[str, RefusalCode, str], None]
@@ -43,6 +44,8 @@ class Ledger:
         self.abort_count = 0
         self.repair_count = 0
         self.rerun_count = 0
+        # Of the last commits, seconds from the set of contributors.
+        self.reductions_s: deque[float] = deque(maxlen=REDUCTIONS_KEPT)
         self._bad_counts: dict[str, int] = {}  # refused contributions since the last commit with it
 
     def opened(self) -> list[Round]:
@@ -99,6 +102,7 @@ class Ledger:
         for contributor in round_.running().contributors:
             self._bad_counts.pop(contributor.peer, None)
         self.backoff.committed()
+        self.reductions_s.append(self.context.now_s - round_.closed_s)
         self._end(round_, outcome)
 
     def abort(self, round_: Round, reason: str) -> None:

@@ -26,7 +26,7 @@ from .context import Context, said
 from .effects import EventKind
 from .journal import RunRewound, VersionAdopted
 from .ledger import Evict
-from .pace import scheduled
+from .pace import due_step
 from .roster import CopyState, Member
 from .succession import NAMES_SAID_MAX, Succession
 from .syncing import Syncing
@@ -113,8 +113,8 @@ class Lineage:
         history, spec = self.context.history, self.context.spec
         self.useless_since_s = None
         before = history.versions[head.fragment]
-        turn = history.turn + head.version - before
-        _, step = scheduled(turn - 1, spec.diloco.sync_every, history.fragment_count)
+        turn = history.turns[head.fragment] + head.version - before - 1
+        step = due_step(head.fragment, turn, spec.diloco.sync_every, history.fragment_count)
         self.context.record(VersionAdopted(head, step))
         self.context.announce(
             EventKind.RUN,

@@ -1,24 +1,42 @@
 """When the next round is due: every fragment once per ``sync_every`` steps, evenly spread.
 
-    k            0      1      2      3      4   ...      (P = 2 fragments, H = 100)
-    fragment     0      1      0      1      0
+    fragment     0      1      0      1      0   ...      (P = 2 fragments, H = 100)
+    turn         0      0      1      1      2            of that fragment
     at_step     50    100    150    200    250
 
 A round that was aborted is tried again with the same fragment and step. Aborts in a row wait longer
 and longer, so that a fault which comes back at once cannot keep everybody busy with nothing else.
+Rounds of several fragments may be in flight at once; none gets a whole turn ahead of another.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Sequence
 
 RETRY_S = 1.0  # before the round after one that was aborted
 RETRY_S_MAX = 30.0  # doubling stops here
 
 
-def scheduled(index: int, sync_every: int, fragment_count: int) -> tuple[int, int]:
-    """Fragment and step of the ``index``-th round, counted from 0."""
-    return index % fragment_count, ((index + 1) * sync_every) // fragment_count
+def due_step(fragment: int, turn: int, sync_every: int, fragment_count: int) -> int:
+    """The step at which a fragment is due for the ``turn``-th time, both counted from 0."""
+    return ((turn * fragment_count + fragment + 1) * sync_every) // fragment_count
+
+
+def next_fragment(turns: Sequence[int], busy: Collection[int]) -> int | None:
+    """Whose round is due next; None: everybody else waits for one in flight.
+
+    Args:
+      turns: rounds that each fragment has had.
+      busy: fragments that have a round in flight.
+    """
+    first = min(range(len(turns)), key=lambda fragment: (turns[fragment], fragment))
+    free = [fragment for fragment in range(len(turns)) if fragment not in busy]
+    if not free:
+        return None
+    found = min(free, key=lambda fragment: (turns[fragment], fragment))
+    behind = (turns[first] + 1, first)  # where the one that is last would be a turn later
+    return found if (turns[found], found) < behind else None
 
 
 class Backoff:

@@ -5,8 +5,8 @@
                   +------- a copy differs -----+-----------------------------+
 
 A *place* belongs to a peer, not to a connection: it is given up (and leaves a vacancy) when the
-member is removed or somebody else has a trainer where it has none (see ``trainers``), and it
-survives a copy that must be healed and a reconnect.
+member is removed, is late again and again, or somebody else has a trainer where it has none (see
+``trainers``), and it survives a copy that must be healed and a reconnect.
 Peers whose token says *contributor* take free places; those whose token says *spare* take only
 vacancies, which the dead and the departed leave behind.
 """
@@ -108,6 +108,9 @@ class Member:
     download_bytes_per_s: float = 0.0  # and to receive
     host: str = ""  # the address that the master sees it come from; empty: unknown
     site: str = ""  # what its person calls the site; empty: its address tells
+    late_count: int = 0  # rounds in a row that went on without it
+    rest_count: int = 0  # how often it gave up its place for that
+    rests_until_s: float = -math.inf  # before, it takes none
     draining_s: float | None = None  # since when it wants to leave
     progress: Progress | None = None
     told: dict[int, FragmentHead] = Factory(dict)  # by fragment: what it last said that it holds
@@ -252,7 +255,12 @@ def holds_newest(member: Member, versions: list[int]) -> bool:
 
 
 def next_to_seat(
-    roster: Roster, places: set[str], vacancies: int, place_count: int, versions: list[int]
+    roster: Roster,
+    places: set[str],
+    vacancies: int,
+    place_count: int,
+    versions: list[int],
+    now_s: float,
 ) -> Member | None:
     """Who takes a place now, if anybody may. ``place_count`` 0: there is no limit."""
     if place_count and len(places) >= place_count:
@@ -265,6 +273,7 @@ def next_to_seat(
         and member.layout is not None
         and not member.draining
         and not member.relay
+        and now_s >= member.rests_until_s
         and holds_newest(member, versions)
         and (member.grant.role is Role.CONTRIBUTOR or vacancies > 0)
     ]

@@ -65,7 +65,6 @@ class Round:
     """One outer step of one fragment."""
 
     number: int
-    index: int  # place in the schedule; the same again after an abort
     fragment: int
     version: int  # before the round
     at_step: int
@@ -74,7 +73,8 @@ class Round:
     invited: set[str] = Factory(set)  # who was sent Open and has not lost its copy since
     ready: dict[str, Ready] = Factory(dict)
     declined: dict[str, str] = Factory(dict)  # who will not contribute, and why
-    hurried: set[str] = Factory(set)  # who was told to contribute what it has by now
+    hurried: dict[str, float] = Factory(dict)  # who was told to post what it has by now, and when
+    reached_s: float | None = None  # when the first contributor came to ``at_step``
     quorum_s: float | None = None  # when the quorum was ready
     closed_s: float = 0.0
     ended_s: float = 0.0
@@ -95,7 +95,7 @@ class Round:
         self.invited.discard(peer)
         self.ready.pop(peer, None)
         self.declined.pop(peer, None)
-        self.hurried.discard(peer)
+        self.hurried.pop(peer, None)
         if self.attempt is not None:
             self.attempt.forget(peer, why)
 

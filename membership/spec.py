@@ -109,6 +109,9 @@ class DilocoTable:
     outer_momentum: float = field(default=0.9, validator=_number(0.0, 1.0))
     nesterov: bool = field(default=True, validator=_truth)
     merge: str = field(default="delta", validator=_merge)
+    # "elastic": a round is when the fastest contributor comes to its step, the others give what they
+    # have. "lockstep": it is when all have come to its step; for comparisons.
+    pace: str = field(default="elastic", validator=_one_of("elastic", "lockstep"))
 
 
 @frozen

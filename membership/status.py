@@ -239,6 +239,9 @@ def why(coordinator: Coordinator, member: Member) -> str:
         state = state_of(member, coordinator.context.now_s)
         return "waiting for its trainer" + ("" if state == "none" else f": {state}")
     if not can_contribute(member, history.places):
+        rest_s = member.rests_until_s - context.now_s
+        if rest_s > 0.0:
+            return f"a spare: it was late again and again; it is tried again in {rest_s:.0f} s"
         limit = context.spec.membership.contributors
         if limit and len(history.places) >= limit:
             return f"all {limit} places are taken; it steps in when one becomes vacant"

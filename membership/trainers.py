@@ -4,16 +4,24 @@ A place holder that loses its trainer keeps the place while nobody could fill it
 warm trainer steps in after ``settle_s``: it contributes at once and moves no state, while a process
 takes seconds to start; the other comes back as a spare that is warm. Who has given its trainer up
 gives up the place in any case.
+
+Whoever has been late for ``LATE_MAX`` rounds in a row rests: it gives up the place and is tried again
+after a while, each time a longer one.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 
 from ..protocol.messages import Remedy, TrainerFailed
 from .context import Context, quoted, said
 from .effects import EventKind
-from .roster import Member, next_to_seat
+from .roster import Member, can_contribute, next_to_seat
+
+LATE_MAX = 3  # rounds in a row that went on without a contributor
+REST_DEADLINES = 4  # until it is tried again; doubled each time
+REST_S_MAX = 3_600.0
 
 
 def failed(context: Context, member: Member, message: TrainerFailed) -> None:
@@ -41,13 +49,31 @@ def unseated(context: Context) -> Member | None:
             continue
         others = history.places - {member.peer}
         limit, vacancies = spec.membership.contributors, history.vacancies + 1
-        if next_to_seat(roster, others, vacancies, limit, history.versions) is not None:
+        versions, now_s = history.versions, context.now_s
+        if next_to_seat(roster, others, vacancies, limit, versions, now_s) is not None:
             return member
     return None
 
 
+def too_late(context: Context) -> Member | None:
+    """A place holder that is late again and again; each time there was a quorum without it."""
+    history = context.history
+    able = (m for m in context.roster.by_number() if can_contribute(m, history.places))
+    return next((member for member in able if member.late_count >= LATE_MAX), None)
+
+
+def rest(context: Context, member: Member) -> str:
+    """The member takes no place for a while; says for how long."""
+    rest_s = REST_DEADLINES * context.spec.membership.deadline_s * 2.0**member.rest_count
+    rest_s = min(REST_S_MAX, rest_s)
+    late_count, member.late_count = member.late_count, 0
+    member.rest_count += 1
+    member.rests_until_s = context.now_s + rest_s
+    return f"{late_count} rounds in a row went on without it; it is tried again in {rest_s:.0f} s"
+
+
 def next_deadline_s(context: Context) -> float:
-    """When somebody's time without a trainer may be over."""
+    """When somebody's time without a trainer, or of rest, may be over."""
     dues = (
         member.trainerless_s + context.spec.settle_s
         for member in context.roster
@@ -55,7 +81,9 @@ def next_deadline_s(context: Context) -> float:
         and member.trainerless_s is not None
         and member.peer in context.history.places
     )
-    return min((due_s for due_s in dues if due_s > context.settled_s), default=math.inf)
+    rests = (member.rests_until_s for member in context.roster)
+    times_s = itertools.chain(dues, rests)
+    return min((due_s for due_s in times_s if due_s > context.settled_s), default=math.inf)
 
 
 def given_up(member: Member) -> bool:

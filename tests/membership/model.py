@@ -527,8 +527,8 @@ class World:
                     self.witness.sent(name, message, self.now_s)
                     if self.by_id[name].connected:
                         self.by_id[name].inbox.append(message)
-                case Announce(event=event) if "was aborted" in event.text:
-                    self.witness.running.clear()  # there may be nobody left to tell
+                case Announce(event=event) if " was aborted: " in event.text:
+                    self.witness.aborted(int(event.text.split()[1]))  # perhaps nobody is told
                 case Drop(peer=name, previous=False):
                     self.by_id[name].disconnect()
                     self.witness.gone(name)

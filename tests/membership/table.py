@@ -228,10 +228,14 @@ class Table:
         (number,) = self.master.conductor.rounds
         return number
 
-    def ready(self, peer: str, weight: int = 10, norm: float = 1.0) -> None:
+    def ready(
+        self, peer: str, weight: int = 10, norm: float = 1.0, step: int | None = None
+    ) -> None:
+        """It has posted at this step; by default at the round's."""
         round_ = self.master.conductor.rounds[self.open_round()]
         root = root_of(round_.fragment, round_.version)
-        self.say(peer, Ready(round_.number, weight, norm, root, round_.at_step))
+        at_step = round_.at_step if step is None else step
+        self.say(peer, Ready(round_.number, weight, norm, root, at_step))
 
     def reduce(self, *peers: str) -> Reduce:
         """These are ready; returns the order that they get."""

@@ -32,7 +32,7 @@ from holdfast.membership.journal import (
     TermStarted,
     VersionAdopted,
 )
-from holdfast.membership.pace import RETRY_S_MAX, Backoff, scheduled
+from holdfast.membership.pace import RETRY_S_MAX, Backoff, due_step, next_fragment
 from holdfast.protocol.errors import LocalProtocolError
 from holdfast.protocol.messages import Commit, Contributor, FragmentSize
 from holdfast.protocol.wire import from_plain, to_plain
@@ -119,8 +119,18 @@ def test_only_so_many_roots_and_numbers_are_kept() -> None:
 
 
 def test_the_schedule_spreads_fragments_evenly() -> None:
-    assert [scheduled(k, 100, 3) for k in range(4)] == [(0, 33), (1, 66), (2, 100), (0, 133)]
-    assert [scheduled(k, 1, 1) for k in range(3)] == [(0, 1), (0, 2), (0, 3)]
+    assert [due_step(fragment, 0, 100, 3) for fragment in range(3)] == [33, 66, 100]
+    assert due_step(0, 1, 100, 3) == 133
+    assert [due_step(0, turn, 1, 1) for turn in range(3)] == [1, 2, 3]
+
+
+def test_who_is_due_next_is_no_turn_ahead_of_anybody() -> None:
+    assert next_fragment([0, 0, 0], ()) == 0
+    assert next_fragment([0, 0, 0], {0}) == 1
+    assert next_fragment([1, 0, 0], {1}) == 2
+    assert next_fragment([1, 0, 1], {1}) == 0, "its second round, while another has its first"
+    assert next_fragment([2, 0, 1], {1}) is None
+    assert next_fragment([0], {0}) is None
 
 
 def test_back_off_is_bounded_and_ends_with_a_commit() -> None:

@@ -134,26 +134,6 @@ def test_a_late_contributor_is_left_out_after_the_grace() -> None:
     assert [c.peer for c in order.contributors] == [A, C]
 
 
-def test_who_is_late_is_asked_for_what_it_has_at_half_the_grace() -> None:
-    """With overlap the others have gone on: left out once, it would be late for ever."""
-    table = Table("[membership]\ngrace_s = 4.0\n")
-    table.start(A, B, C)
-    number = table.open_round()
-    table.ready(A)
-    table.ready(C)
-    table.wait(1.9, A, B, C)
-    table.hears_no(B, Open)
-    table.wait(0.1, A, B, C)
-    hurried = table.hear(B, Open)
-    assert (hurried.round, hurried.at_step) == (number, 0)
-    table.hears_no(A, Open)
-    table.wait(1.0, A, B, C)
-    table.hears_no(B, Open)  # once is enough
-    table.ready(B, weight=7)
-    order = table.hear(A, Reduce)
-    assert [(c.peer, c.weight) for c in order.contributors][1] == (B, 7)
-
-
 def test_no_grace_begins_before_the_quorum() -> None:
     table = Table("[membership]\ngrace_s = 1.0\nquorum = 1.0\n")
     table.start(A, B, C)

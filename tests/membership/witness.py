@@ -130,6 +130,9 @@ class Witness:
             del self.roots[fragment, version]
         self._back_to_the_truth()
 
+    def aborted(self, number: int) -> None:
+        self.running = {f: order for f, order in self.running.items() if order.round != number}
+
     def _adopted(self, head: FragmentHead, world: World) -> None:
         held = [(peer, peer.state[head.fragment]) for peer in world.peers if peer.state]
         claims: Counter[tuple[int, bytes] | None] = Counter(

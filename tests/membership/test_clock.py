@@ -1,0 +1,180 @@
+"""The pace of rounds: nobody waits for a slower peer's steps, unless the spec says so."""
+
+from __future__ import annotations
+
+from holdfast.membership.clock import LEAD_MARGIN
+from holdfast.membership.trainers import LATE_MAX, REST_DEADLINES
+from holdfast.protocol.messages import Open, Reduce
+
+from .table import A, B, C, D, Table
+
+STEP_S = 1.0
+H = 10  # steps from round to round
+
+
+def table_of(toml: str = "", **diloco: object) -> Table:
+    keys = {"sync_every": H, **diloco}
+    lines = "".join(f"{name} = {value!r}\n".replace("'", '"') for name, value in keys.items())
+    return Table(f"{lines}[membership]\ngrace_s = 5.0\n{toml}")
+
+
+def is_hurried(table: Table, peer: str) -> bool:
+    heard = table.heard.get(peer, [])
+    return any(isinstance(message, Open) and message.at_step == 0 for message in heard)
+
+
+def one_round(
+    table: Table, fast: str, slow: str, slow_step_s: float, *others: str
+) -> tuple[float, float]:
+    """A round at the pace of the fast one; the slow one posts so long after it is hurried.
+
+    Returns when the slow one was hurried and when it was ready, in seconds after the round's time.
+    """
+    everybody = (fast, slow, *others)
+    due_s, hurried_s, ready_s = table.now_s + H * STEP_S, None, None
+    while table.now_s < due_s or ready_s is None:
+        table.wait(STEP_S / 4, *everybody)
+        if table.now_s == due_s:
+            for peer in (fast, *others):
+                table.ready(peer)
+        if hurried_s is None and is_hurried(table, slow):
+            hurried_s = table.now_s
+        if hurried_s is not None and ready_s is None and table.now_s >= hurried_s + slow_step_s:
+            table.ready(slow, step=3)
+            ready_s = table.now_s
+    order = table.hear(fast, Reduce)
+    table.forget()  # the next round may hurry the slow one as soon as it opens
+    table.reduced(order, *everybody)
+    table.applied(order, *everybody)
+    assert hurried_s is not None
+    return hurried_s - due_s, ready_s - due_s
+
+
+def test_in_lockstep_all_are_waited_for_and_nobody_is_hurried() -> None:
+    table = table_of(pace="lockstep")
+    table.start(A, B, C)
+    table.forget()
+    table.ready(A)
+    table.ready(B)
+    table.wait(1_000.0, A, B, C)
+    table.hears_no(A, Reduce)
+    table.hears_no(C, Open)
+    table.ready(C)
+    assert len(table.hear(A, Reduce).contributors) == 3
+
+
+def test_who_is_late_gives_what_it_has_when_the_first_has_come() -> None:
+    table = table_of()
+    table.start(A, B, C)
+    number = table.open_round()
+    table.wait(3.0, A, B, C)
+    table.hears_no(B, Open)
+    table.ready(A)
+    hurried = table.hear(B, Open)
+    assert (hurried.round, hurried.at_step) == (number, 0)
+    table.wait(1.0, A, B, C)
+    table.hears_no(B, Open)  # once is enough
+    table.hears_no(A, Open)
+    table.ready(C)
+    table.ready(B, weight=7, step=4)
+    order = table.hear(A, Reduce)
+    assert [(c.peer, c.weight) for c in order.contributors][1] == (B, 7)
+
+
+def test_a_slow_peer_is_hurried_so_early_that_nobody_waits_for_it() -> None:
+    table = table_of()
+    table.start(A, B)
+    first = one_round(table, A, B, 7.0)
+    assert first == (0.0, 7.0), "nothing is known of it, and A waits"
+    one_round(table, A, B, 7.0)  # of which the pace is known, and A's waiting is a part of it
+    for _ in range(4):
+        hurried_s, ready_s = one_round(table, A, B, 7.0)
+    assert hurried_s <= -LEAD_MARGIN * 7.0 + 0.5
+    assert ready_s < 0.0
+
+
+def test_a_peer_about_as_fast_as_the_first_comes_to_the_step_by_itself() -> None:
+    table = table_of()
+    table.start(A, B)
+    for _ in range(4):
+        one_round(table, A, B, 0.25)
+    table.wait(H * STEP_S, A, B)
+    table.ready(A)
+    table.wait(STEP_S / 2, A, B)
+    assert not is_hurried(table, B)
+    table.wait(STEP_S, A, B)
+    assert is_hurried(table, B)
+
+
+def test_somebody_always_comes_to_the_step() -> None:
+    table = table_of()
+    table.start(A, B)
+    for fast, slow in ((A, B), (B, A)) * 3:
+        one_round(table, fast, slow, 5.0)
+    leads = {peer: table.master.conductor.clock.lead_s(peer) for peer in (A, B)}
+    assert min(leads.values()) > 2 * STEP_S
+    table.wait(H * STEP_S - 0.5, A, B)
+    assert [is_hurried(table, peer) for peer in (A, B)].count(True) == 1
+
+
+def test_the_grace_is_what_the_overlap_leaves() -> None:
+    table = table_of(overlap=4)
+    table.start(A, B, C)
+    for _ in range(3):  # the pace becomes known
+        table.wait(H * STEP_S, A, B, C)
+        order = table.reduce(A, B, C)
+        table.wait(1.0, A, B, C)
+        table.reduced(order, A, B, C)
+        table.applied(order, A, B, C)
+    step_s = table.master.conductor.clock.step_s
+    table.forget()
+    table.wait(H * STEP_S, A, B, C)
+    table.ready(A)
+    table.ready(B)
+    slack_s = 4 * step_s - 1.0  # the reductions took a second
+    table.wait(slack_s - 0.1, A, B, C)
+    table.hears_no(A, Reduce)
+    table.wait(0.1, A, B, C)
+    assert [c.peer for c in table.hear(A, Reduce).contributors] == [A, B]
+
+
+def late_rounds(table: Table, count: int, late: str, *others: str) -> None:
+    for _ in range(count):
+        order = None
+        table.forget()
+        for peer in others:
+            table.ready(peer)
+        table.wait(5.0, late, *others)
+        order = table.hear(others[0], Reduce)
+        assert late not in [c.peer for c in order.contributors]
+        table.reduced(order, late, *others)
+        table.applied(order, late, *others)
+
+
+def test_who_is_always_late_becomes_a_spare_and_is_tried_again() -> None:
+    table = table_of("contributors = 3\ndeadline_s = 10\n")
+    table.start(A, B, C, spares=(D,))
+    late_rounds(table, LATE_MAX - 1, C, A, B, D)
+    assert table.roles()["c"] == "contributor*"
+    late_rounds(table, 1, C, A, B, D)
+    assert table.roles() == {
+        "a": "contributor*",
+        "b": "contributor*",
+        "c": "spare*",
+        "d": "contributor*",
+    }
+    assert "it was late again and again; it is tried again in 40 s" in table.why(C)
+    table.leave(D)
+    assert table.roles()["c"] == "spare*", "its time is not over"
+    table.wait(REST_DEADLINES * 10.0, A, B, C)
+    assert table.roles()["c"] == "contributor*"
+
+
+def test_one_round_in_time_is_enough_to_stay() -> None:
+    table = table_of("contributors = 3\n")
+    table.start(A, B, C)
+    for _ in range(2):
+        late_rounds(table, LATE_MAX - 1, C, A, B)
+        table.commit(A, B, C)
+    late_rounds(table, LATE_MAX - 1, C, A, B)
+    assert table.roles()["c"] == "contributor*"
