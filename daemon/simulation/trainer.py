@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import trio
+from attrs import frozen
 from numpy.typing import NDArray
 
 from ...protocol.arena import (
@@ -55,6 +56,15 @@ def small_layout(counts: Sequence[int] = (5, 3), counters: int = 1) -> Layout:
     if counters:
         tensors.append(TensorSpec("steps", (counters,), "int64", "counter"))
     return Layout(tuple(tensors))
+
+
+@frozen
+class _InFlight:
+    """A round that was posted and is not over; what stood at that boundary."""
+
+    fragment: int
+    tokens: int
+    step: int
 
 
 class SimTrainer:
@@ -142,7 +152,8 @@ class SimTrainer:
         self._step = self._tokens = self._tokens_base = 0
         self._hold, self._contributing, self._loaded = 0, True, False
         self._open: dict[int, RoundOpened] = {}
-        self._in_flight: dict[int, int] = {}  # round -> tokens when it was posted
+        self._in_flight: dict[int, _InFlight] = {}  # by round
+        self._overlap_steps = 0
         self._lifted = False
         self._ahead_step: int | None = None  # where something was due and nothing was trained
         while not self.finished:
@@ -181,16 +192,17 @@ class SimTrainer:
             return True
         if self._lifted:
             return self._step >= self._hold
-        if self._in_flight:
-            return True
+        for posted in self._in_flight.values():
+            if self._step >= posted.step + self._overlap_steps:
+                return True
         due = any(opened.at_step <= self._step for opened in self._open.values())
         return self._step >= self._hold and not due
 
     def _post_due(self) -> None:
-        if not (self._loaded and self._contributing) or self._in_flight or self._lifted:
+        if not (self._loaded and self._contributing) or self._lifted:
             return
         for opened in list(self._open.values()):
-            if opened.at_step > self._step:
+            if opened.at_step > self._step or self._awaits(opened.fragment):
                 continue
             if self._tokens == self._tokens_base:
                 if self._ahead_step is None:
@@ -209,12 +221,15 @@ class SimTrainer:
                 values[:1] += np.float32(self.poison(opened.round))
             self._posted.counters(opened.fragment)[:] = self._step
             self.witness.saw_contribution(self.peer, opened.round, values)
-            self._in_flight[opened.round] = self._tokens
+            self._in_flight[opened.round] = _InFlight(opened.fragment, self._tokens, self._step)
             del self._open[opened.round]
             tokens = self._tokens - self._tokens_base
             self._events.trainer_said(
                 Posted(opened.round, opened.fragment, opened.version, tokens, self._step)
             )
+
+    def _awaits(self, fragment: int) -> bool:
+        return any(posted.fragment == fragment for posted in self._in_flight.values())
 
     def _handle(self, message: Message) -> None:
         match message:
@@ -242,16 +257,16 @@ class SimTrainer:
                 self._hold, self._lifted = message.hold_step, False
             case RoundEnded():
                 self._open.pop(message.round, None)
-                tokens = self._in_flight.pop(message.round, None)
+                posted = self._in_flight.pop(message.round, None)
                 if message.committed or not self._lifted:
                     self._hold, self._lifted = message.hold_step, False
                 if message.committed:
                     self._step = max(self._step, message.step)
-                    if message.contributed and tokens is not None:
-                        self._tokens_base = tokens
+                    if message.contributed and posted is not None:
+                        self._tokens_base = posted.tokens
             case Finished():
                 self.finished = True
             case Rejected():
                 self._life.cancel()
             case ArenaOpened():
-                pass
+                self._overlap_steps = message.overlap_steps
