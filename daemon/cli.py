@@ -2,6 +2,7 @@
 
     cli_run    what runs until something is over: master, join, demo, bench
     cli_ask    what asks a daemon on this machine: status, kick, backup, ...
+    cli_plan   what needs no run yet: plan
 
 Commands do their work elsewhere; what they raise as ``UserError`` becomes one line, a hint and an
 exit status here. There is no traceback for what a person can mend.
@@ -21,6 +22,7 @@ import click
 from .. import __version__
 from ..protocol.errors import UserError
 from . import cli_ask, cli_run
+from .cli_plan import plan
 from .exit_codes import ExitCode
 from .simulate import simulate
 from .tasks import told_error
@@ -134,6 +136,7 @@ for command in (
     cli_ask.pause,
     cli_ask.resume,
     cli_ask.backup,
+    plan,
     cli_run.demo,
     simulate,
     cli_run.bench,

@@ -220,6 +220,11 @@ def wire_bytes_per_value(codec: str) -> float:
     return WIRE_BYTES_PER_VALUE.get(codec.partition("+")[0], VALUE_BYTES)
 
 
+def chunk_elements_of(size: FragmentSize, owner_count: int, spec: RunSpec) -> int:
+    """Into chunks of how many values a fragment is cut for so many contributors."""
+    return _Cut.of(size, owner_count, spec).chunk_elements
+
+
 @frozen
 class _Cut:
     """A fragment's chunks: those of the values, then one of the counters if there are any."""

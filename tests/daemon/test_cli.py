@@ -150,6 +150,7 @@ def test_without_a_command_it_shows_what_there_is(run: Run) -> None:
         (["invite", "--hours", "1e9"], "--hours"),
         (["invite", "--role", "king"], "--role"),
         (["kick"], "PEER"),
+        (["plan", "--params", "many"], "--params"),
         (["demo", "--rounds", "1"], "--rounds"),
         (["--log-level", "loud", "status"], "--log-level"),
     ],
