@@ -13,7 +13,7 @@ INSTALLED := .venv/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install test lint types imports pytest format demo bench constraints clean distclean
+.PHONY: help install test lint types imports pytest gpu format demo bench constraints clean distclean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ imports: install  ## Which room may import which
 # Tests start processes of their own, so each computes with one thread.
 pytest: install  ## All tests, also the wheel's; narrow down with ARGS='tests/protocol -k lane'
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile $(ARGS)
+
+gpu: install  ## What only a CUDA device can show of the hook; CI has none
+	$(BIN)/pytest -p no:cacheprovider tests/client/gpu_check.py $(ARGS)
 
 format: install  ## Format and fix in place
 	$(BIN)/ruff format .

@@ -29,17 +29,13 @@ from typing import Self, SupportsFloat, cast
 
 import numpy as np
 import torch
-from attrs import frozen
 from torch import nn
 
-from ..diloco.merge import Merge, parse_merge
 from ..protocol.arena import (
     MAIL_SLOT,
     STEP_SLOT,
     TOKENS_SLOT,
     WAITING_SLOT,
-    Arena,
-    map_arena,
 )
 from ..protocol.errors import RemoteProtocolError
 from ..protocol.messages import (
@@ -63,10 +59,10 @@ from ..protocol.messages import (
     SetContributing,
     TrainerHello,
 )
+from .arenas import Arenas
 from .connection import Connection
 from .errors import AttachRefused, DaemonGone, ModelError, NoDaemonError
 from .last_words import LastWords
-from .mirror import Mirror
 from .opened import OpenedRound, must_wait, next_due_step
 from .tensors import SharedTensor, find_shared, layout_of
 
@@ -77,15 +73,6 @@ MEMBER_VARIABLE = "HOLDFAST_MEMBER"  # set by the daemon: the peer's number in t
 POLL_INTERVAL_S = 1.0
 
 WAITED, STEPPED = 0, 1  # of ``Arena.seconds``
-
-
-@frozen
-class _Arenas:
-    mirrors: tuple[Mirror, ...]
-    shared: Arena
-    posted: Arena
-    overlap_steps: int
-    merge: Merge
 
 
 class Run:
@@ -115,7 +102,7 @@ class Run:
         self._optimizer = optimizer
         # Until something is posted, if it came without a state: what it gathers is from warm-up.
         self._idle_optimizer = optimizer if optimizer is not None and not optimizer.state else None
-        self._arenas: _Arenas | None = None
+        self._arenas: Arenas | None = None
         self._loaded = False
         self._rounds: dict[int, OpenedRound] = {}  # by fragment
         self._tokens_from: list[int] = []  # by fragment: tokens when it last contributed
@@ -221,35 +208,16 @@ class Run:
 
     def _open_arenas(self, message: ArenaOpened) -> None:
         descriptors = self._connection.take_descriptors()
-        try:
-            if len(descriptors) != 2 or self._arenas is not None:
-                raise RemoteProtocolError("the daemon must open its arenas once, with two files")
-            shared, posted = (map_arena(each, message.sizes) for each in descriptors)
-        finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
-        indices = sorted(index for fragment in message.fragments for index in fragment)
-        if indices != list(range(len(self._tensors))):
-            raise RemoteProtocolError("the daemon's fragments are not the tensors of this model")
-        overlap = message.overlap_steps > 0
-        mirrors = tuple(
-            Mirror(number, [self._tensors[index] for index in fragment], shared, posted, overlap)
-            for number, fragment in enumerate(message.fragments)
-        )
-        if tuple(mirror.size for mirror in mirrors) != tuple(message.sizes):
-            raise RemoteProtocolError("the daemon's sizes of the fragments are not this model's")
-        try:
-            merge = parse_merge(message.merge)
-        except ValueError as error:
-            raise RemoteProtocolError(str(error)) from error
-        self._arenas = _Arenas(mirrors, shared, posted, message.overlap_steps, merge)
+        if self._arenas is not None:
+            raise RemoteProtocolError("the daemon opened its arenas a second time")
+        self._arenas = arenas = Arenas.open(message, descriptors, self._tensors)
         self._spoilt_max = message.nan_steps or COUNT_MAX
-        self._tokens_from = [0] * len(mirrors)
-        posted.loss[0] = math.nan  # none so far
-        self._mail = shared.slots.data
-        self._slots = posted.slots.data
-        self._loss = cast("memoryview[float]", posted.loss.data)
-        self._seconds = cast("memoryview[float]", posted.seconds.data)
+        self._tokens_from = [0] * len(arenas.mirrors)
+        arenas.posted.loss[0] = math.nan  # none so far
+        self._mail = arenas.shared.slots.data
+        self._slots = arenas.posted.slots.data
+        self._loss = cast("memoryview[float]", arenas.posted.loss.data)
+        self._seconds = cast("memoryview[float]", arenas.posted.seconds.data)
         self._slots[WAITING_SLOT] = 0  # a process before this one may have died while it waited
 
     # ------------------------------------------------------------ a step boundary
@@ -268,7 +236,11 @@ class Run:
                 continue
             if self._post_due():
                 continue  # much may have come in the meantime
-            if not self._must_wait():
+            must_wait = self._must_wait()
+            self._require_arenas().advance(wait=must_wait)
+            if self._tell_posted():
+                continue
+            if not must_wait:
                 break
             self._handle(self._wait())
         self._due_step = self._next_due_step()
@@ -296,12 +268,24 @@ class Run:
                 and opened.at_step <= self._step
                 and not opened.too_early(self._step, tokens)
             ):
-                mirror = self._require_arenas().mirrors[fragment]
-                mirror.post()
+                self._require_arenas().mirrors[fragment].post()
                 opened.posted_tokens, opened.posted_step = self._tokens, self._step
                 self._idle_optimizer = None
-                self._send(Posted(opened.number, fragment, mirror.version, tokens, self._step))
+                self._tell_posted()
                 return True
+        return False
+
+    def _tell_posted(self) -> bool:
+        """Say of one round that it was posted, if all of it has come to the host; False if none."""
+        for fragment, opened in self._rounds.items():
+            mirror = self._require_arenas().mirrors[fragment]
+            if opened.posted_tokens is None or opened.told or not mirror.written:
+                continue
+            opened.told = True
+            tokens = opened.posted_tokens - self._tokens_from[fragment]
+            step = opened.posted_step
+            self._send(Posted(opened.number, fragment, mirror.version, tokens, step))
+            return True
         return False
 
     def _must_wait(self) -> bool:
@@ -318,6 +302,8 @@ class Run:
             return COUNT_MAX
         if not self.contributing:
             return 0
+        if self._require_arenas().under_way:
+            return self._step + 1
         rounds = () if self._lifted else self._rounds.values()
         overlap_steps = self._require_arenas().overlap_steps
         return next_due_step(rounds, self._step, self._hold_step, overlap_steps)
@@ -376,12 +362,14 @@ class Run:
         if opened is not None and opened.number == message.round:
             posted_tokens = opened.posted_tokens
             del self._rounds[fragment]
-        if not message.committed:
-            return
-        self._set_step(max(self._step, message.step))
         mirror = arenas.mirrors[fragment]
         # Rounds that were posted before a ``Load`` are forgotten: their delta is in no tensor.
         contributed = message.contributed and posted_tokens is not None
+        if posted_tokens is not None and not contributed:
+            mirror.withdraw()
+        if not message.committed:
+            return
+        self._set_step(max(self._step, message.step))
         if not self.contributing and not contributed:
             mirror.load()
         elif contributed or mirror.version < message.version:
@@ -437,7 +425,7 @@ class Run:
         self._step = step
         self._slots[STEP_SLOT] = step
 
-    def _require_arenas(self) -> _Arenas:
+    def _require_arenas(self) -> Arenas:
         if self._arenas is None:
             raise RemoteProtocolError("the daemon sent orders before it opened its arenas")
         return self._arenas

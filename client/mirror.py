@@ -3,32 +3,44 @@
 The *anchor* is where local training started from: the shared values as of the version merged last.
 Its distance to the local tensors is the pseudo-gradient, and every operation here keeps that so:
 
-    load     local <- theta                           anchor <- theta     nothing is pending
-    post     posted arena <- anchor - local           snapshot <- local   only with overlap
-    merge    local <- theta + (local - base)          anchor <- theta     or the spec's other merge
+    load      local <- theta                           anchor <- theta     nothing is pending
+    post      posted arena <- anchor - local           snapshot <- local   only with overlap
+    merge     local <- theta + (local - base)          anchor <- theta     or the spec's other merge
+    withdraw  forgets the snapshot: what was posted is not counted
 
 The base of a merge is the snapshot when the round contains our contribution, else the anchor, so
 that what the run has not counted yet stays in the local tensors and in the next pseudo-gradient.
 Tensors in 16 bits are rounded when they are written; their anchor moves by the same rounding, which
 therefore never passes for training.
+
+A post and a merge take copies between the model's device and the host, which may end some steps
+later (see ``copier``). Such an operation is a *course*, a generator that yields the transfer it
+waits for. ``advance`` takes it on if that has come, ``conclude`` waits; whatever is begun next
+concludes it first. A post takes its copy of the tensors at once, a merge applies to the tensors as
+they are when it comes to that. With everything in the host's memory all is done at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Callable, Generator, Sequence
+from typing import cast
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from ..diloco.fragments import BUFFER, COUNTER, PARAMETER
 from ..diloco.merge import Merge, merged
 from ..protocol.arena import Arena
 from ..protocol.messages import FragmentSize
+from .copier import Copier, Streams, Transfer
 from .tensors import SharedTensor
 
 Values = NDArray[np.float32]
 Counters = NDArray[np.int64]
+Parts = list[torch.Tensor]  # values of the floating tensors, each flat, on its tensor's device
+Course = Generator[Transfer, None, None]
+TensorMerge = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 FOUNDING_VERSION = 0  # of the weights that a run starts from
 
@@ -45,9 +57,11 @@ class Mirror:
       shared: the arena that the daemon writes.
       posted: the arena that we write.
       overlap: whether training goes on while a round runs; takes memory for a snapshot.
+      copier: between the tensors' devices and the host.
 
     Attributes:
       version: of the shared state that the local tensors are based on.
+      written: whether what ``post`` took last lies in the posted arena.
     """
 
     def __init__(
@@ -57,6 +71,7 @@ class Mirror:
         shared: Arena,
         posted: Arena,
         overlap: bool,
+        copier: Copier | None = None,
     ) -> None:
         floating = [tensor for tensor in tensors if tensor.spec.kind != COUNTER]
         floating.sort(key=lambda tensor: tensor.spec.kind != PARAMETER)  # stable
@@ -66,9 +81,13 @@ class Mirror:
         self._shared = shared
         self._posted = posted
         self._overlap = overlap
+        self._copier: Copier = Streams() if copier is None else copier
         self._anchor: Values = np.zeros(sum(tensor.count for tensor in floating), np.float32)
-        self._snapshot: Values | None = None
+        self._snapshot: Parts | None = None
+        self._course: Course | None = None
+        self._transfer: Transfer | None = None  # what the course waits for
         self.version = FOUNDING_VERSION
+        self.written = False
 
     @property
     def size(self) -> FragmentSize:
@@ -79,29 +98,37 @@ class Mirror:
         counter_count = sum(tensor.count for tensor, _ in self._integer)
         return FragmentSize(len(self._anchor), momentum_count, counter_count)
 
+    @property
+    def under_way(self) -> bool:
+        """Whether something that was begun is not done."""
+        return self._course is not None
+
+    def advance(self) -> None:
+        """Do what can be done by now of what is under way."""
+        while self._transfer is not None and self._transfer.ready():
+            self._go_on()
+
+    def conclude(self) -> None:
+        """Do all of what is under way, waiting for it."""
+        while self._transfer is not None:
+            self._go_on()
+
+    # ------------------------------------------------------------ what is done to it
+
     def post_present(self) -> None:
         """Write the tensors themselves into the posted arena: the run's first weights."""
         with self._posted.writing(self._index, FOUNDING_VERSION):
-            values = self._posted.values(self._index)
+            values, counters = self._posted.values(self._index), self._posted.counters(self._index)
             for tensor, place in self._floating:
                 values[place] = tensor.read()
-            self._post_counters()
+            for tensor, place in self._integer:
+                counters[place] = tensor.counters(copy=False).cpu().numpy()
 
-    @_ROUGH
     def post(self) -> None:
-        """Write the pseudo-gradient, anchor minus local, into the posted arena."""
-        if not self._overlap:
-            self._snapshot = None  # of a round that was not committed
-        elif self._snapshot is None:
-            self._snapshot = np.empty_like(self._anchor)
-        with self._posted.writing(self._index, self.version):
-            values = self._posted.values(self._index)
-            for tensor, place in self._floating:
-                local = tensor.read()
-                _subtract(self._anchor[place], local, values[place], tensor)
-                if self._snapshot is not None:
-                    self._snapshot[place] = local
-            self._post_counters()
+        """Take the pseudo-gradient, anchor minus local, for the posted arena."""
+        self.withdraw()
+        self.written = False
+        self._begin(self._post())
 
     def keep(self) -> None:
         """Training goes on though there is no overlap: remember what was posted.
@@ -109,20 +136,17 @@ class Mirror:
         For a trainer that has stood still since; harmless if the snapshot is there.
         """
         if self._snapshot is None:
-            self._snapshot = np.empty_like(self._anchor)
-            for tensor, place in self._floating:
-                self._snapshot[place] = tensor.read()
+            self._snapshot = [tensor.values(copy=True) for tensor, _ in self._floating]
 
-    def _post_counters(self) -> None:
-        counters = self._posted.counters(self._index)
-        for tensor, place in self._integer:
-            counters[place] = tensor.read_counters()
+    def withdraw(self) -> None:
+        """What was posted last, if anything, is in no version and will be in none."""
+        self.conclude()
+        self._snapshot = None
 
     def load(self) -> None:
         """Take the shared state as it is; what was trained since the last post is dropped."""
+        self._course = self._transfer = self._snapshot = None
         counters = self._read_shared(self._anchor)
-        if not self._overlap:
-            self._snapshot = None
         for tensor, place in self._floating:
             tensor.write(self._anchor[place])
             if tensor.low_precision:
@@ -130,7 +154,6 @@ class Mirror:
         for tensor, place in self._integer:
             tensor.write(counters[place])
 
-    @_ROUGH
     def merge(self, merge: Merge, *, contributed: bool) -> None:
         """Take over a committed version and keep what was trained beside it.
 
@@ -138,31 +161,111 @@ class Mirror:
           merge: for a round that contains our contribution; without it, the delta always stays.
           contributed: whether it does; ``post`` was called for it and no ``load`` since.
         """
+        self.conclude()
         if contributed and self._snapshot is None and merge is merged:
             self.load()  # the trainer has stood still since it posted: nothing is pending
             return
+        self._begin(self._merge(merge, contributed))
+
+    # ------------------------------------------------------------ courses
+
+    def _begin(self, course: Course) -> None:
+        self._course = course
+        self._transfer = next(course, None)
+        self._end_if_over()
+        self.advance()
+
+    def _go_on(self) -> None:
+        assert self._course is not None
+        assert self._transfer is not None
+        self._transfer.wait()
+        self._transfer = next(self._course, None)
+        self._end_if_over()
+
+    def _end_if_over(self) -> None:
+        if self._transfer is None:
+            self._course = None
+
+    def _post(self) -> Course:
+        values = [
+            tensor.values(copy=self._overlap or self._copier.defers(tensor.tensor))
+            for tensor, _ in self._floating
+        ]
+        counters = [
+            tensor.counters(copy=self._copier.defers(tensor.tensor)) for tensor, _ in self._integer
+        ]
+        if self._overlap:
+            self._snapshot = values
+        taken = self._copier.down([*values, *counters])
+        yield taken
+        with self._posted.writing(self._index, self.version):
+            posted = self._posted.values(self._index)
+            posted_counters = self._posted.counters(self._index)
+            local = iter(taken.parts)
+            for tensor, place in self._floating:
+                _subtract(self._anchor[place], next(local).numpy(), posted[place], tensor)
+            for _, place in self._integer:
+                posted_counters[place] = next(local).numpy()
+        self.written = True
+
+    def _merge(self, merge: Merge, contributed: bool) -> Course:
         theta = np.empty_like(self._anchor)
         counters = self._read_shared(theta)
-        for tensor, place in self._floating:
-            local = tensor.read_precisely()
-            base: Any = self._anchor[place]
-            if contributed:
-                base = local if self._snapshot is None else self._snapshot[place]
-            rule = merge if contributed else merged
-            # float64 tensors go through the same formulas in their own precision.
-            new = rule(theta[place], cast(Values, local), base)
+        news = [theta[place] for _, place in self._floating]
+        anchors = [] if contributed else [self._anchor[place] for _, place in self._floating]
+        devices = [tensor.tensor.device for tensor, _ in self._floating]
+        sent = self._copier.up(
+            [
+                *(torch.from_numpy(each) for each in (*news, *anchors)),
+                *(torch.from_numpy(counters[place]) for _, place in self._integer),
+            ],
+            [
+                *(devices if contributed else devices * 2),
+                *(tensor.tensor.device for tensor, _ in self._integer),
+            ],
+        )
+        yield sent
+        here = len(news) + len(anchors)
+        bases = self._snapshot if contributed else sent.parts[len(news) : here]
+        rule = merge if contributed else merged
+        roundings = self._shift(sent.parts[: len(news)], bases, rule)
+        for (tensor, _), count in zip(self._integer, sent.parts[here:], strict=True):
+            tensor.write(torch.maximum(count, tensor.counters(copy=False)))
+        if contributed:
+            self._snapshot = None
+        self._anchor = theta
+        yield from self._move_anchor(roundings)
+
+    def _shift(self, targets: Parts, bases: Parts | None, merge: Merge) -> Parts:
+        """The tensors become ``merge(target, local, base)``; without bases they are their own.
+
+        Returns by what the tensors in 16 bits were rounded, in their order.
+        """
+        # The rules know arithmetic only, so they do for tensors what they do for arrays. A tensor
+        # in float64 goes through them in its own precision.
+        rule = cast("TensorMerge", merge)
+        roundings = []
+        for number, ((tensor, _), target) in enumerate(zip(self._floating, targets, strict=False)):
+            local = tensor.precise_values()
+            base = local if bases is None else bases[number]
+            new = rule(target, local, base)
             if tensor.spec.kind == BUFFER:
                 # A mask of infinities has no differences; where nothing moved there is no need.
-                np.copyto(new, theta[place], where=local == base)
+                new = torch.where(local == base, target, new)
             tensor.write(new)
             if tensor.low_precision:
-                np.subtract(theta[place], new, out=theta[place])
-                np.add(tensor.read(), theta[place], out=theta[place])
-        for tensor, place in self._integer:
-            tensor.write(np.maximum(counters[place], tensor.read_counters()))
-        self._anchor = theta
-        if not self._overlap:
-            self._snapshot = None
+                roundings.append(tensor.values(copy=False) - new)
+        return roundings
+
+    def _move_anchor(self, roundings: Parts) -> Course:
+        """The anchor goes with its tensors in 16 bits, by what they were rounded."""
+        if not roundings:
+            return
+        rounded = [place for tensor, place in self._floating if tensor.low_precision]
+        fetched = self._copier.down(roundings)
+        yield fetched
+        for place, rounding in zip(rounded, fetched.parts, strict=True):
+            _add(self._anchor[place], rounding.numpy())
 
     def _read_shared(self, values: Values) -> Counters:
         """Copy the fragment's shared values to ``values``; returns its counters."""
@@ -185,7 +288,13 @@ def _places(tensors: Sequence[SharedTensor]) -> list[tuple[SharedTensor, slice]]
     return places
 
 
+@_ROUGH
 def _subtract(anchor: Values, local: Values, out: Values, tensor: SharedTensor) -> None:
     np.subtract(anchor, local, out=out)
     if tensor.spec.kind == BUFFER:
         out[anchor == local] = 0.0  # a mask of infinities has not moved
+
+
+@_ROUGH
+def _add(anchor: Values, rounding: Values) -> None:
+    np.add(anchor, rounding, out=anchor)

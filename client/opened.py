@@ -21,6 +21,7 @@ class OpenedRound:
     at_step: int
     posted_tokens: int | None = None  # tokens trained when it was posted; None: not posted yet
     posted_step: int = 0
+    told: bool = False  # whether the daemon knows: what was posted may be on its way from a GPU
     due_step: int | None = None  # where it was due first, if there was nothing to post yet
 
     def too_early(self, step: int, tokens: int) -> bool:

@@ -22,7 +22,7 @@ from ..diloco.fragments import BUFFER, COUNTER, PARAMETER
 from ..protocol.messages import Layout, TensorSpec
 from .errors import ModelError
 
-Floats = NDArray[np.float32] | NDArray[np.float64]
+Values = NDArray[np.float32] | NDArray[np.int64]
 
 _FLOATS = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})
 _LOW_PRECISION = frozenset({torch.float16, torch.bfloat16})
@@ -67,27 +67,28 @@ class SharedTensor:
         return self.tensor.dtype in _LOW_PRECISION
 
     def read(self) -> NDArray[np.float32]:
-        """Its values, ``(count,)`` float32; a view where it is that already, so do not write."""
-        values: NDArray[np.float32] = self._flat(torch.float32).numpy()
+        """Its values on the host, ``(count,)`` float32; may be a view, so do not write."""
+        values: NDArray[np.float32] = self.values(copy=False).cpu().numpy()
         return values
 
-    def read_precisely(self) -> Floats:
-        """As ``read``, but float64 for a float64 tensor."""
-        precise = torch.float64 if self.tensor.dtype == torch.float64 else torch.float32
-        values: Floats = self._flat(precise).numpy()
-        return values
+    def values(self, *, copy: bool) -> torch.Tensor:
+        """Its values, ``(count,)`` float32, where it is; without ``copy`` it may be a view."""
+        return self.tensor.to(torch.float32, copy=copy).reshape(-1)
 
-    def read_counters(self) -> NDArray[np.int64]:
-        counters: NDArray[np.int64] = self._flat(torch.int64).numpy()
-        return counters
+    def precise_values(self) -> torch.Tensor:
+        """As ``values`` without ``copy``, but float64 for a float64 tensor."""
+        tensor = self.tensor
+        precise = torch.float64 if tensor.dtype == torch.float64 else torch.float32
+        return tensor.to(precise).reshape(-1)
 
-    def write(self, values: Floats | NDArray[np.int64]) -> None:
+    def counters(self, *, copy: bool) -> torch.Tensor:
+        """An integer tensor's values, ``(count,)`` int64, where it is; without ``copy`` a view."""
+        return self.tensor.to(torch.int64, copy=copy).reshape(-1)
+
+    def write(self, values: Values | torch.Tensor) -> None:
         """Overwrite it by ``(count,)`` values, rounded to its dtype (to nearest, ties to even)."""
         tensor = self.tensor
-        tensor.copy_(torch.from_numpy(values).view(tensor.shape))
-
-    def _flat(self, dtype: torch.dtype) -> torch.Tensor:
-        return self.tensor.to(device="cpu", dtype=dtype).reshape(-1)
+        tensor.copy_(torch.as_tensor(values).view(tensor.shape))
 
 
 def find_shared(model: nn.Module) -> tuple[SharedTensor, ...]:

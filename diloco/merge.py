@@ -1,7 +1,8 @@
 """How a trainer takes over a committed fragment while it keeps training on it.
 
 ``anchor`` is what the local tensors were when the round's pseudo-gradient was taken, ``local`` what
-they are now, some steps later, and ``shared`` what the round made of the fragment.
+they are now, some steps later, and ``shared`` what the round made of the fragment. The rules use
+operators only, so they work on numpy's arrays and on torch's tensors, wherever those are.
 """
 
 from __future__ import annotations
@@ -21,16 +22,12 @@ def merged(shared: Values, local: Values, anchor: Values) -> Values:
     It is computed as ``shared - (anchor - local)``: the same rounding, but where ``local`` and
     ``anchor`` are the same bits the result has exactly the bits of ``shared``, even of a -0.0.
     """
-    result: Values = np.subtract(anchor, local)
-    np.subtract(shared, result, out=result)
-    return result
+    return shared - (anchor - local)
 
 
 def lerp(shared: Values, local: Values, keep: float) -> Values:
     """``keep * local + (1 - keep) * shared``, Streaming DiLoCo's mixing (arXiv 2501.18512)."""
-    result: Values = np.multiply(local, np.float32(keep))
-    np.add(result, shared * np.float32(1.0 - keep), out=result)
-    return result
+    return local * np.float32(keep) + shared * np.float32(1.0 - keep)
 
 
 def parse_merge(text: str) -> Merge:

@@ -1,0 +1,72 @@
+"""The daemon's two arenas as the trainer holds them, with the fragments that they are for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from attrs import frozen
+
+from ..diloco.merge import Merge, parse_merge
+from ..protocol.arena import Arena, map_arena
+from ..protocol.errors import RemoteProtocolError
+from ..protocol.messages import ArenaOpened
+from .copier import Streams
+from .mirror import Mirror
+from .tensors import SharedTensor
+
+
+@frozen
+class Arenas:
+    """What ``ArenaOpened`` brings, checked against the model."""
+
+    mirrors: tuple[Mirror, ...]
+    shared: Arena
+    posted: Arena
+    overlap_steps: int
+    merge: Merge
+
+    @classmethod
+    def open(
+        cls, message: ArenaOpened, descriptors: Sequence[int], tensors: Sequence[SharedTensor]
+    ) -> Arenas:
+        """Map both files, close their descriptors, and divide the tensors among the fragments.
+
+        Raises:
+          RemoteProtocolError: what the daemon says does not fit this model.
+        """
+        try:
+            if len(descriptors) != 2:
+                raise RemoteProtocolError("the daemon must open its arenas with two files")
+            shared, posted = (map_arena(each, message.sizes) for each in descriptors)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        indices = sorted(index for fragment in message.fragments for index in fragment)
+        if indices != list(range(len(tensors))):
+            raise RemoteProtocolError("the daemon's fragments are not the tensors of this model")
+        overlap, copier = message.overlap_steps > 0, Streams()
+        mirrors = tuple(
+            Mirror(number, [tensors[index] for index in fragment], shared, posted, overlap, copier)
+            for number, fragment in enumerate(message.fragments)
+        )
+        if tuple(mirror.size for mirror in mirrors) != tuple(message.sizes):
+            raise RemoteProtocolError("the daemon's sizes of the fragments are not this model's")
+        try:
+            merge = parse_merge(message.merge)
+        except ValueError as error:
+            raise RemoteProtocolError(str(error)) from error
+        return cls(mirrors, shared, posted, message.overlap_steps, merge)
+
+    @property
+    def under_way(self) -> bool:
+        """Whether something is on its way between a GPU and the host."""
+        return any(mirror.under_way for mirror in self.mirrors)
+
+    def advance(self, *, wait: bool) -> None:
+        """Go on with what has come from a GPU or got there; with ``wait``, with all."""
+        for mirror in self.mirrors:
+            if wait:
+                mirror.conclude()
+            else:
+                mirror.advance()

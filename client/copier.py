@@ -1,0 +1,125 @@
+"""Tensors on their way between the model's devices and the host's memory, without stalling either.
+
+What is in the host's memory is not copied at all. To and from a GPU everything goes through pinned
+memory on a stream of our own, beside the one that computes, and an event says when it has come:
+
+    down    side stream: waits for what is queued so far, device -> pinned, event
+    up      pageable -> pinned, side stream: pinned -> device, event
+
+So a transfer has two ends, and the trainer's steps go on in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+
+class Transfer(Protocol):
+    """Tensors under way, in the order in which they were given.
+
+    Attributes:
+      parts: the tensors where they were sent; to be used once ``wait`` was called.
+    """
+
+    parts: list[torch.Tensor]
+
+    def ready(self) -> bool:
+        """Whether ``wait`` costs nothing."""
+        ...
+
+    def wait(self) -> None:
+        """Order what uses ``parts`` after their arrival."""
+        ...
+
+
+class Copier(Protocol):
+    def defers(self, tensor: torch.Tensor) -> bool:
+        """Whether ``down`` reads it later, so that it must not change until then."""
+        ...
+
+    def down(self, parts: Sequence[torch.Tensor]) -> Transfer:
+        """Begin to bring tensors to the host. Those that it ``defers`` must not change meanwhile."""
+        ...
+
+    def up(self, parts: Sequence[torch.Tensor], devices: Sequence[torch.device]) -> Transfer:
+        """Begin to bring the host's tensors to devices; they must not change meanwhile."""
+        ...
+
+
+class Streams:
+    """The real ``Copier``: pinned memory and one side stream for each GPU; else nothing to do."""
+
+    def __init__(self) -> None:
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+
+    def defers(self, tensor: torch.Tensor) -> bool:
+        return tensor.device.type == "cuda"
+
+    def down(self, parts: Sequence[torch.Tensor]) -> Transfer:
+        hosts: list[torch.Tensor] = []
+        streams: dict[torch.device, torch.cuda.Stream] = {}
+        for part in parts:
+            if part.device.type != "cuda":
+                hosts.append(part.cpu())
+                continue
+            stream = streams.get(part.device)
+            if stream is None:
+                streams[part.device] = stream = self._stream(part.device)
+                stream.wait_stream(torch.cuda.current_stream(part.device))
+            host = torch.empty(part.shape, dtype=part.dtype, pin_memory=True)
+            with torch.cuda.stream(stream):
+                host.copy_(part, non_blocking=True)
+            part.record_stream(stream)  # its memory is not given away before it is read
+            hosts.append(host)
+        return _Arrival(hosts, streams, to_host=True)
+
+    def up(self, parts: Sequence[torch.Tensor], devices: Sequence[torch.device]) -> Transfer:
+        sent: list[torch.Tensor] = []
+        streams: dict[torch.device, torch.cuda.Stream] = {}
+        for part, device in zip(parts, devices, strict=True):
+            if device.type != "cuda":
+                sent.append(part.to(device))
+                continue
+            streams[device] = stream = self._stream(device)
+            pinned = part.pin_memory()
+            with torch.cuda.stream(stream):
+                sent.append(pinned.to(device, non_blocking=True))
+        return _Arrival(sent, streams, to_host=False)
+
+    def _stream(self, device: torch.device) -> torch.cuda.Stream:
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        return self._streams[device]
+
+
+class _Arrival:
+    """A transfer that is over once the streams have come to where they are now."""
+
+    def __init__(
+        self,
+        parts: list[torch.Tensor],
+        streams: dict[torch.device, torch.cuda.Stream],
+        *,
+        to_host: bool,
+    ) -> None:
+        self.parts = parts
+        self._events = {device: stream.record_event() for device, stream in streams.items()}
+        self._to_host = to_host
+
+    def ready(self) -> bool:
+        return all(event.query() for event in self._events.values())
+
+    def wait(self) -> None:
+        """For what went to the host we wait, for what went to a GPU its computing stream does."""
+        if self._to_host:
+            for event in self._events.values():
+                event.synchronize()
+            return
+        for device, event in self._events.items():
+            torch.cuda.current_stream(device).wait_event(event)
+        for part in self.parts:
+            if part.device in self._events:  # its memory was made on the side stream
+                part.record_stream(torch.cuda.current_stream(part.device))

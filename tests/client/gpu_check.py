@@ -1,0 +1,125 @@
+"""What only a GPU shows of the hook: `make gpu`. CI has none, so pytest does not find this by itself.
+
+The rules of posts and merges are tested in ``test_mirror``, ``test_deferred`` and ``test_eager``.
+Here it is about CUDA's part: streams, events and pinned memory, and that nothing stalls.
+"""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from holdfast.client.copier import Streams
+from holdfast.client.mirror import Mirror
+from holdfast.client.tensors import find_shared
+from holdfast.diloco.merge import merged, parse_merge
+from holdfast.protocol.arena import Arena, arena_bytes
+from holdfast.protocol.messages import FragmentSize
+
+LARGE = 4_096  # a square of it is 64 MiB, whose copy takes milliseconds
+
+
+@pytest.fixture(autouse=True)
+def _on_a_gpu() -> None:
+    if not torch.cuda.is_available():
+        pytest.fail("torch sees no CUDA device here: run this on a machine that has one")
+    torch.set_grad_enabled(False)
+
+
+class Bench:
+    def __init__(self, device: str, dtype: torch.dtype, side: int = 64) -> None:
+        torch.manual_seed(1)
+        self.model = nn.Sequential(nn.Linear(side, side), nn.BatchNorm1d(side)).to(dtype)
+        self.model.to(device)
+        tensors = find_shared(self.model)
+        values = sum(each.count for each in tensors if each.spec.kind != "counter")
+        buffers = sum(each.count for each in tensors if each.spec.kind == "buffer")
+        size = FragmentSize(values, values - buffers, 1)
+        self.shared, self.posted = (Arena(bytearray(arena_bytes([size])), [size]) for _ in range(2))
+        self.mirror = Mirror(0, tensors, self.shared, self.posted, True, Streams())
+        self.mirror.post_present()
+        self.share(0, torch.from_numpy(self.posted.values(0)))
+        self.mirror.load()
+
+    def share(self, version: int, values: torch.Tensor) -> None:
+        with self.shared.writing(0, version):
+            self.shared.values(0)[:] = values.numpy()
+
+    def train(self, seed: int) -> None:
+        for number, parameter in enumerate(self.model.parameters()):
+            noise = torch.randn(
+                parameter.shape, generator=torch.Generator().manual_seed(100 * seed + number)
+            )
+            parameter.add_((noise * 0.01).to(parameter))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("rule", ["delta", "lerp:0.5"])
+def test_a_gpu_gets_the_bits_of_the_processor(dtype: torch.dtype, rule: str) -> None:
+    benches = [Bench("cuda", dtype), Bench("cpu", dtype)]
+    merge = parse_merge(rule)
+    chance = torch.Generator().manual_seed(7)
+    for version in range(1, 21):
+        contributed = version % 3 != 0
+        change = torch.randn(benches[0].shared.values(0).shape, generator=chance) * 0.01
+        posts = []
+        for bench in benches:
+            bench.train(2 * version)
+            bench.mirror.post()
+            bench.train(2 * version + 1)
+            bench.mirror.conclude()
+            posts.append(bench.posted.values(0).tobytes())
+            if not contributed:
+                bench.mirror.withdraw()
+            bench.share(version, torch.from_numpy(bench.shared.values(0)) - change)
+            bench.mirror.merge(merge if contributed else merged, contributed=contributed)
+            bench.mirror.conclude()
+        assert posts[0] == posts[1], f"version {version}"
+    for on_gpu, here in zip(*(bench.model.state_dict().values() for bench in benches), strict=True):
+        assert torch.equal(on_gpu.cpu(), here)
+
+
+def test_a_post_returns_before_what_is_queued_is_computed_and_takes_the_values_after_it() -> None:
+    bench = Bench("cuda", torch.float32, LARGE)
+    weight = bench.model[0].weight
+    assert isinstance(weight, torch.Tensor)
+    before = weight.cpu()
+    bench.mirror.post()
+    bench.mirror.conclude()  # the first use of pinned memory takes its time
+    square = torch.randn(LARGE, LARGE, device="cuda")
+    torch.cuda.synchronize()
+    started_s = time.perf_counter()
+    for _ in range(200):
+        square = (square @ square).clamp(-1, 1)
+    weight += 1
+    bench.mirror.post()
+    weight += 1  # must not get into the post
+    queued_s = time.perf_counter() - started_s
+    still_under_way = bench.mirror.under_way
+    bench.mirror.conclude()
+    took_s = time.perf_counter() - started_s
+    assert still_under_way, "the copy was waited for"
+    assert queued_s < took_s / 2, f"queued in {queued_s:.3f} s of {took_s:.3f} s"
+    count = before.numel()
+    expected = before.reshape(-1) - (before + 1).reshape(-1)
+    assert torch.equal(torch.from_numpy(bench.posted.values(0)[:count]), expected)
+
+
+def test_steps_go_on_while_a_merge_is_on_its_way_up() -> None:
+    bench = Bench("cuda", torch.float32, LARGE)
+    weight = bench.model[0].weight
+    assert isinstance(weight, torch.Tensor)
+    bench.mirror.post()
+    bench.mirror.conclude()
+    expected = weight + 8 + 3
+    bench.share(1, torch.from_numpy(bench.shared.values(0)) + 8)
+    weight += 1
+    bench.mirror.merge(merged, contributed=True)
+    for _ in range(2):
+        weight += 1
+        bench.mirror.advance()
+    bench.mirror.conclude()
+    torch.testing.assert_close(weight, expected)

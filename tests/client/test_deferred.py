@@ -1,0 +1,283 @@
+"""Copies that end some steps later, as from and to a GPU: nothing is lost, doubled or torn by that."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from holdfast.client import arenas
+from holdfast.client.hook import attach
+from holdfast.client.mirror import Mirror
+from holdfast.client.tensors import find_shared
+from holdfast.diloco.merge import merged
+from holdfast.protocol.arena import STEP_SLOT, Arena, arena_bytes
+from holdfast.protocol.messages import Finished, FragmentSize, Posted
+from tests.client.fake_daemon import FakeDaemon, settled, talking, wait_for
+from tests.client.slow_copier import Slow
+
+
+class Bench:
+    """A model of one fragment with a counter and statistics, and the daemon's side of its arenas."""
+
+    def __init__(
+        self, copier: Slow | None, dtype: torch.dtype = torch.float32, overlap: bool = True
+    ) -> None:
+        model = nn.Module()
+        self.weight = nn.Parameter(torch.zeros(4, dtype=dtype), requires_grad=False)
+        self.seen = torch.tensor(0)
+        model.weight = self.weight
+        model.register_buffer("statistics", torch.zeros(2))
+        model.register_buffer("seen", self.seen)
+        size = FragmentSize(6, 4, 1)
+        self.shared, self.posted = (Arena(bytearray(arena_bytes([size])), [size]) for _ in range(2))
+        self.mirror = Mirror(0, find_shared(model), self.shared, self.posted, overlap, copier)
+        self.version = 0
+        self.mirror.load()
+
+    def train(self, amount: float) -> None:
+        self.weight.add_(amount)
+        self.seen += 1
+
+    def share(self, change: float) -> None:
+        self.version += 1
+        with self.shared.writing(0, self.version):
+            self.shared.values(0)[:4] += np.float32(change)
+            self.shared.counters(0)[:] = self.version
+
+    def now(self) -> list[float]:
+        values: list[float] = self.weight.tolist()
+        return values
+
+
+def test_a_post_is_of_the_step_at_which_it_was_asked_for() -> None:
+    slow = Slow()
+    bench = Bench(slow)
+    bench.train(1.0)
+    bench.mirror.post()
+    bench.train(0.5)
+    bench.mirror.advance()
+    assert not bench.mirror.written
+    assert bench.mirror.under_way
+    slow.end()
+    bench.mirror.advance()
+    assert bench.mirror.written
+    assert not bench.mirror.under_way
+    assert bench.posted.values(0).tolist() == [-1.0] * 4 + [0.0] * 2
+    assert bench.posted.counters(0).tolist() == [1]
+    assert slow.waited_count == 0
+
+
+def test_without_overlap_too() -> None:
+    slow = Slow()
+    bench = Bench(slow, overlap=False)
+    bench.train(1.0)
+    bench.mirror.post()
+    bench.train(0.5)  # a trainer would wait instead
+    bench.mirror.conclude()
+    assert bench.posted.values(0).tolist() == [-1.0] * 4 + [0.0] * 2
+
+
+def test_a_merge_applies_to_the_tensors_as_they_are_when_it_has_come() -> None:
+    slow = Slow()
+    bench = Bench(slow)
+    bench.train(1.0)
+    bench.mirror.post()
+    bench.mirror.conclude()
+    bench.train(0.5)
+    bench.share(8.0)
+    bench.mirror.merge(merged, contributed=True)
+    assert bench.mirror.version == 1
+    bench.train(0.25)
+    bench.mirror.advance()
+    assert bench.now() == [1.75] * 4, "not yet"
+    slow.end()
+    bench.mirror.advance()
+    assert bench.now() == [8.75] * 4
+    assert bench.seen.item() == 3
+    bench.mirror.post()
+    bench.mirror.conclude()
+    assert bench.posted.values(0).tolist() == [-0.75] * 4 + [0.0] * 2
+
+
+def test_what_comes_next_concludes_what_is_under_way() -> None:
+    slow = Slow()
+    bench = Bench(slow)
+    bench.train(1.0)
+    bench.mirror.post()
+    bench.train(0.5)
+    bench.share(8.0)
+    bench.mirror.withdraw()  # it was late: the run went on without it
+    assert bench.mirror.written
+    bench.mirror.merge(merged, contributed=False)
+    bench.mirror.post()  # the merge first
+    assert bench.now() == [9.5] * 4
+    bench.mirror.conclude()
+    assert bench.posted.values(0).tolist() == [-1.5] * 4 + [0.0] * 2
+
+
+@pytest.mark.parametrize("operation", ["post", "merge"])
+def test_a_load_forgets_what_is_under_way(operation: str) -> None:
+    slow = Slow()
+    bench = Bench(slow)
+    bench.train(1.0)
+    bench.share(8.0)
+    if operation == "post":
+        bench.mirror.post()
+    else:
+        bench.mirror.merge(merged, contributed=False)
+    bench.share(8.0)
+    bench.mirror.load()
+    slow.end()
+    bench.mirror.advance()
+    assert not bench.mirror.under_way
+    assert not bench.mirror.written
+    assert bench.now() == [16.0] * 4
+
+
+# A round's moves in an order that a run may have; "end" is the end of all copies under way.
+MOVES = st.lists(
+    st.sampled_from(["train", "train", "post", "commit", "exclude", "abort", "load", "end"]),
+    max_size=40,
+)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@given(moves=MOVES, chance=st.randoms(use_true_random=False))
+@settings(deadline=None, max_examples=60)
+def test_late_copies_change_nothing_but_the_time(
+    dtype: torch.dtype, moves: list[str], chance: object
+) -> None:
+    """All values are small multiples of 1/64, so that no order of sums rounds in float32; those of
+    the tensors in 16 bits are such multiples because 64 steps of 1/64 are one."""
+    slow = Slow()
+    late, direct = Bench(slow, dtype), Bench(None, dtype)
+    amounts = itertools.cycle([1 / 64, -1 / 32, 3 / 64])
+    is_posted = False
+    for move in moves:
+        amount = next(amounts)
+        if move == "end":
+            slow.end()
+        elif move == "post":
+            is_posted = True
+        contributed = move == "commit" and is_posted
+        for bench in (late, direct):
+            if move == "train":
+                bench.train(amount)
+            elif move == "post":
+                bench.mirror.post()
+            elif move == "load":
+                bench.mirror.load()
+            elif move in ("commit", "exclude", "abort"):
+                if is_posted and not contributed:
+                    bench.mirror.withdraw()
+                if move != "abort":
+                    bench.share(amount)
+                    bench.mirror.merge(merged, contributed=contributed)
+            bench.mirror.advance()
+        if move in ("commit", "exclude", "abort", "load"):
+            is_posted = False
+    for bench in (late, direct):
+        bench.mirror.conclude()
+        bench.mirror.post()
+        bench.mirror.conclude()
+    assert late.now() == direct.now()
+    assert late.posted.values(0).tolist() == direct.posted.values(0).tolist()
+    assert late.mirror.version == direct.mirror.version
+
+
+# ---------------------------------------------------------------- through the hook
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Slow:
+    slow = Slow()
+    monkeypatch.setattr(arenas, "Streams", lambda: slow)
+    return slow
+
+
+def test_the_daemon_is_told_when_the_copy_has_come_of_the_step_that_it_is_of(slow: Slow) -> None:
+    model = nn.Linear(2, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    arrived, arrived_again = threading.Event(), threading.Event()
+
+    def script(daemon: FakeDaemon) -> None:
+        daemon.start(overlap_steps=50, hold_step=2)
+        daemon.open_round(1, at_step=2, hold_step=10)
+        settled(lambda: daemon.posted.slots[STEP_SLOT] >= 5)
+        assert daemon.hears_nothing()
+        arrived.set()
+        assert daemon.hear(Posted) == Posted(1, 0, 0, tokens=20, step=2)
+        assert daemon.posted.values(0).tolist() == [-2.0, -2.0]
+        daemon.share(0, 1, np.full(2, 64, np.float32))
+        daemon.end_round(1, step=2, hold_step=20)
+        settled(lambda: daemon.posted.slots[STEP_SLOT] >= 12)
+        arrived_again.set()
+        settled(lambda: daemon.posted.slots[STEP_SLOT] == 20)
+        daemon.say(Finished())
+
+    seen: dict[int, float] = {}
+    with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
+        while not run.finished:
+            with torch.no_grad():
+                model.weight += 1
+            if run.global_step in (5, 12):
+                wait_for(arrived if run.global_step == 5 else arrived_again)
+                slow.end()
+            run.step(tokens=10)
+            seen[run.global_step] = model.weight[0, 0].item()
+        assert (seen[10], seen[12], seen[13]) == (10, 12, 64 + 13 - 2)
+        assert slow.waited_count == 0
+
+
+def test_who_must_wait_for_the_round_waits_for_the_copy_first(slow: Slow) -> None:
+    model = nn.Linear(2, 1, bias=False)
+
+    def script(daemon: FakeDaemon) -> None:
+        daemon.start(overlap_steps=3, hold_step=2)
+        daemon.open_round(1, at_step=2, hold_step=9)
+        assert daemon.hear(Posted) == Posted(1, 0, 0, tokens=2, step=2)
+        assert daemon.posted.slots[STEP_SLOT] == 5
+        daemon.end_round(1, committed=False, hold_step=6)
+        settled(lambda: daemon.posted.slots[STEP_SLOT] == 6)
+        daemon.say(Finished())
+
+    with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
+        while not run.finished:
+            run.step()
+    assert slow.waited_count == 1
+
+
+def test_a_round_that_ended_before_the_copy_came_is_not_spoken_of_any_more(slow: Slow) -> None:
+    model = nn.Linear(2, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    ended = threading.Event()
+
+    def script(daemon: FakeDaemon) -> None:
+        daemon.start(overlap_steps=50, hold_step=2)
+        daemon.open_round(1, at_step=2, hold_step=9)
+        settled(lambda: daemon.posted.slots[STEP_SLOT] >= 3)
+        daemon.end_round(1, committed=False, hold_step=9)
+        ended.set()
+        settled(lambda: daemon.posted.slots[STEP_SLOT] == 9)
+        daemon.open_round(2, at_step=9, hold_step=9)
+        assert daemon.hear(Posted) == Posted(2, 0, 0, tokens=9, step=9)
+        assert daemon.posted.values(0).tolist() == [-9.0, -9.0]
+        daemon.end_round(2, committed=False, hold_step=9)
+        daemon.say(Finished())
+
+    with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
+        while not run.finished:
+            with torch.no_grad():
+                model.weight += 1
+            run.step()
+            if run.global_step == 5:
+                wait_for(ended)
+            if run.global_step == 9:
+                slow.end()
