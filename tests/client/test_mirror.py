@@ -211,6 +211,55 @@ def test_low_precision_keeps_its_pending_delta(dtype: torch.dtype, contributed: 
     assert bench.post().tolist() == pytest.approx([-0.5], abs=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("overlap", [False, True])
+def test_the_shared_state_gets_what_was_trained_in_16_bits_and_no_rounding_of_it(
+    dtype: torch.dtype, overlap: bool
+) -> None:
+    """All values are multiples of ``grid`` below 64: float32 holds their sums exactly, 16 bits do
+    not. So the books are kept to the bit over many rounds, in some of which we are not."""
+    grid, count = 2.0**-12, 32
+    chance = np.random.default_rng(11)
+
+    def some(size: float) -> NDArray[np.float64]:
+        steps: NDArray[np.float64] = np.rint(chance.uniform(-size, size, count) / grid) * grid
+        return steps
+
+    model = vector([0.0] * count, dtype)
+    bench = Bench(model, overlap)
+    weight = model.weight
+    assert isinstance(weight, torch.Tensor)
+
+    def train() -> NDArray[np.float64]:
+        before = weight.double().numpy().copy()
+        weight.add_(torch.from_numpy(some(0.05)).to(dtype))
+        weight.copy_((weight.double() / grid).round().mul(grid).to(dtype))
+        moved: NDArray[np.float64] = weight.double().numpy() - before
+        return moved
+
+    theta = some(4.0)
+    bench.share(theta)
+    bench.mirror.load()
+    expected, rounded_count = theta.copy(), 0
+    for _ in range(200):
+        pending = train()
+        delta = bench.post().astype(np.float64)
+        if overlap:
+            pending += train()
+        others = some(0.5) - np.rint(theta / grid / 8) * grid  # and back towards zero
+        contributed = bool(chance.random() < 0.7)
+        theta = theta + others - (delta if contributed else 0.0)
+        expected += pending + others
+        if not contributed:
+            bench.mirror.withdraw()
+        bench.commit(theta, contributed=contributed)
+        rounded_count += int(np.count_nonzero(weight.double().numpy() != theta))
+    delta = bench.post().astype(np.float64)
+    assert np.array_equal(theta - delta, expected)
+    assert np.abs(theta).max() < 64
+    assert rounded_count > 100 * count, "the tensors hardly ever hold what the run does"
+
+
 def test_float64_parameters_keep_their_own_precision() -> None:
     tiny = 1e-12
     model = vector([1.0], torch.float64)
