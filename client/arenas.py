@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
+from ..diloco.eager import Outlook
+from ..diloco.fragments import PARAMETER
 from ..diloco.merge import Merge, parse_merge
 from ..protocol.arena import Arena, map_arena
 from ..protocol.errors import RemoteProtocolError
@@ -47,7 +49,15 @@ class Arenas:
             raise RemoteProtocolError("the daemon's fragments are not the tensors of this model")
         overlap, copier = message.overlap_steps > 0, Streams()
         mirrors = tuple(
-            Mirror(number, [tensors[index] for index in fragment], shared, posted, overlap, copier)
+            Mirror(
+                number,
+                [tensors[index] for index in fragment],
+                shared,
+                posted,
+                overlap,
+                copier,
+                _outlook(message, [tensors[index] for index in fragment]),
+            )
             for number, fragment in enumerate(message.fragments)
         )
         if tuple(mirror.size for mirror in mirrors) != tuple(message.sizes):
@@ -70,3 +80,11 @@ class Arenas:
                 mirror.conclude()
             else:
                 mirror.advance()
+
+
+def _outlook(message: ArenaOpened, tensors: Sequence[SharedTensor]) -> Outlook | None:
+    """What previews need; none without overlap, where nobody trains while a round runs."""
+    if not message.preview or message.overlap_steps == 0 or message.outer_lr == 0.0:
+        return None
+    count = sum(tensor.count for tensor in tensors if tensor.spec.kind == PARAMETER)
+    return Outlook(count, message.outer_lr, message.outer_momentum, message.nesterov)

@@ -5,7 +5,7 @@ microsecond: three numbers written and one read in memory shared with the daemon
 due, messages are handled in the order in which they came:
 
     RoundOpened   at its step: post the fragment's pseudo-gradient, ``Posted``
-    RoundEnded    committed: merge the fragment.  aborted: nothing, the delta stays where it is
+    RoundEnded    committed: merge the fragment.  aborted: the delta stays where it is
     Load          take over the shared state, drop local deltas (a resync, or a promotion)
     Lift          the master is away: train on, past the round or the hold that we wait for
     Finished      take over the shared state, ``finished`` becomes true
@@ -373,7 +373,7 @@ class Run:
         if not self.contributing and not contributed:
             mirror.load()
         elif contributed or mirror.version < message.version:
-            mirror.merge(arenas.merge, contributed=contributed)
+            mirror.merge(arenas.merge, contributed=contributed, share=message.share)
         if mirror.version < message.version:
             raise RemoteProtocolError(
                 f"fragment {fragment} should be at version {message.version} "

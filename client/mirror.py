@@ -6,10 +6,12 @@ Its distance to the local tensors is the pseudo-gradient, and every operation he
     load      local <- theta                           anchor <- theta     nothing is pending
     post      posted arena <- anchor - local           snapshot <- local   only with overlap
     merge     local <- theta + (local - base)          anchor <- theta     or the spec's other merge
-    withdraw  forgets the snapshot: what was posted is not counted
+    withdraw  local <- snapshot + (local - base)       what was posted is not counted
 
 The base of a merge is the snapshot when the round contains our contribution, else the anchor, so
 that what the run has not counted yet stays in the local tensors and in the next pseudo-gradient.
+With eager updates a post also moves the local tensors, from the snapshot to the *preview* of what the
+round may come to; until the round ends that is the base, and ``withdraw`` takes it back.
 Tensors in 16 bits are rounded when they are written; their anchor moves by the same rounding, which
 therefore never passes for training.
 
@@ -29,6 +31,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ..diloco.eager import FOUNDING_VERSION, Outlook
 from ..diloco.fragments import BUFFER, COUNTER, PARAMETER
 from ..diloco.merge import Merge, merged
 from ..protocol.arena import Arena
@@ -41,8 +44,6 @@ Counters = NDArray[np.int64]
 Parts = list[torch.Tensor]  # values of the floating tensors, each flat, on its tensor's device
 Course = Generator[Transfer, None, None]
 TensorMerge = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-
-FOUNDING_VERSION = 0  # of the weights that a run starts from
 
 # Weights that are not finite are the daemon's to refuse, and masks of infinities are handled below.
 _ROUGH = np.errstate(invalid="ignore", over="ignore")
@@ -58,6 +59,7 @@ class Mirror:
       posted: the arena that we write.
       overlap: whether training goes on while a round runs; takes memory for a snapshot.
       copier: between the tensors' devices and the host.
+      outlook: for previews; only with overlap.
 
     Attributes:
       version: of the shared state that the local tensors are based on.
@@ -72,6 +74,7 @@ class Mirror:
         posted: Arena,
         overlap: bool,
         copier: Copier | None = None,
+        outlook: Outlook | None = None,
     ) -> None:
         floating = [tensor for tensor in tensors if tensor.spec.kind != COUNTER]
         floating.sort(key=lambda tensor: tensor.spec.kind != PARAMETER)  # stable
@@ -83,7 +86,9 @@ class Mirror:
         self._overlap = overlap
         self._copier: Copier = Streams() if copier is None else copier
         self._anchor: Values = np.zeros(sum(tensor.count for tensor in floating), np.float32)
+        self._outlook = outlook
         self._snapshot: Parts | None = None
+        self._preview: Parts | None = None
         self._course: Course | None = None
         self._transfer: Transfer | None = None  # what the course waits for
         self.version = FOUNDING_VERSION
@@ -141,12 +146,16 @@ class Mirror:
     def withdraw(self) -> None:
         """What was posted last, if anything, is in no version and will be in none."""
         self.conclude()
+        if self._preview is not None:
+            self._begin(self._take_back())
         self._snapshot = None
 
     def load(self) -> None:
         """Take the shared state as it is; what was trained since the last post is dropped."""
-        self._course = self._transfer = self._snapshot = None
+        self._course = self._transfer = self._snapshot = self._preview = None
         counters = self._read_shared(self._anchor)
+        if self._outlook is not None:
+            self._outlook.loaded(self._anchor, self.version)
         for tensor, place in self._floating:
             tensor.write(self._anchor[place])
             if tensor.low_precision:
@@ -154,22 +163,25 @@ class Mirror:
         for tensor, place in self._integer:
             tensor.write(counters[place])
 
-    def merge(self, merge: Merge, *, contributed: bool) -> None:
+    def merge(self, merge: Merge, *, contributed: bool, share: float = 0.0) -> None:
         """Take over a committed version and keep what was trained beside it.
 
         Args:
           merge: for a round that contains our contribution; without it, the delta always stays.
-          contributed: whether it does; ``post`` was called for it and no ``load`` since.
+          contributed: whether it does; ``post`` was called for it and no ``load`` nor ``withdraw``
+            since.
+          share: of its weights that was ours.
         """
         self.conclude()
         if contributed and self._snapshot is None and merge is merged:
             self.load()  # the trainer has stood still since it posted: nothing is pending
             return
-        self._begin(self._merge(merge, contributed))
+        self._begin(self._merge(merge, contributed, share))
 
     # ------------------------------------------------------------ courses
 
     def _begin(self, course: Course) -> None:
+        self.conclude()
         self._course = course
         self._transfer = next(course, None)
         self._end_if_over()
@@ -207,10 +219,41 @@ class Mirror:
             for _, place in self._integer:
                 posted_counters[place] = next(local).numpy()
         self.written = True
+        if self._outlook is not None:
+            ahead = self._outlook.preview(posted)
+            if ahead is not None:
+                yield from self._look_ahead(ahead)
 
-    def _merge(self, merge: Merge, contributed: bool) -> Course:
-        theta = np.empty_like(self._anchor)
+    def _look_ahead(self, ahead: Values) -> Course:
+        """Train on from there, until the round that was posted is over. Of parameters only."""
+        assert self._snapshot is not None
+        parameters = [each for each in self._floating if each[0].spec.kind == PARAMETER]
+        sent = self._copier.up(
+            [torch.from_numpy(ahead[place]) for _, place in parameters],
+            [tensor.tensor.device for tensor, _ in parameters],
+        )
+        yield sent
+        roundings = self._shift(sent.parts, self._snapshot, merged)
+        moved = [
+            part if rounding is None else part + rounding
+            for part, rounding in zip(sent.parts, roundings, strict=True)
+        ]
+        self._preview = [*moved, *self._snapshot[len(moved) :]]
+
+    def _take_back(self) -> Course:
+        """Train on from where we were without the preview, taking along what was trained since."""
+        snapshot, preview = self._snapshot, self._preview
+        assert snapshot is not None
+        self._snapshot = self._preview = None
+        count = sum(tensor.spec.kind == PARAMETER for tensor, _ in self._floating)
+        yield from self._move_anchor(self._shift(snapshot[:count], preview, merged))
+
+    def _merge(self, merge: Merge, contributed: bool, share: float) -> Course:
+        theta, version = np.empty_like(self._anchor), self.version
         counters = self._read_shared(theta)
+        if self._outlook is not None:
+            own = self._posted.values(self._index) if contributed else None
+            self._outlook.committed(theta, self.version - version, own, share)
         news = [theta[place] for _, place in self._floating]
         anchors = [] if contributed else [self._anchor[place] for _, place in self._floating]
         devices = [tensor.tensor.device for tensor, _ in self._floating]
@@ -226,25 +269,27 @@ class Mirror:
         )
         yield sent
         here = len(news) + len(anchors)
-        bases = self._snapshot if contributed else sent.parts[len(news) : here]
+        bases: Parts | None = sent.parts[len(news) : here]
+        if contributed:
+            bases = self._snapshot if self._preview is None else self._preview
         rule = merge if contributed else merged
         roundings = self._shift(sent.parts[: len(news)], bases, rule)
         for (tensor, _), count in zip(self._integer, sent.parts[here:], strict=True):
             tensor.write(torch.maximum(count, tensor.counters(copy=False)))
         if contributed:
-            self._snapshot = None
+            self._snapshot = self._preview = None
         self._anchor = theta
         yield from self._move_anchor(roundings)
 
-    def _shift(self, targets: Parts, bases: Parts | None, merge: Merge) -> Parts:
-        """The tensors become ``merge(target, local, base)``; without bases they are their own.
-
-        Returns by what the tensors in 16 bits were rounded, in their order.
-        """
+    def _shift(
+        self, targets: Parts, bases: Parts | None, merge: Merge
+    ) -> list[torch.Tensor | None]:
+        """Tensors, the first ones, become ``merge(target, local, base)``; without bases they are
+        their own. Returns by what those in 16 bits were rounded."""
         # The rules know arithmetic only, so they do for tensors what they do for arrays. A tensor
         # in float64 goes through them in its own precision.
         rule = cast("TensorMerge", merge)
-        roundings = []
+        roundings: list[torch.Tensor | None] = []
         for number, ((tensor, _), target) in enumerate(zip(self._floating, targets, strict=False)):
             local = tensor.precise_values()
             base = local if bases is None else bases[number]
@@ -253,19 +298,19 @@ class Mirror:
                 # A mask of infinities has no differences; where nothing moved there is no need.
                 new = torch.where(local == base, target, new)
             tensor.write(new)
-            if tensor.low_precision:
-                roundings.append(tensor.values(copy=False) - new)
+            roundings.append(tensor.values(copy=False) - new if tensor.low_precision else None)
         return roundings
 
-    def _move_anchor(self, roundings: Parts) -> Course:
+    def _move_anchor(self, roundings: Sequence[torch.Tensor | None]) -> Course:
         """The anchor goes with its tensors in 16 bits, by what they were rounded."""
-        if not roundings:
+        pairs = zip(self._floating, roundings, strict=False)
+        rounded = [(place, part) for (_, place), part in pairs if part is not None]
+        if not rounded:
             return
-        rounded = [place for tensor, place in self._floating if tensor.low_precision]
-        fetched = self._copier.down(roundings)
+        fetched = self._copier.down([part for _, part in rounded])
         yield fetched
-        for place, rounding in zip(rounded, fetched.parts, strict=True):
-            _add(self._anchor[place], rounding.numpy())
+        for (place, _), part in zip(rounded, fetched.parts, strict=True):
+            _add(self._anchor[place], part.numpy())
 
     def _read_shared(self, values: Values) -> Counters:
         """Copy the fragment's shared values to ``values``; returns its counters."""

@@ -681,6 +681,7 @@ class Replica:
             version,
             self.step,
             self.hold_step() if committed else self._hold_step_after_abort(here),
+            share=_share(here.commit, self.me) if contributed and here.commit is not None else 0.0,
         )
         deeds += [TellTrainer(ended), DropRound(here.round)]
         if not committed:
@@ -691,3 +692,9 @@ class Replica:
     def _hold_step_after_abort(self, here: RoundHere) -> int:
         """An aborted round is opened again at the same step: the trainer waits for it there."""
         return here.at_step if here.at_step > self.step else self.hold_step()
+
+
+def _share(commit: Commit, peer: str) -> float:
+    """Of all weights of a round, what one contributor's was."""
+    own = sum(each.weight for each in commit.contributors if each.peer == peer)
+    return own / max(1, sum(each.weight for each in commit.contributors))

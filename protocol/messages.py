@@ -842,6 +842,11 @@ class ArenaOpened(Message):
     merge: str = field(validator=_text)
     # So many losses in a row that are not finite are ``Failing``; 0: never.
     nan_steps: int = field(default=0, validator=_count)
+    # While a round runs, train on from what the outer step makes of our own update alone.
+    preview: bool = False
+    outer_lr: float = field(default=0.0, validator=_finite)  # of that step, as the two that follow
+    outer_momentum: float = field(default=0.0, validator=_finite)
+    nesterov: bool = False
 
 
 @frozen
@@ -912,6 +917,7 @@ class RoundEnded(Message):
     version: int = field(validator=_count)
     step: int = field(validator=_count)
     hold_step: int = field(validator=_count)
+    share: float = field(default=0.0, validator=_finite)  # of all weights that ours was, up to 1
 
 
 @frozen

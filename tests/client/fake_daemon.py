@@ -149,8 +149,10 @@ class FakeDaemon:
         overlap_steps: int = 0,
         merge: str = "delta",
         nan_steps: int = 0,
+        preview: tuple[float, float] | None = None,
     ) -> None:
-        """From the trainer's hello to its arenas."""
+        """From the trainer's hello to its arenas; ``preview``: the outer rate and momentum."""
+        outer_lr, outer_momentum = preview or (0.0, 0.0)
         self.layout = self.hear(TrainerHello).layout
         shapes = [TensorShape(each.name, each.shape, each.kind) for each in self.layout.tensors]
         fragments = split(shapes, fragment_count)
@@ -168,6 +170,10 @@ class FakeDaemon:
                 overlap_steps,
                 merge,
                 nan_steps,
+                preview is not None,
+                outer_lr,
+                outer_momentum,
+                nesterov=True,
             ),
             files,
         )
@@ -225,9 +231,13 @@ class FakeDaemon:
         contributed: bool = True,
         step: int = 0,
         hold_step: int = COUNT_MAX,
+        share: float = 0.0,
     ) -> None:
         version = self.shared.version(fragment)
-        self.say(RoundEnded(number, fragment, committed, contributed, version, step, hold_step))
+        ended = RoundEnded(
+            number, fragment, committed, contributed, version, step, hold_step, share
+        )
+        self.say(ended)
 
     def round(
         self,

@@ -49,15 +49,20 @@ def told(deeds: list[Deed]) -> list[Message]:
     return [deed.message for deed in deeds if isinstance(deed, TellTrainer)]
 
 
-def reduce_and_commit(replica: Replica, number: int, at_step: int) -> None:
+def reduce_and_commit(
+    replica: Replica,
+    number: int,
+    at_step: int,
+    contributors: tuple[Contributor, ...] = ME_ALONE,
+) -> None:
     """A round from its Open to its Commit; it is not applied yet."""
     version = number - 1
     replica.receive(Open(number, 0, version, at_step))
     replica.posted(Posted(number, 0, version, 80, at_step), 1.0, "")
     plan = Plan(1024, (OwnerRun(ME, 1),), "fp32", "fp32")
-    replica.receive(Reduce(number, 1, 0, version, 1, ME_ALONE, (ME,), plan))
+    replica.receive(Reduce(number, 1, 0, version, 1, contributors, (ME,), plan))
     replica.reduction_done(number, 1, DIGEST)
-    replica.receive(Commit(number, 1, 0, version, at_step, ME_ALONE, DIGEST))
+    replica.receive(Commit(number, 1, 0, version, at_step, contributors, DIGEST))
 
 
 def test_a_trainer_is_held_at_the_step_of_a_round_it_was_not_told_of() -> None:
@@ -94,6 +99,17 @@ def test_after_an_abort_the_trainer_waits_where_the_round_is_opened_again() -> N
     (opened,) = told(replica.receive(Open(2, 0, 0, 5)))
     assert isinstance(opened, RoundOpened)
     assert (opened.at_step, opened.hold_step) == (5, 10)
+
+
+@pytest.mark.parametrize(("ours", "share"), [(80, 0.25), (0, 0.0)])
+def test_a_trainer_is_told_its_share_of_the_weights(ours: int, share: float) -> None:
+    replica = a_contributor()
+    other = Contributor("b" * 32, 240, 1.0)
+    ourselves = (Contributor(ME, ours, 1.0),) if ours else ()
+    reduce_and_commit(replica, 1, 5, (*ourselves, other))
+    (ended,) = told(replica.applied(1, FragmentHead(0, 1, ROOT)))
+    assert isinstance(ended, RoundEnded)
+    assert (ended.contributed, ended.share) == (ours > 0, share)
 
 
 @pytest.mark.parametrize("applied", [True, False])

@@ -1,0 +1,101 @@
+"""Eager updates: a trainer goes on from its own estimate of a round while that runs.
+
+The paper (arXiv 2502.12996) spares trainers the waiting by replacing the mean pseudo-gradient D of a
+round, which is not there yet, by one that is partly fresh. With M contributors and our own d:
+
+    D~(t) = D(t-1) + (d(t) - d(t-1)) / M
+
+There each replica's parameters drift by their own estimates. Here the shared state takes the true
+means only, so it stays equal everywhere, and D~ makes a *preview*: where the trainer trains on from
+until the round ends, and which is taken back then. Instead of 1/M we take our share of the weights.
+
+A trainer is not told D nor the momentum b: it sees the parameters of one version after the other.
+Both follow from their steps, s = (theta_old - theta_new) / lr:
+
+    with Nesterov's look-ahead   b' = (s + mu * b) / (1 + mu)     D = s - mu * b'
+    without                      b' = s                           D = b' - mu * b
+
+Who comes late starts from b = 0. That is wrong, and by so much less each round: the error shrinks by
+mu / (1 + mu) with the look-ahead, and is gone after one round without it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .outer import outer_step
+
+Values = NDArray[np.float32]
+
+FOUNDING_VERSION = 0  # has no momentum behind it, and everybody knows that
+SEEN_ROUNDS_MIN = 4  # by then at most a sixteenth of a momentum is unknown
+
+
+class Outlook:
+    """What one trainer knows of a fragment's outer optimizer. Three vectors of its parameters.
+
+    Args:
+      parameter_count: elements that have an outer momentum; what follows them is no business of it.
+      lr: outer learning rate, above 0; with ``mu`` and ``nesterov`` as for ``outer_step``.
+    """
+
+    def __init__(self, parameter_count: int, lr: float, mu: float, nesterov: bool) -> None:
+        self._lr, self._mu, self._nesterov = lr, mu, nesterov
+        self._theta: Values = np.zeros(parameter_count, np.float32)
+        self._momentum: Values = np.zeros(parameter_count, np.float32)
+        self._others: Values | None = None  # their part in the last mean, if we had one too
+        self._share = 0.0
+        self._seen_count = 0
+
+    def loaded(self, theta: Values, version: int) -> None:
+        """The fragment is at this version now, whatever was before."""
+        np.copyto(self._theta, theta[: len(self._theta)])
+        self._momentum[:] = 0
+        self._others = None
+        self._seen_count = SEEN_ROUNDS_MIN if version == FOUNDING_VERSION else 0
+
+    def committed(
+        self, theta: Values, version_count: int, own: Values | None, share: float
+    ) -> None:
+        """The fragment has moved by so many versions.
+
+        Args:
+          own: our pseudo-gradient in the last of them; None without one.
+          share: of our weight in the sum of all, from 0 to 1.
+        """
+        if version_count != 1:
+            self.loaded(theta, FOUNDING_VERSION + 1)
+            return
+        new = theta[: len(self._theta)]
+        mu = np.float32(self._mu)
+        step = (self._theta - new) / np.float32(self._lr)
+        if self._nesterov:
+            np.multiply(self._momentum, mu, out=self._momentum)
+            self._momentum += step
+            self._momentum /= np.float32(1.0 + self._mu)
+            mean = step - mu * self._momentum
+        else:
+            mean = step - mu * self._momentum
+            self._momentum = step
+        np.copyto(self._theta, new)
+        self._seen_count += 1
+        self._share, self._others = share, None
+        if own is not None and share > 0.0:
+            mean -= np.float32(share) * own[: len(new)]
+            if share >= 1.0:
+                mean[:] = 0.0  # there are no others; what is left is rounding
+            self._others = mean
+
+    def preview(self, own: Values) -> Values | None:
+        """Where the parameters would be if the mean were what we expect; None if we know too little.
+
+        Args:
+          own: our pseudo-gradient, measured from the version that is known here.
+        """
+        if self._others is None or self._seen_count < SEEN_ROUNDS_MIN:
+            return None
+        expected = self._others + np.float32(self._share) * own[: len(self._theta)]
+        theta, momentum = self._theta.copy(), self._momentum.copy()
+        outer_step(theta, momentum, expected, self._lr, self._mu, self._nesterov)
+        return theta
