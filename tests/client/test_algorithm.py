@@ -71,15 +71,19 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
 
 
 class Averaging:
-    """What all daemons of a run do together: the mean by weight, then the outer step."""
+    """What all daemons of a run do together: the mean by weight, then the outer step.
 
-    def __init__(self, count: int, lr: float, mu: float) -> None:
+    With ``delayed`` a round takes as long as the steps up to the next one.
+    """
+
+    def __init__(self, count: int, lr: float, mu: float, delayed: bool) -> None:
+        self.delayed = delayed
         self.posts: list[tuple[float, Values] | None] = [None] * count
         self.lr, self.mu = lr, mu
         self.barrier = threading.Barrier(count, timeout=WAIT_S)
 
     def serve(self, number: int, every: int, rounds: int, daemon: FakeDaemon) -> None:
-        daemon.open_arenas()
+        daemon.open_arenas(overlap_steps=every if self.delayed else 0)
         daemon.found()  # the models start equal, so each may found
         daemon.load(hold_step=every)
         momentum = np.zeros(daemon.sizes[0].momentum_count, np.float32)
@@ -88,6 +92,9 @@ class Averaging:
             daemon.open_round(round_number, at_step)
             posted = daemon.hear(Posted)
             assert (posted.step, posted.version) == (at_step, round_number - 1)
+            if self.delayed:
+                settled(lambda: daemon.posted.slots[STEP_SLOT] == at_step + every)  # noqa: B023
+                assert daemon.hears_nothing(0.01), "it waits there"
             self.posts[number] = (float(posted.tokens), daemon.posted.values(0).copy())
             self.barrier.wait()
             mean = weighted_mean([post for post in self.posts if post is not None])
@@ -126,16 +133,23 @@ def finish(run: Run) -> None:
 
 
 def train_together(
-    count: int, optimizers: Optimizers, *, every: int, rounds: int, lr: float, mu: float
+    count: int,
+    optimizers: Optimizers,
+    *,
+    every: int,
+    rounds: int,
+    lr: float,
+    mu: float,
+    delayed: bool = False,
 ) -> list[Values]:
     """Weights of every trainer after all rounds, through hook, sockets and arenas."""
-    averaging = Averaging(count, lr, mu)
+    averaging = Averaging(count, lr, mu, delayed)
     results: list[Values | None] = [None] * count
 
     def peer(number: int) -> None:
         script = functools.partial(averaging.serve, number, every, rounds)
         with talking(script, stay=True) as path:
-            train(number, path, optimizers, every * rounds, results)
+            train(number, path, optimizers, every * (rounds + delayed), results)
 
     threads = [threading.Thread(target=peer, args=(number,)) for number in range(count)]
     for thread in threads:
@@ -177,6 +191,41 @@ def test_two_trainers_are_textbook_diloco_bit_for_bit(optimizers: Optimizers) ->
     settings = {"every": 5, "rounds": 6, "lr": 0.7, "mu": 0.9}
     expected = diloco(2, optimizers, **settings)  # type: ignore[arg-type]
     for weights in train_together(2, optimizers, **settings):  # type: ignore[arg-type]
+        assert weights.tobytes() == expected.tobytes()
+
+
+def delayed_diloco(
+    count: int, optimizers: Optimizers, *, every: int, rounds: int, lr: float, mu: float
+) -> Values:
+    """Each outer step comes one round late, under the steps taken meanwhile."""
+    models = [make_model() for _ in range(count)]
+    inner = [optimizers(model) for model in models]
+    data = [batches(number, every * (rounds + 1)) for number in range(count)]
+    theta = flat(models[0])
+    momentum = np.zeros_like(theta)
+    posts: list[tuple[float, Values]] = []
+    snapshots: list[Values] = []
+    for round_number in range(rounds + 1):
+        for model, optimizer, batch in zip(models, inner, data, strict=True):
+            for step in range(round_number * every, (round_number + 1) * every):
+                inner_step(model, optimizer, batch[step])
+        if round_number > 0:
+            outer_step(theta, momentum, weighted_mean(posts), lr, mu, nesterov=True)
+            for model, snapshot in zip(models, snapshots, strict=True):
+                merged = torch.from_numpy(theta - (snapshot - flat(model)))
+                nn.utils.vector_to_parameters(merged, model.parameters())
+        snapshots = [flat(model) for model in models]
+        posts = [(float(every * BATCH), theta - snapshot) for snapshot in snapshots]
+    return theta
+
+
+@pytest.mark.parametrize("optimizers", [sgd, adamw])
+def test_with_the_whole_round_as_overlap_it_is_diloco_one_round_late(
+    optimizers: Optimizers,
+) -> None:
+    settings = {"every": 5, "rounds": 6, "lr": 0.7, "mu": 0.7}
+    expected = delayed_diloco(2, optimizers, **settings)  # type: ignore[arg-type]
+    for weights in train_together(2, optimizers, delayed=True, **settings):  # type: ignore[arg-type]
         assert weights.tobytes() == expected.tobytes()
 
 
