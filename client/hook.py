@@ -61,10 +61,11 @@ from ..protocol.messages import (
 )
 from .arenas import Arenas
 from .connection import Connection
-from .errors import AttachRefused, DaemonGone, ModelError, NoDaemonError
+from .errors import AttachRefused, DaemonGone, NoDaemonError
 from .last_words import LastWords
 from .opened import OpenedRound, must_wait, next_due_step
-from .tensors import SharedTensor, find_shared, layout_of
+from .ramp import Ramp
+from .tensors import SharedTensor, check_optimizer, find_shared, layout_of
 
 SOCKET_VARIABLE = "HOLDFAST_SOCKET"  # set by the daemon: the path of its Unix socket
 MEMBER_VARIABLE = "HOLDFAST_MEMBER"  # set by the daemon: the peer's number in the run
@@ -102,6 +103,7 @@ class Run:
         self._optimizer = optimizer
         # Until something is posted, if it came without a state: what it gathers is from warm-up.
         self._idle_optimizer = optimizer if optimizer is not None and not optimizer.state else None
+        self._ramp = Ramp()
         self._arenas: Arenas | None = None
         self._loaded = False
         self._rounds: dict[int, OpenedRound] = {}  # by fragment
@@ -128,6 +130,12 @@ class Run:
     def global_step(self) -> int:
         """Inner steps of the run, not of this process; learning rate schedules follow it."""
         return self._step
+
+    @property
+    def rate_scale(self) -> float:
+        """What to multiply the learning rate by: 1.0, but less in the first steps of an optimizer
+        without a state that joins a run under way. See ``ramp``."""
+        return self._ramp.scale(self._step)
 
     def step(self, *, loss: float | None = None, tokens: int = 1) -> None:
         """Tell the run that one inner step is done; call it after ``optimizer.step()``.
@@ -320,14 +328,11 @@ class Run:
             case SetContributing():
                 self.contributing = message.contributing
             case Load():
+                first = not self._loaded
                 self._set_step(message.step)
                 self._hold_step, self._lifted = message.hold_step, False
                 self._load()
-                if self._idle_optimizer is not None:
-                    self._idle_optimizer.state.clear()  # torch makes it anew at the next step
-                elif self._spoilt and self._optimizer is not None:
-                    self._optimizer.state.clear()  # its moments are not finite either
-                self._spoilt = False
+                self._renew_optimizer(first)
                 self.finished = message.finished
             case Lift():
                 self._lift(message)
@@ -403,6 +408,17 @@ class Run:
             del self._rounds[fragment]
         self._loaded = True
 
+    def _renew_optimizer(self, first: bool) -> None:
+        """After a load: forget what an optimizer has gathered in steps that are dropped."""
+        if self._idle_optimizer is not None:
+            self._idle_optimizer.state.clear()  # torch makes it anew at the next step
+        elif self._spoilt and self._optimizer is not None:
+            self._optimizer.state.clear()  # its moments are not finite either
+        elif not (first and self._optimizer is None):  # unknown to us: taken for a new one
+            return
+        self._spoilt = False
+        self._ramp.begin(self._step)
+
     def _spoil(self) -> None:
         """A loss was not finite. After enough of them ask for other weights, and wait for them."""
         self._spoilt_count += 1
@@ -422,6 +438,7 @@ class Run:
         self.finished = True
 
     def _set_step(self, step: int) -> None:
+        self._ramp.jumped(step - self._step)
         self._step = step
         self._slots[STEP_SLOT] = step
 
@@ -461,7 +478,8 @@ def attach(
     Args:
       model: on any device, in float32, float64, bfloat16 or float16; may be wrapped by
         DistributedDataParallel or torch.compile.
-      optimizer: the inner optimizer.
+      optimizer: the inner optimizer; if it has a state already, of this run, it needs no ramp of
+        its rate (``Run.rate_scale``).
       socket_path: of the daemon; normally the environment variable ``HOLDFAST_SOCKET`` says it.
 
     Raises:
@@ -478,7 +496,7 @@ def attach(
         )
     tensors = find_shared(model)
     if optimizer is not None:
-        _check_optimizer(model, optimizer)
+        check_optimizer(model, optimizer)
     run = Run(Connection.open(path), tensors, optimizer)
     try:
         run._attach()
@@ -486,18 +504,6 @@ def attach(
         run.close()
         raise
     return run
-
-
-def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Merged weights go into the model; an optimizer with copies of its own would undo them."""
-    own = {id(parameter) for parameter in model.parameters()}
-    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    if trained and not any(id(parameter) in own for parameter in trained):
-        raise ModelError(
-            "the optimizer trains none of this model's parameters: it was made for another model, "
-            "or it keeps copies of the parameters, which would overwrite what the run merges",
-            hint="make the optimizer from model.parameters() of the model that is attached",
-        )
 
 
 def _seed() -> int:

@@ -123,6 +123,18 @@ def layout_of(tensors: tuple[SharedTensor, ...]) -> Layout:
         raise ModelError(f"the model has {len(tensors)} tensors, more than a run takes") from error
 
 
+def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Merged weights go into the model; an optimizer with copies of its own would undo them."""
+    own = {id(parameter) for parameter in model.parameters()}
+    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if trained and not any(id(parameter) in own for parameter in trained):
+        raise ModelError(
+            "the optimizer trains none of this model's parameters: it was made for another model, "
+            "or it keeps copies of the parameters, which would overwrite what the run merges",
+            hint="make the optimizer from model.parameters() of the model that is attached",
+        )
+
+
 def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Modules in the order of ``state_dict``, each once, with names that know no wrappers."""
     hidden = {

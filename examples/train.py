@@ -167,8 +167,10 @@ def main() -> None:
 
     validated_round = 0
     while not run.finished:  # (*)
+        # The schedule follows the run's steps. (*) Who joins later has a short warm-up of its own.
+        rate = LEARNING_RATE * min(1.0, (run.global_step + 1) / WARMUP_STEPS) * run.rate_scale
         for group in optimizer.param_groups:
-            group["lr"] = LEARNING_RATE * min(1.0, (run.global_step + 1) / WARMUP_STEPS)
+            group["lr"] = rate
         starts = chance.integers(len(training) - CONTEXT, size=arguments.batch)
         tokens, targets = windows(training, starts)
         loss = model(tokens, targets)
