@@ -1,16 +1,18 @@
 """Error feedback: what a lossy codec left out of one contribution goes into the next.
 
-With ``e`` the residual (0 at first), ``delta`` a round's pseudo-gradient and ``Q`` the codec, all
-in float32, every addition and subtraction rounded by itself:
+With ``e`` the residual (0 at first), ``delta`` a round's pseudo-gradient, ``Q`` the codec and ``beta``
+the decay, all in float32, every operation rounded by itself:
 
-    a = e + delta          what is encoded instead of delta
+    a = beta * e + delta   what is encoded instead of delta
     s = decode(Q(a))       what the others add up
     e <- a - s             when the round commits and this peer is among its contributors
 
 A round that does not commit, or commits without this peer, leaves ``e`` as it was: the delta is
 still in the trainer's weights and comes again with the next round, and the residual with it. So
-what was sent and what is left add up to what was trained: ``sum of s + e = sum of delta``, exactly
-where these sums are exact in float32, and otherwise up to one rounding of ``a`` and ``e`` a round.
+without decay (``beta`` is 1) what was sent and what is left add up to what was trained:
+``sum of s + e = sum of delta``, exactly where these sums are exact in float32, and otherwise up to one
+rounding of ``a`` and ``e`` a round. With it, what waits is worth less the longer it waits, as in
+SparseLoCo (arXiv 2508.15706), where it stands in for outer momentum.
 
 Memory: one vector as long as the fragment, and a second one while a round of it is in flight (the
 trainer may have overwritten ``delta`` by the time the round commits). Nothing is kept on disk: a
@@ -29,10 +31,12 @@ class Residual:
 
     Attributes:
       values: shape ``(n,)``, float32.
+      decay: of a round's use of it, from 0 to 1.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, decay: float = 1.0) -> None:
         self.values: Values = np.zeros(count, np.float32)
+        self.decay = np.float32(decay)
         self._open: Correction | None = None
 
     def begin(self) -> Correction:
@@ -77,7 +81,8 @@ class Correction:
         """
         left = self.left[where]
         with np.errstate(over="ignore", invalid="ignore"):  # the codec refuses what comes of it
-            corrected = self._before[where] + delta
+            corrected = self._before[where] * self._residual.decay
+            corrected += delta
         length = codec.encode(corrected, out)
         sent: Bytes = out[:length]
         codec.decode(sent, left)

@@ -191,7 +191,9 @@ class Reducer:
         if not (codec.lossy and spec.reduce.error_feedback):
             return None
         if fragment not in self._residuals:
-            self._residuals[fragment] = Residual(self._keeper.size(fragment).value_count)
+            self._residuals[fragment] = Residual(
+                self._keeper.size(fragment).value_count, spec.reduce.feedback_decay
+            )
         return self._residuals[fragment]
 
     def settle(self, commit: Commit) -> None:

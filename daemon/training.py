@@ -187,9 +187,13 @@ class Training:
             ArenaOpened(
                 tuple(f.tensors for f in fragments_of(layout, diloco.fragments)),
                 state.sizes,
-                diloco.overlap,
+                diloco.overlap_steps,
                 diloco.merge,
                 parts.spec.trainer.nan_steps,
+                preview=diloco.preview,
+                outer_lr=diloco.outer_lr,
+                outer_momentum=diloco.outer_momentum,
+                nesterov=diloco.nesterov,
             )
         )
         parts.perform(parts.replica.trainer_came())

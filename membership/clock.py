@@ -121,7 +121,7 @@ class RoundClock:
         Without overlap all wait in any case, and for as long as the owner wants.
         """
         spec = self.context.spec
-        grace_s, overlap = spec.membership.grace_s, spec.diloco.overlap
+        grace_s, overlap = spec.membership.grace_s, spec.diloco.overlap_steps
         if not overlap or not self.step_s:
             return grace_s
         reduction_s = statistics.median(self.ledger.reductions_s or (0.0,))

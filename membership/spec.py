@@ -22,16 +22,21 @@ import attrs
 from attrs import Factory, field, frozen
 
 from ..protocol.errors import UserError
-from ..protocol.messages import FRAGMENTS_MAX, LANES_OPEN_MAX, MEMBERS_MAX
+from ..protocol.messages import FRAGMENTS_MAX, LANES_OPEN_MAX, MEMBERS_MAX, TEXT_CHARS_MAX
+from .algorithm import ALGORITHMS, AUTO, Algorithm, algorithm_named, resolved
 
 SPEC_EXIT_CODE = 3
 SPEC_CHARS_MAX = 65_536  # what a Welcome can carry
 # What a codec_up or codec_down may be; the collectives have the same list and say what each means.
 FIXED_CODECS = ("fp32", "bf16", "int8", "nf4", "e2m1", "e3m0")
 CODECS = (*FIXED_CODECS, "topk", *(f"{codec}+zstd" for codec in FIXED_CODECS))
+SYNC_EVERY = 100  # DiLoCo's own is 500; Streaming DiLoCo's are between 30 and 100
 CHUNK_BYTES_MIN = 4_096
 CHUNK_BYTES_MAX = 4 * 1024 * 1024  # half of what one frame may carry
 STEPS_MAX = 10**9
+# Steps of an automatic overlap. A result is merged as soon as it is there, so a longer one would
+# cost nothing in a run that keeps up; but in one that does not, results come so many steps late.
+OVERLAP_AUTO_MAX = 10
 SECONDS_MAX = 86_400.0
 
 
@@ -63,7 +68,8 @@ def _truth(_instance: object, attribute: attrs.Attribute[Any], value: object) ->
 def _one_of(*options: str) -> Any:
     def check(_instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
         if value not in options:
-            raise ValueError(f"{attribute.name} must be one of {', '.join(options)}; got {value!r}")
+            named = ", ".join(option for option in options if option)
+            raise ValueError(f"{attribute.name} must be one of {named}; got {value!r}")
 
     return check
 
@@ -90,6 +96,13 @@ def _merge(_instance: object, attribute: attrs.Attribute[Any], value: object) ->
     raise ValueError(f'{attribute.name} must be "delta" or "lerp:A" with A from 0 to 1: {value!r}')
 
 
+def _overlap(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    if isinstance(value, str) and value != AUTO:
+        raise ValueError(f'{attribute.name} must be "{AUTO}" or a whole number, got {value!r}')
+    if value != AUTO:
+        _whole(0, STEPS_MAX)(instance, attribute, value)
+
+
 @frozen
 class RunTable:
     """``[run]``"""
@@ -102,9 +115,11 @@ class RunTable:
 class DilocoTable:
     """``[diloco]``"""
 
-    sync_every: int = field(default=100, validator=_whole(1, STEPS_MAX))  # inner steps, H
+    # What the keys below are when they are not given; see ``algorithm``. Empty: their own defaults.
+    algorithm: str = field(default="", validator=_one_of("", *ALGORITHMS))
+    sync_every: int = field(default=SYNC_EVERY, validator=_whole(1, STEPS_MAX))  # inner steps, H
     fragments: int = field(default=1, validator=_whole(1, FRAGMENTS_MAX))  # P
-    overlap: int = field(default=0, validator=_whole(0, STEPS_MAX))  # steps taken while it runs
+    overlap: int | str = field(default=0, validator=_overlap)  # steps taken while a round runs
     outer_lr: float = field(default=0.7, validator=_number(0.0, 100.0))
     outer_momentum: float = field(default=0.9, validator=_number(0.0, 1.0))
     nesterov: bool = field(default=True, validator=_truth)
@@ -112,6 +127,32 @@ class DilocoTable:
     # "elastic": a round is when the fastest contributor comes to its step, the others give what they
     # have. "lockstep": it is when all have come to its step; for comparisons.
     pace: str = field(default="elastic", validator=_one_of("elastic", "lockstep"))
+
+    @property
+    def overlap_steps(self) -> int:
+        """Steps that a trainer takes at most before it waits for a round's result.
+
+        ``auto`` is as many as pass until the next fragment's turn, but ``OVERLAP_AUTO_MAX`` at most:
+        a result is merged as soon as it is there, so it need not be known how long a round takes.
+        """
+        if isinstance(self.overlap, int):
+            return self.overlap
+        steps = min(self.sync_every // self.fragments, OVERLAP_AUTO_MAX)
+        return min(max(steps, 1), self.sync_every - 1)
+
+    @property
+    def preview(self) -> bool:
+        """Whether trainers go on from a guess of a round's result until that comes."""
+        return self._algorithm.preview
+
+    @property
+    def overlap_max(self) -> int:
+        """What ``overlap`` may be."""
+        return self.sync_every if self._algorithm.fills_phase else self.sync_every - 1
+
+    @property
+    def _algorithm(self) -> Algorithm:
+        return algorithm_named(self.algorithm)
 
 
 @frozen
@@ -136,8 +177,9 @@ class ReduceTable:
 
     codec_up: str = field(default="fp32", validator=_one_of(*CODECS))
     codec_down: str = field(default="fp32", validator=_one_of(*CODECS))
-    # What a lossy codec_up left out of a contribution goes into the peer's next one.
+    # What a lossy codec_up left out of a contribution goes into the peer's next one, times this.
     error_feedback: bool = field(default=True, validator=_truth)
+    feedback_decay: float = field(default=1.0, validator=_number(0.0, 1.0))
     chunk_bytes: int = field(
         default=1_048_576, validator=_whole(CHUNK_BYTES_MIN, CHUNK_BYTES_MAX)
     )  # of float32 values, before encoding
@@ -193,9 +235,14 @@ class RunSpec:
                 f"fragments ({diloco.fragments}) must not exceed sync_every ({diloco.sync_every}):"
                 " there would be several rounds per step"
             )
-        if diloco.overlap >= diloco.sync_every:
+        if diloco.overlap_steps > diloco.overlap_max:
+            bound = "not exceed" if diloco.overlap_max == diloco.sync_every else "be less than"
             raise ValueError(
-                f"overlap ({diloco.overlap}) must be less than sync_every ({diloco.sync_every})"
+                f"overlap ({diloco.overlap}) must {bound} sync_every ({diloco.sync_every})"
+            )
+        if diloco.preview and not diloco.overlap_steps:
+            raise ValueError(
+                "eager with an overlap of 0 has no time to go on from a guess; use diloco"
             )
         if self.reduce.lanes > self.reduce.lanes_max:
             raise ValueError(
@@ -222,17 +269,23 @@ class RunSpec:
         except tomllib.TOMLDecodeError as error:
             raise _wrong(str(error)) from error
         _refuse_unknown(document, list(_TABLES), "table")
-        tables: dict[str, Any] = {}
+        given: dict[str, dict[str, Any]] = {}
         for name, kind in _TABLES.items():
             values = document.get(name, {})
             if not isinstance(values, dict):
                 raise _wrong(f"{name} must be a table: [{name}]")
             _refuse_unknown(values, [a.name for a in attrs.fields(kind)], f"key in [{name}]")
-            try:
-                tables[name] = kind(**values)
-            except ValueError as error:
-                raise _wrong(f"[{name}] {error}") from error
+            given[name] = values
+        tables: dict[str, Any] = {}
         try:
+            given["diloco"], given["reduce"] = resolved(
+                given["diloco"], given["reduce"], SYNC_EVERY
+            )
+            for name, kind in _TABLES.items():
+                try:
+                    tables[name] = kind(**given[name])
+                except ValueError as error:
+                    raise ValueError(f"[{name}] {error}") from error
             return cls(**tables, toml_text=toml_text)
         except ValueError as error:
             raise _wrong(str(error)) from error

@@ -84,7 +84,10 @@ class Swarm:
             self.rng, delay_s=delay_s, jitter_s=jitter_s, bytes_per_s=bytes_per_s
         )
         codecs = {self.spec.reduce.codec_up, self.spec.reduce.codec_down}
-        self.witness = Witness(coarse=codecs != {"fp32"})
+        self.witness = Witness(
+            coarse=codecs != {"fp32"},
+            knows_contributions="topk" not in codecs,  # what arrives is little of what was posted
+        )
         self.store = WitnessedStore(self.witness)
         self.store.append(RunCreated(RUN_ID, spec_toml))
         self.layout = layout or small_layout()

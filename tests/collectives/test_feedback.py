@@ -97,14 +97,15 @@ def test_over_many_rounds_only_roundings_are_lost(name: str) -> None:
 
 
 @every_lossy
-def test_the_formula_bit_for_bit(name: str) -> None:
-    residual = Residual(COUNT)
+@pytest.mark.parametrize("decay", [1.0, 0.95, 0.0])
+def test_the_formula_bit_for_bit(name: str, decay: float) -> None:
+    residual = Residual(COUNT, decay)
     left = np.zeros(COUNT, np.float32)
     for round_ in range(3):
         delta = drawn(2, round_)
         encoded = make_input(name, delta, residual)
         encoded.encode_all()
-        corrected = left + delta
+        corrected = np.float32(decay) * left + delta
         plain = make_input(name, corrected, Residual(COUNT))
         plain.encode_all()
         for index in range(3):

@@ -1,0 +1,160 @@
+"""The algorithms that a spec may name: what each fixes, and what it presumes.
+
+An algorithm is nothing but settings. Naming one fills in what ``run.toml`` leaves out and refuses
+what contradicts it; everybody else sees the settings that come of it, and does not ask for names.
+
+    diloco      everybody stops, the whole model is averaged (arXiv 2311.08105)
+    streaming   fragments in turn, training goes on meanwhile (arXiv 2501.18512)
+    delayed     the reduction runs beside the whole next phase, and its result is one phase late: the
+                asynchronous DiLoCo of PCCL's documentation, with the rate of its example
+    eager       as delayed, but each peer goes on from its guess of the result: what was shared plus
+                the outer step of its own update alone (arXiv 2502.12996)
+    sparse      the largest values with 2 bits each, and a decaying residual in place of outer
+                momentum: SparseLoCo (arXiv 2508.15706)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from attrs import Factory, field, frozen
+
+AUTO: Final = "auto"  # of an overlap; see ``DilocoTable.overlap_steps``
+WHOLE_PHASE: Final = object()  # stands for as many steps as there are between two rounds
+
+Values = dict[str, Any]  # of one table of the spec, by key
+
+
+@frozen
+class Fixed:
+    """A setting that an algorithm does not leave open.
+
+    Attributes:
+      why: what somebody should read who wants something else.
+    """
+
+    value: object
+    why: str
+
+
+@frozen
+class Algorithm:
+    """Settings, by table and key.
+
+    Attributes:
+      fixed: contradicting one of them is a mistake.
+      presumed: those that ``run.toml`` may change.
+      fills_phase: its overlap may be as long as ``sync_every``, else it must be shorter.
+      preview: trainers go on from a guess of a round's result until that comes.
+    """
+
+    fixed: Mapping[str, Fixed] = Factory(dict)
+    presumed: Mapping[str, object] = Factory(dict)
+    fills_phase: bool = field(default=False, kw_only=True)
+    preview: bool = field(default=False, kw_only=True)
+
+
+ALGORITHMS: Final[Mapping[str, Algorithm]] = {
+    "diloco": Algorithm(
+        {
+            "diloco.fragments": Fixed(1, "diloco synchronises the whole model; use streaming"),
+            "diloco.overlap": Fixed(0, "diloco has no overlap; use streaming"),
+            "diloco.merge": Fixed(
+                "delta", "diloco's trainers go on from what is shared; use streaming"
+            ),
+        },
+        {"diloco.outer_lr": 0.7, "diloco.outer_momentum": 0.9, "diloco.nesterov": True},
+    ),
+    "streaming": Algorithm(
+        {},
+        {
+            "diloco.overlap": AUTO,
+            "diloco.outer_lr": 0.4,
+            "diloco.outer_momentum": 0.9,
+            "diloco.nesterov": True,
+        },
+    ),
+    "delayed": Algorithm(
+        {
+            "diloco.fragments": Fixed(1, "delayed synchronises the whole model; use streaming"),
+            "diloco.overlap": Fixed(
+                WHOLE_PHASE, "delayed overlaps the whole next phase; use streaming"
+            ),
+        },
+        {"diloco.outer_lr": 0.7, "diloco.outer_momentum": 0.0},
+        fills_phase=True,
+    ),
+    "eager": Algorithm(
+        {
+            "diloco.merge": Fixed(
+                "delta", "eager keeps the steps since its guess, as they are; leave merge out"
+            )
+        },
+        {
+            "diloco.overlap": WHOLE_PHASE,
+            "diloco.outer_lr": 0.4,
+            "diloco.outer_momentum": 0.9,
+            "diloco.nesterov": True,
+        },
+        fills_phase=True,
+        preview=True,
+    ),
+    "sparse": Algorithm(
+        {
+            "diloco.outer_momentum": Fixed(
+                0.0, "sparse has its residual in place of outer momentum; use streaming"
+            ),
+            "reduce.codec_up": Fixed(
+                "topk", "sparse sends the largest values only; use streaming with this codec"
+            ),
+            "reduce.error_feedback": Fixed(
+                True, "sparse needs what it left out; use streaming without it"
+            ),
+        },
+        {"diloco.outer_lr": 1.0, "reduce.codec_down": "int8+zstd", "reduce.feedback_decay": 0.95},
+    ),
+}
+
+NONE: Final = Algorithm()  # none is named: what the keys say, and their own defaults
+
+
+def algorithm_named(name: object) -> Algorithm:
+    """``NONE`` also for what is no name: whoever reads it as a setting says so."""
+    return ALGORITHMS.get(name, NONE) if isinstance(name, str) else NONE
+
+
+def resolved(diloco: Values, reduce: Values, sync_every: int) -> tuple[Values, Values]:
+    """Both tables with what their algorithm makes of them.
+
+    Args:
+      diloco: ``[diloco]`` as it was written, ``algorithm`` among its keys or not.
+      reduce: ``[reduce]``, likewise.
+      sync_every: the default, where the spec does not say.
+
+    Raises:
+      ValueError: a key contradicts the algorithm.
+    """
+    name = diloco.get("algorithm")
+    algorithm = algorithm_named(name)
+    phase_steps = diloco.get("sync_every", sync_every)
+    tables = {"diloco": dict(diloco), "reduce": dict(reduce)}
+    for place, fixed in algorithm.fixed.items():
+        table, key = place.split(".")
+        value = phase_steps if fixed.value is WHOLE_PHASE else fixed.value
+        if tables[table].setdefault(key, value) != value:
+            raise ValueError(
+                f"[{table}] {key} = {_toml(tables[table][key])} contradicts "
+                f'algorithm = "{name}": {fixed.why}'
+            )
+    for place, value in algorithm.presumed.items():
+        table, key = place.split(".")
+        tables[table].setdefault(key, phase_steps if value is WHOLE_PHASE else value)
+    return tables["diloco"], tables["reduce"]
+
+
+def _toml(value: object) -> str:
+    """As it was written, nearly."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'"{value}"' if isinstance(value, str) else f"{value}"

@@ -1,0 +1,114 @@
+"""Algorithms in whole runs: what trainers are told, and what becomes of the shared state."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import trio
+from numpy.typing import NDArray
+
+from holdfast.collectives.codecs import get_codec
+from holdfast.daemon.simulation.swarm import Swarm
+from holdfast.daemon.simulation.trainer import SimTrainer, small_layout
+from holdfast.membership.algorithm import ALGORITHMS
+from holdfast.protocol.messages import ArenaOpened, Message
+
+Values = NDArray[np.float32]
+
+SPEC = """
+[run]
+rounds = {rounds}
+[diloco]
+{diloco}
+sync_every = 4
+[membership]
+contributors = 2
+min_members = 2
+deadline_s = 3
+grace_s = 1
+[reduce]
+{reduce}
+"""
+COUNT = 300
+ROUNDS = 5
+
+
+def drawn(peer: str, round_: int, count: int) -> Values:
+    """A pseudo-gradient; peers are numbered from 1 in the first digits of their ids."""
+    rng = np.random.default_rng((int(peer[:8], 16), round_))
+    return rng.standard_normal(count).astype(np.float32)
+
+
+async def trained(diloco: str, reduce: str = "", rounds: int = ROUNDS) -> Values:
+    """Values and momentum that a run of two peers ends with, the same at both."""
+    async with trio.open_nursery() as nursery:
+        toml = SPEC.format(diloco=diloco, reduce=reduce, rounds=rounds)
+        swarm = Swarm(nursery, toml, layout=small_layout((COUNT,)), delta=drawn)
+        await swarm.start_master()
+        for name in "ab":
+            swarm.add_peer(name)
+        await swarm.until(lambda: swarm.committed == rounds)
+        await swarm.come_to_rest("ab")
+        swarm.check_final("ab")
+        state = swarm.peers["a"].service.state
+        assert state is not None
+        assert state.heads()[0].version == rounds
+        found = np.concatenate((state.values(0), state.momentum(0)))
+        nursery.cancel_scope.cancel()
+    return found
+
+
+@pytest.mark.parametrize("algorithm", list(ALGORITHMS))
+async def test_trainers_are_told_all_that_they_need(
+    algorithm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[ArenaOpened] = []
+    tell = SimTrainer.tell
+
+    def overhear(trainer: SimTrainer, message: Message) -> None:
+        if isinstance(message, ArenaOpened):
+            told.append(message)
+        tell(trainer, message)
+
+    monkeypatch.setattr(SimTrainer, "tell", overhear)
+    await trained(f'algorithm = "{algorithm}"', rounds=2)
+    assert len(told) == 2
+    for each in told:
+        assert each.preview == (algorithm == "eager")
+        found = (each.overlap_steps, each.outer_lr, each.outer_momentum, each.nesterov)
+        assert found == {
+            "diloco": (0, 0.7, 0.9, True),
+            "streaming": (3, 0.4, 0.9, True),
+            "delayed": (4, 0.7, 0.0, True),
+            "eager": (4, 0.4, 0.9, True),
+            "sparse": (0, 1.0, 0.0, True),
+        }[algorithm]
+
+
+async def test_streaming_of_one_fragment_without_overlap_is_diloco_bit_for_bit() -> None:
+    plain = await trained('algorithm = "diloco"')
+    streaming = await trained('algorithm = "streaming"\noverlap = 0\nouter_lr = 0.7')
+    assert plain.tobytes() == streaming.tobytes()
+
+
+@pytest.mark.parametrize("reduce", ["error_feedback = false", "codec_up = 'fp32+zstd'"])
+async def test_the_identity_codec_changes_nothing(reduce: str) -> None:
+    assert (await trained("")).tobytes() == (await trained("", reduce)).tobytes()
+
+
+async def test_sparse_is_the_papers_formula() -> None:
+    """SparseLoCo, algorithm 1: e <- beta e + delta; s = Q(e); e <- e - s; theta <- theta - mean s."""
+    found = await trained('algorithm = "sparse"', "codec_down = 'fp32'")
+    theta = np.arange(COUNT, dtype=np.float64)
+    codec = get_codec("topk")
+    for peer in ("00000001", "00000002"):
+        left = np.zeros(COUNT, np.float32)
+        for round_ in range(1, ROUNDS + 1):
+            error = np.float32(0.95) * left + drawn(peer, round_, COUNT)
+            encoded = memoryview(bytearray(codec.encoded_bytes(COUNT)))
+            sent = np.empty(COUNT, np.float32)
+            codec.decode(encoded[: codec.encode(error, encoded)], sent)
+            left = error - sent
+            theta -= sent / 2
+    np.testing.assert_allclose(found[:COUNT], theta, rtol=0, atol=1e-3)
+    assert not found[COUNT:].any()
