@@ -97,7 +97,7 @@ class StateKeeper:
         return True
 
     def _sizes(self, layout: Layout) -> tuple[FragmentSize, ...]:
-        return sizes_of(fragments_of(layout, self._parts.spec.diloco.fragments))
+        return sizes_of(fragments_of(layout, self._parts.spec.diloco))
 
     def _make_room(self, layout: Layout, sizes: tuple[FragmentSize, ...]) -> None:
         shared, self.known_posted = self._parts.trainer.open_arenas(sizes)

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-from ..diloco.fragments import Fragment, TensorShape, split
+from typing import cast
+
+from ..diloco.fragments import Fragment, Pattern, TensorShape, grouped, split
+from ..membership.spec import DilocoTable
 from ..protocol.errors import UserError
 from ..protocol.messages import FragmentSize, Layout
 from .exit_codes import ExitCode
 
 
-def fragments_of(layout: Layout, fragment_count: int) -> tuple[Fragment, ...]:
-    """Cut a layout into the spec's number of fragments; equal at every peer.
+def fragments_of(layout: Layout, diloco: DilocoTable) -> tuple[Fragment, ...]:
+    """Cut a layout as the spec says; equal at every peer.
 
     Raises:
-      UserError: the model has too few layers for that many fragments.
+      UserError: the model has too few layers for that many fragments, or its tensors are not those
+        of the spec's groups.
     """
     tensors = [TensorShape(t.name, t.shape, t.kind) for t in layout.tensors]
     try:
-        return split(tensors, fragment_count)
+        if diloco.groups:
+            return grouped(tensors, diloco.groups)
+        return split(tensors, diloco.fragments, cast(Pattern, diloco.pattern))
     except ValueError as error:
+        key = "groups" if diloco.groups else "fragments"
         raise UserError(
-            f"the model cannot be cut into {fragment_count} fragments: {error}",
+            f"the model cannot be cut into {diloco.fragments} fragments: {error}",
             exit_code=ExitCode.CONFIG,
-            hint="lower `fragments` under [diloco] in run.toml",
+            hint=f"change `{key}` under [diloco] in run.toml",
         ) from error
 
 

@@ -187,7 +187,7 @@ class Reducer:
 
     def _residual(self, fragment: int) -> Residual | None:
         spec = self._parts.spec
-        codec, _zstd = parse_codec(spec.reduce.codec_up)
+        codec, _zstd = parse_codec(spec.reduce.codecs(fragment)[0])
         if not (codec.lossy and spec.reduce.error_feedback):
             return None
         if fragment not in self._residuals:

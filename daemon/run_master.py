@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import secrets
 import sqlite3
@@ -145,13 +146,15 @@ class Master:
         records.append(record)
 
     def _check_same_run(self, before: RunSpec, now: RunSpec) -> None:
-        if before.diloco.fragments != now.diloco.fragments:
-            raise UserError(
-                f"the run in {self.options.state} has {before.diloco.fragments} fragments, "
-                f"{self.options.spec_path} says {now.diloco.fragments}",
-                exit_code=ExitCode.CONFIG,
-                hint="a new run needs another name, or its own --state DIR",
-            )
+        for key in ("fragments", "pattern", "groups"):
+            had, said = getattr(before.diloco, key), getattr(now.diloco, key)
+            if had != said:
+                raise UserError(
+                    f"the run in {self.options.state} has {key} = {json.dumps(had)}, "
+                    f"{self.options.spec_path} says {json.dumps(said)}",
+                    exit_code=ExitCode.CONFIG,
+                    hint="a new run needs another name, or its own --state DIR",
+                )
 
     def _credentials(self) -> Credentials:
         folder = self.options.state / "master"

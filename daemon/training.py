@@ -185,7 +185,7 @@ class Training:
         diloco = parts.spec.diloco
         parts.trainer.tell(
             ArenaOpened(
-                tuple(f.tensors for f in fragments_of(layout, diloco.fragments)),
+                tuple(f.tensors for f in fragments_of(layout, diloco)),
                 state.sizes,
                 diloco.overlap_steps,
                 diloco.merge,

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Literal
 
 PARAMETER = "parameter"  # float, averaged through the outer optimizer
@@ -112,11 +113,7 @@ def split(
       ValueError: there is nothing to split, a kind is unknown, or there are fewer groups of
         tensors than fragments.
     """
-    for tensor in tensors:
-        if tensor.kind not in KINDS:
-            raise ValueError(f"tensor {tensor.name!r} is of unknown kind {tensor.kind!r}")
-    if not tensors:
-        raise ValueError("the model has no tensors to share")
+    _check(tensors)
     if fragment_count < 1:
         raise ValueError(f"fragment_count must be at least 1, got {fragment_count}")
     if pattern not in ("strided", "sequential"):
@@ -147,6 +144,61 @@ def split(
     elif apart:
         min(bins, key=lambda indices: _bytes(tensors, indices)).extend(apart)
     return tuple(_fragment(tensors, indices) for indices in bins)
+
+
+def grouped(
+    tensors: Sequence[TensorShape], groups: Sequence[Sequence[str]]
+) -> tuple[Fragment, ...]:
+    """Cut a layout as somebody says; every tensor is in exactly one fragment.
+
+    Args:
+      tensors: the layout; tied tensors appear once, under the first of their names.
+      groups: for each fragment the patterns of its tensors' names (``*``, ``?``, ``[...]``; a ``*``
+        matches dots too).
+
+    Raises:
+      ValueError: there is nothing to cut, a kind is unknown, a tensor is in no group or in several,
+        or a group or one of its patterns is of no tensor; it is named.
+    """
+    _check(tensors)
+    bins: list[list[int]] = [[] for _ in groups]
+    unused = {(number, pattern) for number, group in enumerate(groups) for pattern in group}
+    for index, tensor in enumerate(tensors):
+        homes: dict[int, str] = {}
+        for number, group in enumerate(groups):
+            for pattern in group:
+                if fnmatchcase(tensor.name, pattern):
+                    homes.setdefault(number, pattern)
+                    unused.discard((number, pattern))
+        if not homes:
+            raise ValueError(f"tensor {tensor.name!r} is in no group")
+        if len(homes) > 1:
+            said = " and ".join(f"{pattern!r} of group {n}" for n, pattern in homes.items())
+            raise ValueError(f"tensor {tensor.name!r} is in several groups: {said}")
+        bins[next(iter(homes))].append(index)
+    for number, group in enumerate(groups):
+        for pattern in group:
+            if (number, pattern) in unused:
+                raise ValueError(
+                    f"{pattern!r} of group {number} is the name of no tensor (tied tensors have the "
+                    f"first of their names only; the model has {_some_names(tensors)})"
+                )
+        if not group:
+            raise ValueError(f"group {number} is empty")
+    return tuple(_fragment(tensors, indices) for indices in bins)
+
+
+def _some_names(tensors: Sequence[TensorShape]) -> str:
+    names = [tensor.name for tensor in tensors]
+    return ", ".join(names if len(names) <= 4 else [*names[:3], "...", names[-1]])
+
+
+def _check(tensors: Sequence[TensorShape]) -> None:
+    for tensor in tensors:
+        if tensor.kind not in KINDS:
+            raise ValueError(f"tensor {tensor.name!r} is of unknown kind {tensor.kind!r}")
+    if not tensors:
+        raise ValueError("the model has no tensors to share")
 
 
 def _groups(tensors: Sequence[TensorShape]) -> tuple[list[list[int]], list[int]]:

@@ -190,6 +190,7 @@ class Course:
                 receivers,
                 self.bandwidths.lines(receivers, caps_of(roster), sites, adding),
                 self.context.spec,
+                fragment=round_.fragment,
                 star_only=before is not None,  # what goes wrong again can be repaired then
             )
         except NobodyReachableError as error:

@@ -108,7 +108,8 @@ class KeepingUp:
     def result_bytes(self, fragment: int) -> int:
         """Of one round of the fragment, encoded, at each receiver."""
         size = self.context.history.sizes[fragment]
-        per_value = wire_bytes_per_value(self.context.spec.reduce.codec_down)
+        _up, down = self.context.spec.reduce.codecs(fragment)
+        per_value = wire_bytes_per_value(down)
         return math.ceil(size.value_count * per_value) + 8 * size.counter_count
 
     def log_full(self, fetch: Fetch) -> bool:

@@ -69,6 +69,7 @@ def make_plan(
     lines: Lines,
     spec: RunSpec,
     *,
+    fragment: int = 0,
     star_only: bool = False,
 ) -> tuple[Plan, PlanEstimate]:
     """Cut a fragment into chunks and give each an owner; and a leader in each site, if that pays.
@@ -79,6 +80,7 @@ def make_plan(
       receivers: everybody who gets the result, contributors too.
       lines: of all receivers, and their sites.
       spec: chunk size and codecs.
+      fragment: which of the spec's codecs.
       star_only: plan no tree, whatever it would save.
 
     Returns:
@@ -88,7 +90,8 @@ def make_plan(
     Raises:
       NobodyReachableError: no contributor can be reached by all the others.
     """
-    cut = _Cut.of(size, len(contributors), spec)
+    up, down = spec.reduce.codecs(fragment)
+    cut = _Cut.of(size, len(contributors), spec.reduce.chunk_bytes, up, down)
     members = [*contributors, *(peer for peer in receivers if peer not in set(contributors))]
     number = {peer: index for index, peer in enumerate(members)}
     work = Workload(
@@ -109,7 +112,7 @@ def make_plan(
         ring_s=ring_s(work),
         guessed_count=len(lines.guessed.intersection(members)),
     )
-    bare = Plan(cut.chunk_elements, (), spec.reduce.codec_up, spec.reduce.codec_down)
+    bare = Plan(cut.chunk_elements, (), up, down)
     if cut.chunk_count == 0:
         return bare, estimate
     # What a limited pair would do to a tree nobody has thought through; nobody measures any either.
@@ -118,8 +121,7 @@ def make_plan(
         shares = tuple(best_shares(work))
     else:
         work, shares = sited.star, sited.best.star
-        codecs = {spec.reduce.codec_up, spec.reduce.codec_down}
-        possible = not star_only and not codecs & STAR_CODECS
+        possible = not star_only and not {up, down} & STAR_CODECS
         estimate = evolve(
             estimate,
             bound_s=sited.best.star_bound_s,
@@ -235,15 +237,15 @@ class _Cut:
     down_bytes_per_value: float
 
     @classmethod
-    def of(cls, size: FragmentSize, owner_count: int, spec: RunSpec) -> _Cut:
-        most = max(CHUNK_ALIGNMENT, spec.reduce.chunk_bytes // VALUE_BYTES)
+    def of(cls, size: FragmentSize, owner_count: int, chunk_bytes: int, up: str, down: str) -> _Cut:
+        most = max(CHUNK_ALIGNMENT, chunk_bytes // VALUE_BYTES)
         wanted = -(-size.value_count // (owner_count * CHUNKS_PER_OWNER))
         wanted = -(-wanted // CHUNK_ALIGNMENT) * CHUNK_ALIGNMENT
         return cls(
             size,
             min(most, max(CHUNK_ELEMENTS_MIN, wanted)),
-            wire_bytes_per_value(spec.reduce.codec_up),
-            wire_bytes_per_value(spec.reduce.codec_down),
+            wire_bytes_per_value(up),
+            wire_bytes_per_value(down),
         )
 
     @property

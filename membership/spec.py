@@ -22,7 +22,7 @@ import attrs
 from attrs import Factory, field, frozen
 
 from ..protocol.errors import UserError
-from ..protocol.messages import FRAGMENTS_MAX, LANES_OPEN_MAX, MEMBERS_MAX, TEXT_CHARS_MAX
+from ..protocol.messages import FRAGMENTS_MAX, LANES_OPEN_MAX, MEMBERS_MAX
 from .algorithm import ALGORITHMS, AUTO, Algorithm, algorithm_named, resolved
 
 SPEC_EXIT_CODE = 3
@@ -96,6 +96,26 @@ def _merge(_instance: object, attribute: attrs.Attribute[Any], value: object) ->
     raise ValueError(f'{attribute.name} must be "delta" or "lerp:A" with A from 0 to 1: {value!r}')
 
 
+def _as_tuples(value: Any) -> Any:
+    """TOML's lists, which can change, as tuples, also within each other; anything else as it is."""
+    return tuple(_as_tuples(each) for each in value) if isinstance(value, list) else value
+
+
+def _groups(_instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    if not isinstance(value, tuple) or not all(isinstance(group, tuple) for group in value):
+        raise ValueError(f"{attribute.name} must be a list of lists of names, got {value!r}")
+    if len(value) > FRAGMENTS_MAX:
+        raise ValueError(f"{attribute.name} must be {FRAGMENTS_MAX} at most, got {len(value)}")
+    for number, group in enumerate(value):
+        if not group or not all(isinstance(name, str) and name for name in group):
+            raise ValueError(f"group {number} of {attribute.name} must be names, got {group!r}")
+
+
+def _codecs(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    for each in value if isinstance(value, tuple) else (value,):
+        _one_of(*CODECS)(instance, attribute, each)
+
+
 def _overlap(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
     if isinstance(value, str) and value != AUTO:
         raise ValueError(f'{attribute.name} must be "{AUTO}" or a whole number, got {value!r}')
@@ -119,6 +139,9 @@ class DilocoTable:
     algorithm: str = field(default="", validator=_one_of("", *ALGORITHMS))
     sync_every: int = field(default=SYNC_EVERY, validator=_whole(1, STEPS_MAX))  # inner steps, H
     fragments: int = field(default=1, validator=_whole(1, FRAGMENTS_MAX))  # P
+    pattern: str = field(default="strided", validator=_one_of("strided", "sequential"))
+    # Patterns of tensors' names, for each fragment; instead of dealing out layers by ``pattern``.
+    groups: tuple[tuple[str, ...], ...] = field(default=(), converter=_as_tuples, validator=_groups)
     overlap: int | str = field(default=0, validator=_overlap)  # steps taken while a round runs
     outer_lr: float = field(default=0.7, validator=_number(0.0, 100.0))
     outer_momentum: float = field(default=0.9, validator=_number(0.0, 1.0))
@@ -175,8 +198,11 @@ class MembershipTable:
 class ReduceTable:
     """``[reduce]``"""
 
-    codec_up: str = field(default="fp32", validator=_one_of(*CODECS))
-    codec_down: str = field(default="fp32", validator=_one_of(*CODECS))
+    # One for all fragments, or one for each.
+    codec_up: str | tuple[str, ...] = field(default="fp32", converter=_as_tuples, validator=_codecs)
+    codec_down: str | tuple[str, ...] = field(
+        default="fp32", converter=_as_tuples, validator=_codecs
+    )
     # What a lossy codec_up left out of a contribution goes into the peer's next one, times this.
     error_feedback: bool = field(default=True, validator=_truth)
     feedback_decay: float = field(default=1.0, validator=_number(0.0, 1.0))
@@ -186,6 +212,14 @@ class ReduceTable:
     lanes: int = field(default=2, validator=_whole(1, LANES_OPEN_MAX))  # of a link, to begin with
     lanes_max: int = field(default=16, validator=_whole(1, LANES_OPEN_MAX))  # while they carry more
     congestion: str = field(default="bbr", validator=_word)  # TCP's, of lanes; where there is it
+
+    def codecs(self, fragment: int) -> tuple[str, str]:
+        """Of contributions to a fragment's rounds, and of their results."""
+        up, down = (
+            each if isinstance(each, str) else each[fragment]
+            for each in (self.codec_up, self.codec_down)
+        )
+        return up, down
 
 
 @frozen
@@ -230,6 +264,13 @@ class RunSpec:
 
     def __attrs_post_init__(self) -> None:
         diloco, members = self.diloco, self.membership
+        if diloco.groups and len(diloco.groups) != diloco.fragments:
+            raise ValueError(
+                f"there are {len(diloco.groups)} groups, each of which is a fragment, and fragments "
+                f"is {diloco.fragments}: leave fragments out"
+            )
+        if diloco.groups and diloco.pattern != "strided":
+            raise ValueError("groups say what each fragment is: leave pattern out")
         if diloco.fragments > diloco.sync_every:
             raise ValueError(
                 f"fragments ({diloco.fragments}) must not exceed sync_every ({diloco.sync_every}):"
@@ -244,6 +285,13 @@ class RunSpec:
             raise ValueError(
                 "eager with an overlap of 0 has no time to go on from a guess; use diloco"
             )
+        for key in ("codec_up", "codec_down"):
+            codecs = getattr(self.reduce, key)
+            if isinstance(codecs, tuple) and len(codecs) != diloco.fragments:
+                raise ValueError(
+                    f"{key} has {len(codecs)} codecs for {diloco.fragments} fragments: name one for "
+                    "each, or one for all"
+                )
         if self.reduce.lanes > self.reduce.lanes_max:
             raise ValueError(
                 f"lanes ({self.reduce.lanes}) must not exceed lanes_max ({self.reduce.lanes_max})"
@@ -277,6 +325,9 @@ class RunSpec:
             _refuse_unknown(values, [a.name for a in attrs.fields(kind)], f"key in [{name}]")
             given[name] = values
         tables: dict[str, Any] = {}
+        groups = given["diloco"].get("groups")
+        if groups and isinstance(groups, list):
+            given["diloco"] = {"fragments": len(groups), **given["diloco"]}
         try:
             given["diloco"], given["reduce"] = resolved(
                 given["diloco"], given["reduce"], SYNC_EVERY

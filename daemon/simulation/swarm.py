@@ -83,7 +83,8 @@ class Swarm:
         self.world = MemoryWorld(
             self.rng, delay_s=delay_s, jitter_s=jitter_s, bytes_per_s=bytes_per_s
         )
-        codecs = {self.spec.reduce.codec_up, self.spec.reduce.codec_down}
+        fragments = range(self.spec.diloco.fragments)
+        codecs = {codec for each in fragments for codec in self.spec.reduce.codecs(each)}
         self.witness = Witness(
             coarse=codecs != {"fp32"},
             knows_contributions="topk" not in codecs,  # what arrives is little of what was posted

@@ -299,3 +299,36 @@ def test_overlap_trains_on_while_the_round_runs_and_blocks_when_it_is_used_up() 
             seen.append(model.weight.item())
         assert seen[:5] == [1.5, 2.0, 2.5, 3.0, 101.5]
         assert seen[-1] == 100.0
+
+
+def test_an_overlap_of_a_whole_phase_brings_each_result_one_phase_late() -> None:
+    """``delayed``: a phase's steps are posted at its end, and counted at the end of the next one."""
+    phase = 2
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(model.weight, 1.0)
+
+    def script(daemon: FakeDaemon) -> None:
+        daemon.open_arenas(overlap_steps=phase)
+        daemon.found()
+        daemon.load(hold_step=phase)
+        for number, result in ((1, 100.0), (2, 200.0)):
+            at_step = number * phase
+            daemon.open_round(number, at_step=at_step, hold_step=at_step + phase)
+            posted = daemon.hear(Posted)
+            assert (posted.step, posted.tokens) == (at_step, phase * 10)
+            assert daemon.posted.values(0).tolist() == [-1.0]  # this phase's steps and no others
+            settled(lambda end=at_step + phase: daemon.posted.slots[STEP_SLOT] >= end)
+            assert daemon.hears_nothing()
+            assert daemon.posted.slots[STEP_SLOT] == at_step + phase
+            daemon.share(0, number, np.array([result], np.float32))
+            daemon.end_round(number, step=at_step, hold_step=at_step + phase)
+        daemon.say(Finished())
+
+    with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
+        seen = []
+        while not run.finished:
+            with torch.no_grad():
+                model.weight += 0.5
+            run.step(tokens=10)
+            seen.append(model.weight.item())
+        assert seen[:6] == [1.5, 2.0, 2.5, 101.0, 101.5, 201.0]

@@ -1,15 +1,22 @@
-"""A peer's part in rounds: what becomes of error feedback when a round was repaired."""
+"""A peer's part in rounds: residuals when a round was repaired, and where results are applied."""
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
+from holdfast.checkpoint.state import SharedState
+from holdfast.collectives.allreduce import ReduceResult
 from holdfast.daemon import reducer
 from holdfast.daemon.reducer import Reducer
-from holdfast.protocol.messages import Commit, Contributor, ContributorRun
+from holdfast.membership.spec import RunSpec
+from holdfast.protocol.arena import Arena, arena_bytes
+from holdfast.protocol.messages import Commit, Contributor, ContributorRun, FragmentSize
+from holdfast.protocol.sockets import SocketNetwork
 
 ME, OTHER = "a" * 32, "b" * 32
 CONTRIBUTORS = (Contributor(OTHER, 1, 1.0), Contributor(ME, 1, 1.0))
@@ -52,3 +59,35 @@ def test_who_did_not_contribute_keeps_its_residual() -> None:
 def test_a_residual_settled_though_shut_out_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reducer, "is_everywhere", lambda manifest, place: True)
     assert settled(SHUT_OUT_OF_SOME) is True
+
+
+@pytest.mark.real_time
+async def test_the_outer_step_never_holds_up_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken_in: list[int] = []
+    take = reducer.outer_step
+
+    def noted(*values: Any, **options: Any) -> None:
+        taken_in.append(threading.get_ident())
+        take(*values, **options)
+
+    monkeypatch.setattr(reducer, "outer_step", noted)
+    sizes = (FragmentSize(4, 4, 0),)
+    state = SharedState(sizes, Arena(bytearray(arena_bytes(sizes)), sizes), "5" * 32)
+    no_counters = np.empty(0, np.int64)
+    state.load_initial(0, np.zeros(4, np.float32), no_counters)
+    network = SimpleNamespace()
+    network.run_sync = lambda function: SocketNetwork.run_sync(cast("Any", network), function)
+    parts = SimpleNamespace(
+        spec=RunSpec(),
+        network=network,
+        replica=SimpleNamespace(applied=lambda _round, _head: ()),
+        perform=lambda _deeds: None,
+    )
+    mine = Reducer(cast("Any", parts), cast("Any", SimpleNamespace(state=state)))
+    mine._results[1] = ReduceResult(np.ones(4, np.float32), no_counters, bytes(32), 0)
+    await mine.apply(Commit(1, 1, 0, 0, 4, CONTRIBUTORS, bytes(32)))
+    assert state.heads()[0].version == 1
+    assert len(taken_in) == 1
+    assert taken_in[0] != threading.get_ident()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.diloco.fragments import Fragment, Pattern, TensorShape, split
+from holdfast.diloco.fragments import Fragment, Pattern, TensorShape, grouped, split
 
 
 def transformer(layer_count: int) -> list[TensorShape]:
@@ -112,6 +112,59 @@ def test_what_cannot_be_split_says_why(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         split(tensors, count, pattern)
+
+
+# ---------------------------------------------------------------- explicit groups
+
+GPT = [
+    TensorShape("embed.weight", (50, 8), "parameter"),
+    *(
+        TensorShape(f"h.{layer}.{part}", (8, 8), "parameter")
+        for layer in range(12)
+        for part in ("attn.weight", "mlp.weight")
+    ),
+    TensorShape("h.1.mlp.steps", (), "counter"),
+    TensorShape("norm.mean", (8,), "buffer"),
+]
+
+
+def test_groups_say_what_each_fragment_is() -> None:
+    """``h.1.*`` is not ``h.10``; embeddings and the rest may have a fragment of their own."""
+    fragments = grouped(GPT, [["embed*", "norm.*"], ["h.1.*"], ["h.[02-9].*", "h.1[01].*"]])
+    names = [{GPT[index].name for index in fragment.tensors} for fragment in fragments]
+    assert names[:2] == [
+        {"embed.weight", "norm.mean"},
+        {"h.1.attn.weight", "h.1.mlp.weight", "h.1.mlp.steps"},
+    ]
+    assert len(names[2]) == 22
+    assert sorted(i for f in fragments for i in f.tensors) == list(range(len(GPT)))
+    assert [fragment.counter_count for fragment in fragments] == [0, 1, 0]
+    assert (fragments[0].value_count, fragments[0].momentum_count) == (408, 400)
+
+
+def test_one_group_of_everything_is_one_fragment_of_everything() -> None:
+    assert grouped(GPT, [["*"]]) == split(GPT, 1)
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        ([["embed*"], ["h.*"]], "tensor 'norm.mean' is in no group"),
+        (
+            [["*"], ["h.1.*"]],
+            "tensor 'h.1.attn.weight' is in several groups: '[*]' of group 0 and 'h.1.[*]' of",
+        ),
+        (
+            [["*", "head*"]],
+            "'head[*]' of group 0 is the name of no tensor [(]tied tensors have the",
+        ),
+        ([["*"], []], "group 1 is empty"),
+        ([["EMBED*"], ["h.*", "norm*"]], "tensor 'embed.weight' is in no group"),
+    ],
+)
+def test_groups_that_do_not_fit_the_model_say_why(groups: list[list[str]], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        grouped(GPT, groups)
 
 
 names = st.one_of(

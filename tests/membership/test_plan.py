@@ -110,6 +110,21 @@ def test_the_spec_decides_codecs_and_chunk_size() -> None:
     assert (plan.codec_up, plan.codec_down, plan.chunk_elements) == ("int8", "fp32", 16_384)
 
 
+def test_a_fragment_may_have_codecs_of_its_own() -> None:
+    """They are in its plan, in what that should need, and in whether a tree may carry them."""
+    spec = RunSpec.parse(
+        "[diloco]\nfragments = 2\n[reduce]\ncodec_up = ['fp32', 'nf4']\ncodec_down = ['bf16', 'nf4']\n"
+    )
+    size, speed = FragmentSize(2**20, 0, 0), Bandwidth(1e6, 1e6)
+    lines = Lines(dict.fromkeys(PEERS[:2], speed))
+    needed = []
+    for fragment, codecs in enumerate((("fp32", "bf16"), ("nf4", "nf4"))):
+        plan, estimate = make_plan(size, PEERS[:2], PEERS[:2], lines, spec, fragment=fragment)
+        assert (plan.codec_up, plan.codec_down) == codecs
+        needed.append(estimate.predicted_s)
+    assert needed[0] / needed[1] == pytest.approx((4 + 2) / (2 * (1 / 2 + 2 / 64)))
+
+
 def test_a_fast_peer_owns_more() -> None:
     slow, fast = Bandwidth(1e6, 1e6), Bandwidth(3e6, 3e6)
     plan, _ = planned(FragmentSize(2**24, 0, 0), [slow, slow, fast])

@@ -53,6 +53,18 @@ def test_an_empty_file_has_the_defaults() -> None:
     assert (spec.diloco.sync_every, spec.membership.min_members) == (100, 1)
 
 
+def test_groups_are_the_fragments_and_each_may_have_its_codec() -> None:
+    spec = RunSpec.parse(
+        "[diloco]\ngroups = [['embed*'], ['h.0.*', 'h.1.*'], ['h.2.*']]\n"
+        "[reduce]\ncodec_up = ['bf16', 'nf4', 'topk']\ncodec_down = 'int8'\n"
+    )
+    assert spec.diloco.groups == (("embed*",), ("h.0.*", "h.1.*"), ("h.2.*",))
+    assert spec.diloco.fragments == 3
+    codecs = [spec.reduce.codecs(fragment) for fragment in range(3)]
+    assert codecs == [("bf16", "int8"), ("nf4", "int8"), ("topk", "int8")]
+    assert hash(spec) == hash(RunSpec.parse(spec.toml_text))
+
+
 def test_other_timeouts_follow_from_the_deadline() -> None:
     spec = RunSpec.parse("[membership]\ndeadline_s = 10.0\n")
     assert (spec.heartbeat_s, spec.link_deadline_s, spec.settle_s) == (2.0, 5.0, 1.0)
@@ -78,6 +90,18 @@ def test_other_timeouts_follow_from_the_deadline() -> None:
         ("[diloco]\nmerge = 'lerp:x'", 'must be "delta" or'),
         ("[diloco]\nfragments = 200", "must not exceed sync_every"),
         ("[diloco]\noverlap = 100", "less than sync_every"),
+        ("[diloco]\npattern = 'random'", "one of strided, sequential"),
+        ("[diloco]\ngroups = 'h.*'", "groups must be a list of lists of names"),
+        ("[diloco]\ngroups = ['h.*']", "groups must be a list of lists of names"),
+        ("[diloco]\ngroups = [['h.*'], []]", "group 1 of groups must be names"),
+        ("[diloco]\ngroups = [['h.*', 3]]", "group 0 of groups must be names"),
+        ("[diloco]\nfragments = 3\ngroups = [['a'], ['b']]", "leave fragments out"),
+        ("[diloco]\npattern = 'sequential'\ngroups = [['a']]", "leave pattern out"),
+        ("[diloco]\nalgorithm = 'diloco'\ngroups = [['a'], ['b']]", "use streaming"),
+        ("[reduce]\ncodec_up = ['bf16', 'nf4']", "codec_up has 2 codecs for 1 fragments"),
+        ("[diloco]\nfragments = 2\n[reduce]\ncodec_down = []", "codec_down has 0 codecs for 2"),
+        ("[diloco]\nfragments = 2\n[reduce]\ncodec_up = ['bf16', 'int4']", "got 'int4'"),
+        ("[diloco]\nfragments = 2\n[reduce]\ncodec_up = ['bf16', 4]", "got 4"),
         ("[membership]\nquorum = 1.5", "from 0 to 1"),
         ("[membership]\ndeadline_s = 0", "from 0.1"),
         ("[membership]\ncontributors = 2\nmin_members = 3", "no round could ever open"),

@@ -76,13 +76,16 @@ async def test_trainers_are_told_all_that_they_need(
     for each in told:
         assert each.preview == (algorithm == "eager")
         found = (each.overlap_steps, each.outer_lr, each.outer_momentum, each.nesterov)
-        assert found == {
-            "diloco": (0, 0.7, 0.9, True),
-            "streaming": (3, 0.4, 0.9, True),
-            "delayed": (4, 0.7, 0.0, True),
-            "eager": (4, 0.4, 0.9, True),
-            "sparse": (0, 1.0, 0.0, True),
-        }[algorithm]
+        assert (
+            found
+            == {
+                "diloco": (0, 0.7, 0.9, True),
+                "streaming": (3, 0.4, 0.9, True),
+                "delayed": (4, 0.7, 0.0, True),
+                "eager": (4, 0.4, 0.9, True),
+                "sparse": (0, 1.0, 0.0, True),
+            }[algorithm]
+        )
 
 
 async def test_streaming_of_one_fragment_without_overlap_is_diloco_bit_for_bit() -> None:
@@ -94,6 +97,27 @@ async def test_streaming_of_one_fragment_without_overlap_is_diloco_bit_for_bit()
 @pytest.mark.parametrize("reduce", ["error_feedback = false", "codec_up = 'fp32+zstd'"])
 async def test_the_identity_codec_changes_nothing(reduce: str) -> None:
     assert (await trained("")).tobytes() == (await trained("", reduce)).tobytes()
+
+
+async def test_each_fragment_is_its_group_and_has_its_codecs() -> None:
+    """A small value beside a large one is lost in int8, so what is left of it is kept."""
+    groups = 'groups = [["*1.weight", "steps"], ["*0.weight"]]'
+    async with trio.open_nursery() as nursery:
+        toml = SPEC.format(diloco=groups, reduce="codec_up = ['fp32', 'int8']", rounds=4)
+        swarm = Swarm(nursery, toml, layout=small_layout((COUNT, 5)), delta=drawn)
+        await swarm.start_master()
+        for name in "ab":
+            swarm.add_peer(name)
+        await swarm.until(lambda: swarm.committed == 4)
+        await swarm.come_to_rest("ab")
+        swarm.check_final("ab")
+        for name in "ab":
+            service = swarm.peers[name].service
+            sizes = service.keeper.state.sizes
+            assert [size.value_count for size in sizes] == [5, COUNT]
+            assert [size.counter_count for size in sizes] == [1, 0]
+            assert set(service.reducer._residuals) == {1}
+        nursery.cancel_scope.cancel()
 
 
 async def test_sparse_is_the_papers_formula() -> None:
