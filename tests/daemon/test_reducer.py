@@ -13,6 +13,7 @@ from holdfast.checkpoint.state import SharedState
 from holdfast.collectives.allreduce import ReduceResult
 from holdfast.daemon import reducer
 from holdfast.daemon.reducer import Reducer
+from holdfast.diloco.outer import outer_step
 from holdfast.membership.spec import RunSpec
 from holdfast.protocol.arena import Arena, arena_bytes
 from holdfast.protocol.messages import Commit, Contributor, ContributorRun, FragmentSize
@@ -66,11 +67,10 @@ async def test_the_outer_step_never_holds_up_the_event_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     taken_in: list[int] = []
-    take = reducer.outer_step
 
     def noted(*values: Any, **options: Any) -> None:
         taken_in.append(threading.get_ident())
-        take(*values, **options)
+        outer_step(*values, **options)
 
     monkeypatch.setattr(reducer, "outer_step", noted)
     sizes = (FragmentSize(4, 4, 0),)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from attrs import evolve
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 
 from holdfast.collectives.codecs import get_codec
 from holdfast.membership.bandwidth import Bandwidth, Lines, SiteLine
+from holdfast.membership.keeping_up import KeepingUp
 from holdfast.membership.plan import (
     CHUNK_ALIGNMENT,
     PlanEstimate,
@@ -123,6 +126,15 @@ def test_a_fragment_may_have_codecs_of_its_own() -> None:
         assert (plan.codec_up, plan.codec_down) == codecs
         needed.append(estimate.predicted_s)
     assert needed[0] / needed[1] == pytest.approx((4 + 2) / (2 * (1 / 2 + 2 / 64)))
+
+
+def test_what_a_joiner_receives_follows_each_fragments_codec() -> None:
+    spec = RunSpec.parse("[diloco]\nfragments = 2\n[reduce]\ncodec_down = ['fp32', 'nf4']\n")
+    context = SimpleNamespace(
+        spec=spec, history=SimpleNamespace(sizes=[FragmentSize(6_400, 0, 0)] * 2)
+    )
+    keeping_up = KeepingUp(cast("Any", context))
+    assert [keeping_up.result_bytes(fragment) for fragment in (0, 1)] == [25_600, 3_400]
 
 
 def test_a_fast_peer_owns_more() -> None:
