@@ -219,7 +219,7 @@ def as_document(
         return {
             "sync_every": diloco.sync_every,
             "fragments": diloco.fragments,
-            "overlap": diloco.overlap,
+            "overlap": diloco.overlap_steps,
             "codec_up": reduce.codec_up,
             "codec_down": reduce.codec_down,
             "enough": each.enough,

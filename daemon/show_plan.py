@@ -18,7 +18,7 @@ ROWS: tuple[Row, ...] = (
     ("sync_every (H)", lambda spec, _: str(spec.diloco.sync_every)),
     ("fragments (P)", lambda spec, _: str(spec.diloco.fragments)),
     ("overlap (tau)", lambda spec, _: str(spec.diloco.overlap)),
-    ("codec_up, codec_down", lambda spec, _: f"{spec.reduce.codec_up}, {spec.reduce.codec_down}"),
+    ("codec_up, codec_down", lambda spec, _: ", ".join(map(said_codec, codecs_of(spec)))),
     ("trainers are busy", lambda _, found: part(found.utilisation)),
     ("  without overlap", lambda _, found: part(found.blocking_utilisation)),
     ("  data parallel", lambda _, found: part(found.baseline_utilisation)),
@@ -62,6 +62,8 @@ def show_plan(
         console.print("run.toml says that already.")
     else:
         console.print()
+        if given is not None and (keys := left_out(given.spec)):
+            console.print(f"Instead of {keys}:")
         # Not by the console: it takes [diloco] for markup.
         print(toml_of(proposal.spec))  # noqa: T201
 
@@ -69,7 +71,7 @@ def show_plan(
 def reasons(proposal: Proposal, conditions: Conditions, quality: str) -> list[str]:
     """Why these settings; a sentence or two each."""
     spec, found = proposal.spec, proposal.prediction
-    diloco, up = spec.diloco, spec.reduce.codec_up
+    diloco = spec.diloco
     what = "the model" if diloco.fragments == 1 else f"one of {diloco.fragments} fragments"
     lines = [
         f"Every {found.steps_per_round:g} steps ({seconds(found.steps_per_round * conditions.step_s)})"
@@ -89,14 +91,14 @@ def reasons(proposal: Proposal, conditions: Conditions, quality: str) -> list[st
             f"With rounds more often they would not be busy for {BUSY_ENOUGH:.0%}, whatever the "
             f"fragments and the overlap, even with {coarsest}."
         )
-    finer = codecs[: codecs.index((up, spec.reduce.codec_down))]
+    finer = codecs[: codecs.index(spec.reduce.codecs(0))]
     if finer:
         lines.append(f"Nor would {' and '.join(dict.fromkeys(finer[-1]))} do with as many steps.")
     return lines
 
 
 def _waiting(proposal: Proposal, conditions: Conditions) -> str:
-    found, overlap = proposal.prediction, proposal.spec.diloco.overlap
+    found, overlap = proposal.prediction, proposal.spec.diloco.overlap_steps
     if overlap == 0:
         return f"Trainers stand still meanwhile, {part(1 - found.utilisation)} of their time."
     meanwhile = f"Trainers take {overlap} step{'s' if overlap > 1 else ''} meanwhile"
@@ -116,9 +118,28 @@ def _enough(found: Prediction) -> str:
     return f"With these nobody would wait on lines of {rate(found.needed_bits_per_s)}"
 
 
+def codecs_of(spec: RunSpec) -> tuple[str | tuple[str, ...], str | tuple[str, ...]]:
+    return spec.reduce.codec_up, spec.reduce.codec_down
+
+
+def said_codec(codec: str | tuple[str, ...]) -> str:
+    """One, or those of all fragments."""
+    return codec if isinstance(codec, str) else "/".join(dict.fromkeys(codec))
+
+
+def left_out(spec: RunSpec) -> str:
+    """Keys of a run.toml that say what the proposal says otherwise."""
+    diloco = spec.diloco
+    return " and ".join(key for key in ("algorithm", "groups") if getattr(diloco, key))
+
+
 def same(one: RunSpec, other: RunSpec) -> bool:
     """Whether two specs agree in all that is proposed."""
-    return (one.diloco, one.reduce) == (other.diloco, other.reduce)
+    mine, its = (
+        (s.diloco.sync_every, s.diloco.fragments, s.diloco.overlap_steps, *codecs_of(s))
+        for s in (one, other)
+    )
+    return mine == its
 
 
 def toml_of(spec: RunSpec) -> str:

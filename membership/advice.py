@@ -76,6 +76,8 @@ def propose(
 def _gentlest_first(
     spec: RunSpec, quality: str, fragments_max: int, rounds_in_flight: int
 ) -> Iterator[RunSpec]:
+    # What is proposed is said key by key, and fragments are as many as they need to be.
+    plain = evolve(spec.diloco, algorithm="", groups=())
     for steps in STEPS_TRIED:
         even = [p for p in range(1, min(steps, fragments_max) + 1) if steps % p == 0]
         for up, down in QUALITIES[quality]:
@@ -84,7 +86,5 @@ def _gentlest_first(
                 for fragments in even:
                     if overlap > steps // fragments * min(fragments, rounds_in_flight):
                         continue  # the round that is due then waits for one that is in flight
-                    diloco = evolve(
-                        spec.diloco, sync_every=steps, fragments=fragments, overlap=overlap
-                    )
+                    diloco = evolve(plain, sync_every=steps, fragments=fragments, overlap=overlap)
                     yield evolve(spec, diloco=diloco, reduce=reduce)

@@ -222,9 +222,12 @@ def wire_bytes_per_value(codec: str) -> float:
     return WIRE_BYTES_PER_VALUE.get(codec.partition("+")[0], VALUE_BYTES)
 
 
-def chunk_elements_of(size: FragmentSize, owner_count: int, spec: RunSpec) -> int:
+def chunk_elements_of(size: FragmentSize, owner_count: int, chunk_bytes: int) -> int:
     """Into chunks of how many values a fragment is cut for so many contributors."""
-    return _Cut.of(size, owner_count, spec).chunk_elements
+    most = max(CHUNK_ALIGNMENT, chunk_bytes // VALUE_BYTES)
+    wanted = -(-size.value_count // (owner_count * CHUNKS_PER_OWNER))
+    wanted = -(-wanted // CHUNK_ALIGNMENT) * CHUNK_ALIGNMENT
+    return min(most, max(CHUNK_ELEMENTS_MIN, wanted))
 
 
 @frozen
@@ -238,12 +241,9 @@ class _Cut:
 
     @classmethod
     def of(cls, size: FragmentSize, owner_count: int, chunk_bytes: int, up: str, down: str) -> _Cut:
-        most = max(CHUNK_ALIGNMENT, chunk_bytes // VALUE_BYTES)
-        wanted = -(-size.value_count // (owner_count * CHUNKS_PER_OWNER))
-        wanted = -(-wanted // CHUNK_ALIGNMENT) * CHUNK_ALIGNMENT
         return cls(
             size,
-            min(most, max(CHUNK_ELEMENTS_MIN, wanted)),
+            chunk_elements_of(size, owner_count, chunk_bytes),
             wire_bytes_per_value(up),
             wire_bytes_per_value(down),
         )

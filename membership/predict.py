@@ -38,6 +38,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from statistics import fmean
 
 from attrs import evolve, field, frozen
 from attrs.validators import ge, gt
@@ -138,11 +139,14 @@ class RoundCost:
     def of(cls, spec: RunSpec, conditions: Conditions) -> RoundCost:
         fragments, peers, others = spec.diloco.fragments, conditions.peers, conditions.peers - 1
         values = math.ceil(conditions.value_count / fragments)  # as equal as layers allow
-        elements = chunk_elements_of(FragmentSize(values, values, 0), peers, spec)
+        elements = chunk_elements_of(
+            FragmentSize(values, values, 0), peers, spec.reduce.chunk_bytes
+        )
         chunks = math.ceil(values / elements)
+        codecs = [spec.reduce.codecs(fragment) for fragment in range(fragments)]
         up_bytes, down_bytes = (
-            values * wire_bytes_per_value(codec) + FRAME_BYTES * chunks
-            for codec in (spec.reduce.codec_up, spec.reduce.codec_down)
+            values * fmean(map(wire_bytes_per_value, each)) + FRAME_BYTES * chunks
+            for each in zip(*codecs, strict=True)
         )
         out, into = conditions.line.up_bytes_per_s, conditions.line.down_bytes_per_s
 
@@ -197,7 +201,7 @@ class RoundCost:
 
 def predict(spec: RunSpec, conditions: Conditions) -> Prediction:
     """What a spec comes to under these conditions."""
-    cost, overlap = RoundCost.of(spec, conditions), spec.diloco.overlap
+    cost, overlap = RoundCost.of(spec, conditions), spec.diloco.overlap_steps
     stepped_s, wall_s = cost.stepped_s, cost.period_s(overlap)
     line, peers = conditions.line, conditions.peers
     baseline_bytes = 2 * (peers - 1) / peers * BASELINE_BYTES_PER_VALUE * conditions.value_count
@@ -231,7 +235,7 @@ def _needed_bits_per_s(spec: RunSpec, conditions: Conditions) -> float:
     cost = RoundCost.of(spec, evolve(conditions, line=Bandwidth(1.0, 1.0)))
     if not cost.moved_bytes:
         return 0.0
-    hidden_s = min(spec.diloco.overlap * cost.step_s, cost.in_flight * cost.stepped_s)
+    hidden_s = min(spec.diloco.overlap_steps * cost.step_s, cost.in_flight * cost.stepped_s)
     limits = (
         (cost.transfer_s, hidden_s - ROUND_TRIPS * cost.delay_s),
         (cost.transfer_s - cost.ahead_s, hidden_s - (ROUND_TRIPS + 1) * cost.delay_s),

@@ -99,7 +99,7 @@ def test_who_writes_what_is_proposed_is_told_that_it_is_good(tmp_path: Path) -> 
     assert first.exit_code == 0
     run_toml = tmp_path / "run.toml"
     run_toml.write_text(first.stdout[first.stdout.index("[diloco]") :])
-    assert RunSpec.parse(run_toml.read_text()).diloco.overlap > 0
+    assert RunSpec.parse(run_toml.read_text()).diloco.overlap_steps > 0
     again = plan(str(run_toml), *CASE)
     assert "run.toml says that already." in again.stdout
     assert "[diloco]" not in again.stdout
@@ -112,7 +112,7 @@ def test_what_is_proposed_is_what_a_run_takes(quality: str, line: str, latency: 
     told = plan(*CASE[:-1], line, "--latency", latency, "--quality", quality)
     assert told.exit_code == 0
     diloco = RunSpec.parse(told.stdout[told.stdout.index("[diloco]") :]).diloco
-    assert diloco.overlap < diloco.sync_every
+    assert diloco.overlap_steps < diloco.sync_every
     assert diloco.fragments <= diloco.sync_every
 
 

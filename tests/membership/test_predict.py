@@ -136,7 +136,7 @@ def test_on_the_needed_line_nobody_waits_and_on_a_slower_one_they_do(
         steps * fragments, fragments, max(0, min(overlap, steps * in_flight, steps * fragments - 1))
     )
     # Where delays take just as long as the overlap, rounding decides whether any line will do.
-    assume(all(abs(spec.diloco.overlap * HOME.step_s - n * delay_s) > 1e-3 for n in (5, 6)))
+    assume(all(abs(spec.diloco.overlap_steps * HOME.step_s - n * delay_s) > 1e-3 for n in (5, 6)))
     conditions = evolve(HOME, value_count=values, delay_s=delay_s, rounds_in_flight=in_flight)
     needed = predict(spec, conditions).needed_bits_per_s
     if math.isinf(needed):
@@ -161,7 +161,7 @@ def test_a_fast_network_needs_no_compromise() -> None:
     found = propose(RunSpec(), evolve(HOME, line=Bandwidth(1e12, 1e12), delay_s=0.0), "frugal")
     diloco = found.spec.diloco
     assert found.enough
-    assert (diloco.sync_every, diloco.overlap, diloco.fragments) == (STEPS_TRIED[0], 0, 1)
+    assert (diloco.sync_every, diloco.overlap_steps, diloco.fragments) == (STEPS_TRIED[0], 0, 1)
     assert found.spec.reduce.codec_up == found.spec.reduce.codec_down == "fp32"
 
 
@@ -211,7 +211,7 @@ def test_several_rounds_in_flight_allow_what_one_does_not() -> None:
     assert several.enough
     assert several.spec.diloco.sync_every < one.spec.diloco.sync_every
     diloco = several.spec.diloco
-    assert diloco.overlap * diloco.fragments > diloco.sync_every
+    assert diloco.overlap_steps * diloco.fragments > diloco.sync_every
 
 
 def test_no_more_fragments_are_proposed_than_the_owner_wants_and_the_rest_is_kept() -> None:
