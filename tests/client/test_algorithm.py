@@ -317,7 +317,7 @@ def test_an_overlap_of_a_whole_phase_brings_each_result_one_phase_late() -> None
         daemon.load(hold_step=phase)
         for number, result in ((1, 100.0), (2, 200.0)):
             at_step = number * phase
-            daemon.open_round(number, at_step=at_step, hold_step=at_step + phase)
+            daemon.open_round(number, at_step=at_step, hold_step=at_step + phase + 1)
             posted = daemon.hear(Posted)
             assert (posted.step, posted.tokens) == (at_step, phase * 10)
             assert daemon.posted.values(0).tolist() == [-1.0]  # this phase's steps and no others
