@@ -24,6 +24,7 @@ import math
 import os
 import time
 import zlib
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self, SupportsFloat, cast
 
@@ -494,10 +495,17 @@ def attach(
             "this process has no holdfast daemon: "
             "start the script with `holdfast join INVITE -- python train.py`"
         )
+    return attach_over(lambda: Connection.open(path), model, optimizer)
+
+
+def attach_over(
+    connect: Callable[[], Connection], model: nn.Module, optimizer: torch.optim.Optimizer | None
+) -> Run:
+    """As ``attach``, over whatever leads to the daemon; raises what it raises."""
     tensors = find_shared(model)
     if optimizer is not None:
         check_optimizer(model, optimizer)
-    run = Run(Connection.open(path), tensors, optimizer)
+    run = Run(connect(), tensors, optimizer)
     try:
         run._attach()
     except BaseException:

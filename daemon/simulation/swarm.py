@@ -232,7 +232,7 @@ class Swarm:
 
     def _machine(self, name: str, peer: str, lives: int, site: str, disk: Path | None) -> SimPeer:
         network = self.world.host(name, peer, Party.PEER)
-        trainer = SimTrainer(peer, self.layout, self.witness, step_s=self.step_s, delta=self.delta)
+        trainer = self.make_trainer(name, peer, lives)
         config = PeerConfig(
             me=peer,
             name=name,
@@ -250,6 +250,10 @@ class Swarm:
         if disk is not None:
             service.keeper.restore(disk)
         return SimPeer(name, peer, network, trainer, service, lives=lives)
+
+    def make_trainer(self, _name: str, peer: str, _lives: int) -> SimTrainer:
+        """What trains on this machine, in this life of it."""
+        return SimTrainer(peer, self.layout, self.witness, step_s=self.step_s, delta=self.delta)
 
     async def _run_peer(self, sim: SimPeer) -> None:
         with sim.scope:
