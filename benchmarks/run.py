@@ -21,6 +21,7 @@ from attrs import frozen
 from benchmarks import chaos, deaths, hot_swap, join, master_kills, scale, sections, wan_lab
 from benchmarks.commands import BenchError
 from benchmarks.lanes import lanes, why_no_lanes
+from benchmarks.learning import learning, why_no_learning
 from benchmarks.namespaces import LabError
 from benchmarks.progress import say
 from benchmarks.report import RESULTS, RESULTS_MD, Record, new_record, render
@@ -60,6 +61,7 @@ SECTIONS = (
     Section("memory", "what a round needs", _anywhere, sections.memory),
     Section("caps", "limits that a volunteer sets", _anywhere, sections.caps),
     Section("lanes", "how many connections a link opens", why_no_lanes, lanes),
+    Section("learning", "what is learned, arm by arm", why_no_learning, learning),
     Section("chaos", "faults at random instants", _anywhere, chaos.chaos),
     Section(
         "master-kills", "a master that dies again and again", _anywhere, master_kills.master_kills

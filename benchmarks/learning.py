@@ -1,0 +1,444 @@
+"""What DiLoCo's variants learn, arm by arm, compared with data parallel on the same tokens.
+
+    python -m benchmarks.learning                                     all arms, three seeds each
+    python -m benchmarks.learning --arms dp,diloco2 --seeds 1 --json learning.json
+    python -m benchmarks.learning --arms diloco4@sync_every=10        an arm with other settings
+
+Each replica trains the byte-level GPT of ``examples/train.py`` on the standard library's sources:
+AdamW, 500 steps of 12 windows of 64 bytes, a warm-up and a cosine. Each arm with each seed is a
+process of its own (``learning_run``) and leaves a file in ``build/learning``; what is there from the
+same commit is not measured again. An arm's baseline is measured with it.
+
+The JSON has per arm, as means over seeds: ``loss`` (validation loss of the shared parameters),
+``tokens`` and ``socket_bytes`` of all replicas together, ``ratio_to_baseline`` (the loss divided by
+the baseline's over the same seeds; null for a baseline whose own is not measured), and what these were made of.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import attrs
+from attrs import asdict, frozen
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for when this file itself is run
+from benchmarks.commands import ROOT, BenchError
+from benchmarks.lab_run import stop_on_signals
+from benchmarks.learning_arms import (
+    DEFAULT,
+    EVALUATION_BATCH,
+    FRAGMENTS,
+    SYNC_EVERY,
+    VALIDATION_WINDOWS,
+    Arm,
+    Outcome,
+    Recipe,
+    arm_of,
+    with_baselines,
+)
+from benchmarks.progress import say
+from benchmarks.report import RESULTS, Table, commit
+from benchmarks.sections import Measured
+
+SEEDS = 3
+KEPT = ROOT / "build" / "learning"
+PLOT = RESULTS / "learning.png"
+POLL_S = 0.2
+
+
+@frozen
+class Job:
+    """An arm with a seed, and where its outcome is kept."""
+
+    arm: Arm
+    recipe: Recipe
+    validation_windows: int
+    folder: Path
+
+    @property
+    def path(self) -> Path:
+        return self.folder / f"{self.arm.name}-{self.recipe.seed}.json"
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """What an outcome depends on, but for the code."""
+        what = {
+            "arm": asdict(self.arm),
+            "recipe": asdict(self.recipe),
+            "validation_windows": self.validation_windows,
+            "torch": version("torch"),
+        }
+        return dict(json.loads(json.dumps(what)))
+
+    def kept(self) -> tuple[Outcome, str] | None:
+        """What was found before, and the commit that did; None: nothing was."""
+        try:
+            content = json.loads(self.path.read_text())
+        except FileNotFoundError:
+            return None
+        if content["key"] != self.key:
+            return None
+        return Outcome(**content["outcome"]), content["commit"]
+
+    def measure(self) -> None:
+        from benchmarks.learning_run import run_arm  # imports torch
+
+        outcome = run_arm(self.arm, self.recipe, validation_windows=self.validation_windows)
+        content = {"commit": commit(), "key": self.key, "outcome": asdict(outcome)}
+        self.folder.mkdir(parents=True, exist_ok=True)
+        scratch = self.path.with_suffix(".new")
+        scratch.write_text(json.dumps(content, indent=1) + "\n")
+        scratch.replace(self.path)
+
+
+# ---------------------------------------------------------------- all of them
+
+
+def measure_all(jobs: Sequence[Job], parallel: int, *, reuse: bool) -> list[Outcome]:
+    """Outcomes of all jobs, in their order.
+
+    Raises:
+      BenchError: some failed; the others were finished and are kept.
+    """
+    head = commit()
+    # Changes that are not committed have no name: what was found with some is not found again.
+    good = {head} if not head.endswith("+") else set()
+    waiting = []
+    for job in jobs:
+        kept = job.kept()
+        if kept is None or not (reuse or kept[1] in good):
+            waiting.append(job)
+    if known := len(jobs) - len(waiting):
+        say(f"{known} of {len(jobs)} were measured before")
+    waiting.sort(key=lambda job: -job.arm.peers)  # the long ones first
+    failed = _run(waiting, parallel)
+    if failed:
+        raise BenchError(f"failed: {', '.join(failed)}; their words are above")
+    found = [job.kept() for job in jobs]
+    return [each[0] for each in found if each is not None]
+
+
+def _run(jobs: Sequence[Job], parallel: int) -> list[str]:
+    """Each in a process of its own; the names of those that failed."""
+    waiting, running, failed = list(jobs), dict[subprocess.Popen[bytes], Job](), list[str]()
+    try:
+        while waiting or running:
+            while waiting and len(running) < parallel:
+                job = waiting.pop(0)
+                running[_start(job)] = job
+            time.sleep(POLL_S)
+            for process in [process for process in running if process.poll() is not None]:
+                job = running.pop(process)
+                left = len(waiting) + len(running)
+                if process.returncode:
+                    failed.append(job.path.stem)
+                say(f"{_told(job, process.returncode)}; {left} of {len(jobs)} left")
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    return failed
+
+
+def _start(job: Job) -> subprocess.Popen[bytes]:
+    recipe = job.recipe
+    return subprocess.Popen(
+        [
+            *(sys.executable, "-m", "benchmarks.learning", "--one", job.arm.name),
+            *("--seed", str(recipe.seed), "--steps", str(recipe.steps)),
+            *("--batch", str(recipe.batch), "--keep", str(job.folder.resolve())),
+            *("--validation-windows", str(job.validation_windows)),
+        ],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        start_new_session=True,  # Ctrl+C is for the one that started it
+    )
+
+
+def _told(job: Job, status: int) -> str:
+    kept = None if status else job.kept()
+    if kept is None:
+        return f"{job.arm.name}, seed {job.recipe.seed}: FAILED with status {status}"
+    outcome = kept[0]
+    return (
+        f"{job.arm.name}, seed {job.recipe.seed}: loss {outcome.loss:.4f}, {outcome.seconds:.0f} s"
+    )
+
+
+def summary(outcomes: Sequence[Outcome]) -> dict[str, dict[str, Any]]:
+    """Figures by arm: means over seeds, and each seed's."""
+    by_arm: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        by_arm.setdefault(outcome.arm, []).append(outcome)
+    losses = {name: statistics.fmean(o.loss for o in some) for name, some in by_arm.items()}
+    figures = {}
+    for name, some in by_arm.items():
+        arm = arm_of(name)
+        baseline = losses.get(arm.baseline)  # of a baseline, only if it is measured as well
+        speeds = [outcome.speed for outcome in some if outcome.speed is not None]
+        figures[name] = {
+            "loss": losses[name],
+            "tokens": statistics.fmean(outcome.tokens for outcome in some),
+            "socket_bytes": statistics.fmean(outcome.socket_bytes for outcome in some),
+            "ratio_to_baseline": None if baseline is None else losses[name] / baseline,
+            "ratio_error": _ratio_error(some, by_arm.get(arm.baseline, [])),
+            "baseline": arm.baseline,
+            "losses": [outcome.loss for outcome in some],
+            "round_bytes": statistics.fmean(outcome.round_bytes for outcome in some),
+            "speed": statistics.fmean(speeds) if speeds else None,
+            "seconds": sum(outcome.seconds for outcome in some),
+            "open_question": arm.open_question,
+            "outcomes": [asdict(outcome) for outcome in some],
+        }
+        figures[name]["meets"] = meets(arm, figures[name])
+    return figures
+
+
+def _ratio_error(some: Sequence[Outcome], baselines: Sequence[Outcome]) -> float | None:
+    """Standard error of the ratio from which bytes were held out, which all arms have in common.
+
+    Not from the seeds, of which there are few: their losses are told one by one.
+    """
+    if not baselines or len(some[0].losses) < 2:
+        return None
+    of_arm = [statistics.fmean(part) for part in zip(*(o.losses for o in some), strict=True)]
+    of_base = [statistics.fmean(part) for part in zip(*(o.losses for o in baselines), strict=True)]
+    differences = [one - other for one, other in zip(of_arm, of_base, strict=True)]
+    error = statistics.stdev(differences) / math.sqrt(len(differences))
+    return error / statistics.fmean(of_base)
+
+
+def meets(arm: Arm, figures: dict[str, Any]) -> bool | None:
+    """Whether the arm does what is asked of it; None: nothing is."""
+    ratio, speed = figures["ratio_to_baseline"], figures["speed"]
+    answers = []
+    if ratio is not None and arm.ratio_max is not None:
+        answers.append(ratio <= arm.ratio_max)
+    if ratio is not None and arm.ratio_min is not None:
+        answers.append(ratio >= arm.ratio_min)
+    if arm.speed_min is not None:
+        answers.append(speed >= arm.speed_min)
+    return all(answers) if answers else None
+
+
+# ---------------------------------------------------------------- as a section of RESULTS.md
+
+
+def why_no_learning() -> str:
+    return "" if find_spec("matplotlib") else "matplotlib is not installed (`make install` does it)"
+
+
+def learning() -> Measured:
+    jobs = jobs_of(DEFAULT, SEEDS, Recipe(), VALIDATION_WINDOWS, KEPT)
+    figures = summary(measure_all(jobs, os.cpu_count() or 1, reuse=False))
+    plot(figures, PLOT)
+    return [table(figures)], figures
+
+
+def jobs_of(
+    names: Sequence[str], seeds: int, recipe: Recipe, validation_windows: int, folder: Path
+) -> list[Job]:
+    """Each arm, and each arm's baseline, with each seed."""
+    return [
+        Job(arm_of(name), attrs.evolve(recipe, seed=seed), validation_windows, folder)
+        for name in with_baselines(list(names))
+        for seed in range(seeds)
+    ]
+
+
+def table(figures: dict[str, dict[str, Any]]) -> Table:
+    rows = []
+    for name, row in figures.items():
+        arm = arm_of(name)
+        mark = " \\*" if arm.open_question else ""
+        low, high = min(row["losses"]), max(row["losses"])
+        rows.append(
+            [
+                f"`{name}`: {arm.what}{mark}",
+                f"{row['loss']:.4f}",
+                f"{low:.4f} to {high:.4f}",
+                "" if arm.baseline == name else _against(row),
+                "" if arm.baseline == name else f"`{arm.baseline}`",
+                _asked(arm),
+                {True: "yes", False: "NO", None: ""}[row["meets"]],
+                f"{row['tokens'] / 1e3:.0f}",
+                "" if row["speed"] is None else f"{row['speed']:.1%}",
+                f"{row['round_bytes'] / 1e6:.3f}",
+                f"{row['seconds'] / len(row['losses']):.0f}",
+            ]
+        )
+    header = ["arm", "loss", "over seeds", "against", "of", "asked", "met", "thousand tokens"]
+    header += ["speed", "MB a round", "s to measure"]
+    opened = [
+        f"\\* `{name}` leaves open: {arm_of(name).open_question}."
+        for name in figures
+        if arm_of(name).open_question
+    ]
+    seeds = len(next(iter(figures.values()))["losses"])
+    return Table(
+        f"Validation loss of the shared parameters, nats per byte, mean of {seeds} seeds",
+        ["python -m benchmarks.learning"],
+        header,
+        rows,
+        [
+            "A byte-level GPT (0.8 million parameters) on the standard library's sources, split by "
+            f"file; every replica takes 500 steps of 12 windows of 64 bytes, H = {SYNC_EVERY}, where "
+            f"there are fragments P = {FRAGMENTS}, outer rate and momentum 0.7 unless said. "
+            f"Validated on {VALIDATION_WINDOWS} windows of held-out files, the same ones for all; "
+            "what comes after ± is the standard error of a comparison on other bytes like these, not "
+            "on other seeds.",
+            "Production master, peers and hook, torch in every trainer; the network is the one in "
+            "memory, time is virtual. Every peer's copy was compared byte by byte at the end, and "
+            "its roots at every version. `dp` is plain torch in one process.",
+            "*MB a round*: handed to all streams between all hosts, from the first commit to the "
+            "last; for `dp`, computed, not counted: a ring all-reduce of bf16 gradients, a step. "
+            "*Speed*: tokens per virtual second, as a share of what the peers did alone; what is "
+            "waited for in rounds without overlap is in it.",
+            *opened,
+            f"![Validation loss over steps](results/{PLOT.name})",
+        ],
+    )
+
+
+def _against(row: dict[str, Any]) -> str:
+    error = row["ratio_error"]
+    return f"{row['ratio_to_baseline'] - 1:+.2%}" + ("" if error is None else f" ± {error:.2%}")
+
+
+def _asked(arm: Arm) -> str:
+    asked = []
+    if arm.ratio_max is not None:
+        asked.append(f"≤ {arm.ratio_max - 1:+.1%}")
+    if arm.ratio_min is not None:
+        asked.append(f"≥ {arm.ratio_min - 1:+.1%}")
+    if arm.speed_min is not None:
+        asked.append(f"speed ≥ {arm.speed_min:.0%}")
+    return ", ".join(asked)
+
+
+def plot(figures: dict[str, dict[str, Any]], path: Path) -> None:
+    """Curves of the mean over seeds, and each seed's last loss, as a PNG."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # takes a second to import
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 5), layout="constrained")
+    FigureCanvasAgg(figure)
+    curves, ends = figure.subplots(1, 2, width_ratios=(3, 2))
+    names = list(figures)
+    for number, name in enumerate(names):
+        outcomes = figures[name]["outcomes"]
+        steps = [step for step, _ in outcomes[0]["curve"]]
+        means = [
+            statistics.fmean(each["curve"][at][1] for each in outcomes) for at in range(len(steps))
+        ]
+        style = "--" if name.startswith("dp") else "-"
+        color = f"C{number % 10}"
+        curves.plot(steps[1:], means[1:], style, color=color, label=name, marker=".")
+        ends.plot(figures[name]["losses"], [name] * len(outcomes), "o", color=color)
+        ends.plot([figures[name]["loss"]], [name], "|", color=color, markersize=16)
+    curves.set(xlabel="inner steps of a replica", ylabel="validation loss, nats per byte")
+    curves.grid(alpha=0.3)
+    curves.legend(fontsize="small", ncols=2)
+    ends.set(xlabel="at the end, by seed; the bar is the mean")
+    ends.invert_yaxis()
+    ends.grid(alpha=0.3)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Without the program's version in it, the same figures make the same file.
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+
+
+# ---------------------------------------------------------------- the command
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="learning", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("--arms", metavar="NAME[,...]", help=f"of {', '.join(DEFAULT)}")
+    parser.add_argument("--seeds", type=int, default=SEEDS, metavar="N", help="of each arm")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the curves there (PNG)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="at a time")
+    parser.add_argument("--reuse", action="store_true", help="also what other commits found")
+    parser.add_argument("--keep", type=Path, default=KEPT, help="folder for finished runs")
+    parser.add_argument("--steps", type=int, default=Recipe().steps, help="of each replica")
+    parser.add_argument("--batch", type=int, default=Recipe().batch, help="windows of a step")
+    parser.add_argument("--validation-windows", type=int, default=VALIDATION_WINDOWS)
+    parser.add_argument("--one", metavar="NAME", help=argparse.SUPPRESS)
+    parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    stop_on_signals()
+    recipe = Recipe(options.steps, options.batch, options.seed)
+    try:
+        if options.one:
+            job = Job(arm_of(options.one), recipe, options.validation_windows, options.keep)
+            job.measure()
+            return 0
+        names = _names(options.arms) if options.arms else DEFAULT
+        jobs = jobs_of(names, options.seeds, recipe, options.validation_windows, options.keep)
+        if options.validation_windows % EVALUATION_BATCH:
+            raise BenchError(f"--validation-windows must be a multiple of {EVALUATION_BATCH}")
+        for job in jobs:
+            check_steps(job)
+        figures = summary(measure_all(jobs, options.jobs, reuse=options.reuse))
+        if options.json:
+            content = {"commit": commit(), "seeds": options.seeds, "arms": figures}
+            options.json.write_text(json.dumps(content, indent=1) + "\n")
+        if options.plot:
+            plot(figures, options.plot)
+        _print(figures)
+    except BenchError as error:
+        print(f"learning: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("learning: stopped; finished runs are kept", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _names(text: str) -> list[str]:
+    """Names of arms; a comma also separates the settings of one: ``a,b@x=1,y=2,c``."""
+    names: list[str] = []
+    for part in text.split(","):
+        if "=" in part and "@" not in part and names:
+            names[-1] += f",{part}"
+        else:
+            names.append(part)
+    return names
+
+
+def check_steps(job: Job) -> None:
+    """Raises BenchError for steps in which not every fragment gets its round."""
+    arm, steps = job.arm, job.recipe.steps - job.arm.warm_steps
+    every = int(arm.settings.get("sync_every", 1))
+    if steps < every or steps % every:
+        raise BenchError(f"{arm.name}: {steps} steps are no whole number of rounds of {every}")
+
+
+def _print(figures: dict[str, dict[str, Any]]) -> None:
+    for name, row in figures.items():
+        arm = arm_of(name)
+        told = f"{name:16} loss {row['loss']:.4f}"
+        if row["ratio_to_baseline"] is not None:
+            told += f"  {_against(row)} of {arm.baseline}"
+        if row["meets"] is not None:
+            told += f"  {'meets' if row['meets'] else 'MISSES'} {_asked(arm)}"
+        if arm.speed_min is not None:
+            told += f"  speed {row['speed']:.1%}"
+        print(told + (f"  [open: {arm.open_question}]" if arm.open_question else ""))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

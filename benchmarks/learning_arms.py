@@ -1,0 +1,304 @@
+"""The arms of ``learning``: what each run is, and what it is compared with.
+
+A name may change some of its arm's settings: ``diloco4@sync_every=10,warm_steps=100``. Keys are those
+of ``[diloco]``, ``[reduce]`` and ``[membership]`` in ``run.toml``, which no two tables share, and of
+``Arm`` ``inner`` and ``warm_steps``. A baseline has the same inner optimizer.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import attrs
+import numpy as np
+from attrs import evolve, field, frozen
+from attrs.validators import ge, in_, instance_of
+
+from benchmarks.commands import BenchError
+from holdfast.membership.spec import DilocoTable, MembershipTable, ReduceTable, RunSpec
+from holdfast.protocol.errors import UserError
+
+SYNC_EVERY = 20  # H
+FRAGMENTS = 5  # P, where there are several: four layers, and the embeddings
+OUTER = {"outer_lr": 0.7, "outer_momentum": 0.7}  # what runs of tens of rounds want
+
+RATE_MAX, RATE_MIN = 1e-3, 1e-4  # of the inner optimizer
+VALIDATION_WINDOWS = 4_096  # 262,144 bytes
+EVALUATION_BATCH = 64  # windows at once
+
+STEP_S = 0.1  # an inner step, in virtual time
+NEAR_S = 0.01  # between two hosts
+# An overlap of tau is tau steps only if the round takes longer: else its result is merged as soon as
+# it is there. A round takes six trips from host to host one after the other, so this is enough.
+TRIPS = 5
+
+_TABLES = {
+    key.name: table
+    for table, kind in (
+        ("diloco", DilocoTable),
+        ("reduce", ReduceTable),
+        ("membership", MembershipTable),
+    )
+    for key in attrs.fields(kind)
+}
+
+INNER = ("adamw", "muon")
+
+
+@frozen(eq=False)  # a key of caches by itself: its settings have no hash
+class Arm:
+    """A run.
+
+    Attributes:
+      what: it is, in a few words.
+      peers: that contribute at a time.
+      baseline: the arm that its loss is compared with.
+      settings: of ``run.toml``, by key.
+      kill_rounds: after so many rounds one peer dies and another one comes; 0: nobody does.
+      inner: optimizer, ``adamw`` or ``muon``.
+      warm_steps: of all steps, the first ones, trained as data parallel.
+      slowness: how many times longer the last peer's steps take.
+      ratio_max: the loss may be so many times the baseline's; None: nothing is asked.
+      ratio_min: it must be so many times the baseline's: the baseline is the better one.
+      speed_min: the share of what all peers do alone, in tokens per second.
+      open_question: what this arm leaves out of what its name promises.
+    """
+
+    name: str
+    what: str
+    peers: int
+    baseline: str
+    settings: dict[str, Any] = field(factory=dict)
+    kill_rounds: int = 0
+    inner: str = field(default="adamw", validator=in_(INNER))
+    warm_steps: int = field(default=0, validator=[instance_of(int), ge(0)])
+    slowness: float = 1.0
+    ratio_max: float | None = None
+    ratio_min: float | None = None
+    speed_min: float | None = None
+    open_question: str = ""
+
+    @property
+    def distributed(self) -> bool:
+        """Whether there are peers at all, or one process that adds up all gradients."""
+        return not self.name.startswith("dp")
+
+    @property
+    def fragments(self) -> int:
+        return int(self.settings.get("fragments", 1))
+
+    @property
+    def delay_s(self) -> float:
+        """Between two hosts; see ``TRIPS``."""
+        if self.slowness != 1.0:
+            return NEAR_S  # speed is the question, not what an overlap does to the loss
+        return max(NEAR_S, int(self.settings.get("overlap", 0)) * STEP_S / TRIPS)
+
+    def rounds(self, steps: int) -> int:
+        """Rounds in so many steps: each fragment once per ``sync_every``, after the warm ones."""
+        return (steps - self.warm_steps) * self.fragments // int(self.settings["sync_every"])
+
+    def toml(self, steps: int) -> str:
+        """The run's ``run.toml``."""
+        tables: dict[str, list[str]] = {
+            "run": [f'name = "{self.name[:64]}"', f"rounds = {self.rounds(steps)}"],
+            "diloco": [],
+            "reduce": [],
+            "membership": [f"contributors = {self.peers}"],
+        }
+        for key, value in self.settings.items():
+            tables[_TABLES[key]].append(f"{key} = {json.dumps(value)}")
+        return "\n".join(f"[{name}]\n" + "\n".join(lines) for name, lines in tables.items())
+
+
+@frozen
+class Recipe:
+    """What each replica does, whatever the arm.
+
+    Attributes:
+      batch: windows of a step.
+      seed: of the first weights, and of what is drawn.
+    """
+
+    steps: int = 500
+    batch: int = 12
+    seed: int = 0
+
+    @property
+    def warm_up_steps(self) -> int:
+        return self.steps // 10
+
+    def rate(self, step: int) -> float:
+        """Warm-up, then a cosine down to ``RATE_MIN`` at the last step."""
+        if step < self.warm_up_steps:
+            return RATE_MAX * (step + 1) / self.warm_up_steps
+        share = min(1.0, (step - self.warm_up_steps) / (self.steps - self.warm_up_steps))
+        return RATE_MIN + 0.5 * (RATE_MAX - RATE_MIN) * (1 + math.cos(math.pi * share))
+
+    def chance(self, replica: int) -> np.random.Generator:
+        """What a replica draws its windows by; the same ones in every arm."""
+        return np.random.default_rng((self.seed, replica))
+
+
+@frozen
+class Outcome:
+    """What became of an arm with one seed.
+
+    Attributes:
+      loss: on the held-out bytes, in nats per byte.
+      losses: of parts of these bytes; ``loss`` is their mean.
+      curve: (step, loss on fewer windows).
+      tokens: trained by all replicas together.
+      socket_bytes: handed to all streams between all hosts; of a dp arm, which has none, what a ring
+        all-reduce of bf16 gradients at every step would send.
+      round_bytes: of these, what a round took, from the first to the last; of a step for dp.
+      speed: tokens per second as a share of what all replicas did if each was alone; None for dp.
+      digest: of the final parameters.
+      seconds: it took to find out.
+    """
+
+    arm: str
+    seed: int
+    loss: float
+    losses: list[float]
+    curve: list[tuple[int, float]]
+    tokens: int
+    socket_bytes: int
+    round_bytes: float
+    speed: float | None
+    digest: str
+    seconds: float
+    notes: dict[str, Any] = field(factory=dict)
+
+
+def _arm(name: str, what: str, peers: int, baseline: str, **settings: Any) -> Arm:
+    extra = {key: settings.pop(key) for key in _EXTRA if key in settings}
+    # Everybody is waited for, unless an arm says otherwise: what is compared is the learning.
+    common = {"sync_every": SYNC_EVERY, "min_members": peers, "grace_s": 60.0, **OUTER}
+    return Arm(name, what, peers, baseline, {**common, **settings}, **extra)
+
+
+_EXTRA = ("kill_rounds", "slowness", "ratio_max", "ratio_min", "speed_min", "open_question")
+_STREAMING = {"fragments": FRAGMENTS, "overlap": 2}
+_NF4 = {"codec_up": "nf4", "codec_down": "nf4", "error_feedback": True}
+_LATE = {"fragments": FRAGMENTS, "overlap": 4}
+
+ARMS = (
+    Arm("dp", "data parallel, 2 replicas", 2, "dp"),
+    _arm("diloco2", "DiLoCo, 2 peers", 2, "dp", ratio_max=1.015),
+    _arm("diloco4", "DiLoCo, 4 peers", 4, "dp4", ratio_max=1.06),
+    _arm("streaming2", "streaming, overlap 2", 2, "diloco2", **_STREAMING, ratio_max=1.005),
+    _arm(
+        "streaming2-nf4",
+        "streaming, overlap 2, NF4 both ways",
+        2,
+        "streaming2",
+        **_STREAMING,
+        **_NF4,
+        ratio_max=1.005,
+    ),
+    _arm(
+        "sparse2",
+        "the 64th part of the values, no outer momentum",
+        2,
+        "diloco2",
+        codec_up="topk",
+        codec_down="topk",
+        error_feedback=True,
+        outer_lr=1.0,
+        outer_momentum=0.0,
+        ratio_max=1.015,
+        open_question="values of 2 bits, and SparseLoCo's own sum of what was sent",
+    ),
+    _arm("delta4", "overlap 4, merge delta", 2, "streaming2", **_LATE),
+    _arm(
+        "lerp4",
+        "overlap 4, merge lerp 0.5",
+        2,
+        "delta4",
+        **_LATE,
+        merge="lerp:0.5",
+        ratio_min=1.005,
+    ),
+    _arm(
+        "churn4",
+        "4 peers, one killed every five rounds",
+        4,
+        "diloco4",
+        kill_rounds=5,
+        min_members=3,
+        grace_s=2.0,
+        ratio_max=1.01,
+    ),
+    _arm(
+        "unequal2",
+        "2 peers, one ten times slower",
+        2,
+        "diloco2",
+        slowness=10.0,
+        overlap=SYNC_EVERY - 1,
+        grace_s=1.5,
+        speed_min=0.95,
+        open_question="the elastic pace: in a round of two, both are waited for",
+    ),
+    # What others are compared with.
+    Arm("dp4", "data parallel, 4 replicas", 4, "dp4"),
+    _arm(
+        "lerp4-0", "overlap 4, merge lerp 0", 2, "delta4", **_LATE, merge="lerp:0", ratio_min=1.005
+    ),
+)
+BY_NAME = {arm.name: arm for arm in ARMS}
+
+
+def arm_of(name: str) -> Arm:
+    """The arm of this name, with the settings that the name changes.
+
+    Raises:
+      BenchError: there is no such arm, or it cannot have these settings.
+    """
+    base, _, changes = name.partition("@")
+    if base not in BY_NAME:
+        raise BenchError(f"no arm {base!r}; there are {', '.join(BY_NAME)}")
+    arm = BY_NAME[base]
+    if not changes:
+        return arm
+    changed = evolve(arm, name=name, what=f"{arm.what}; {changes}")
+    for change in changes.split(","):
+        key, _, text = change.partition("=")
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = text
+        try:
+            changed = _changed(changed, key, value)
+        except (TypeError, ValueError) as error:
+            raise BenchError(f"arm {base}, {key}: {error.args[0]}") from error
+    if arm.distributed:
+        try:
+            RunSpec.parse(changed.toml(steps=100_000))
+        except (UserError, TypeError, ValueError) as error:
+            raise BenchError(f"arm {base}: {error}") from error
+    return changed
+
+
+def _changed(arm: Arm, key: str, value: Any) -> Arm:
+    if key == "inner":
+        own = arm.baseline == arm.name.partition("@")[0]
+        return evolve(
+            arm, inner=value, baseline=arm.name if own else f"{arm.baseline}@inner={value}"
+        )
+    if arm.distributed and key == "warm_steps":
+        return evolve(arm, warm_steps=value)
+    if arm.distributed and key in _TABLES:
+        return evolve(arm, settings={**arm.settings, key: value})
+    raise ValueError("no setting that a name could change")
+
+
+DEFAULT = [arm.name for arm in ARMS]
+
+
+def with_baselines(names: list[str]) -> list[str]:
+    """These and what they are compared with, each once, baselines first."""
+    return list(dict.fromkeys(each for name in names for each in (arm_of(name).baseline, name)))

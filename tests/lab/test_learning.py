@@ -1,0 +1,190 @@
+"""The learning benchmark: arms by name, a tiny arm lived through for real, what is said of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def told(code: str) -> Any:
+    """What a few lines print as JSON; ``benchmarks`` is a package of the repository's root only."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"import json\n{code}"],
+        cwd=ROOT,
+        env=ONE_THREAD,
+        capture_output=True,
+        text=True,
+        timeout=140,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+TINY = """
+from attrs import asdict, evolve
+from benchmarks import learning_run
+from benchmarks.learning_arms import Recipe, arm_of
+learning_run.REPLACED_AFTER_S = 0.5
+arm = evolve(arm_of("churn4@sync_every=8,fragments=2,overlap=1"), kill_rounds=4)
+outcome = learning_run.run_arm(arm, Recipe(steps=32, batch=1), validation_windows=64)
+print(json.dumps(asdict(outcome)))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(150)
+def test_four_real_models_learn_together_and_agree_though_one_is_killed() -> None:
+    """``run_arm`` itself compares copies, roots and the trainers' weights, and fails on a difference."""
+    found = told(TINY)
+
+    first, last = found["curve"][0], found["curve"][-1]
+    assert first[0] == 0
+    assert last == [32, found["loss"]]
+    assert first[1] > 5.0, "nothing is known at first: 256 bytes, about ln 256"
+    assert last[1] < first[1] - 1.0
+    notes = found["notes"]
+    assert notes["rounds"] == 8
+    assert notes["killed"] == 1
+    assert notes["peers"] == 5, "another one trains in its place"
+    assert 3 * 8 <= notes["contributions"] < 4 * 8
+    assert 0.5 < found["speed"] < 1.0
+    assert found["tokens"] > 0.7 * 4 * 32 * 64
+    assert 0 < found["round_bytes"] < found["socket_bytes"]
+
+
+TURNS = """
+import math, time
+from benchmarks.learning_trainer import Ended, Turns
+heard, order = [], []
+def script(wait):
+    order.append("script")
+    wait(0.5)
+    order.append("script")
+    wait(math.inf)
+    raise ValueError("as scripts do")
+def endless(wait):
+    try:
+        while True:
+            wait(1.0)
+    except BaseException as error:
+        heard.append(type(error).__name__)
+        raise
+turns = Turns(script)
+order.append("before")
+waits = [turns.go_on()]
+order.append("between")
+waits.append(turns.go_on())
+try:
+    turns.go_on()
+except ValueError as error:
+    heard.append(str(error))
+turns.end()
+killed = Turns(endless)
+killed.go_on()
+killed.end()
+unbegun = Turns(endless)
+unbegun.end()
+print(json.dumps({"order": order, "waits": waits, "heard": heard}))
+"""
+
+
+def test_a_script_runs_in_its_turns_only_and_ends_with_its_machine() -> None:
+    found = told(TURNS)
+
+    assert found["order"] == ["before", "script", "between", "script"]
+    assert found["waits"] == [0.5, float("inf")]
+    assert found["heard"] == ["as scripts do", "Ended"]
+
+
+ARMS = """
+from benchmarks.commands import BenchError
+from benchmarks.learning import Outcome, _names, jobs_of, summary
+from benchmarks.learning_arms import DEFAULT, Recipe, arm_of, with_baselines
+from holdfast.membership.spec import RunSpec
+specs = [RunSpec.parse(arm_of(n).toml(500)) for n in DEFAULT if arm_of(n).distributed]
+changed = RunSpec.parse(arm_of("diloco4@sync_every=10,merge=lerp:0.5").toml(500))
+refused = []
+for name in ("diloco3", "diloco4@speed=3", "diloco4@merge=lerp:7", "dp@sync_every=3",
+             "diloco4@inner=sgd"):
+    try:
+        arm_of(name)
+    except BenchError as error:
+        refused.append(str(error))
+def outcome(arm, seed, loss, speed=1.0):
+    return Outcome(arm, seed, loss, [loss - 0.5, loss + 0.5], [(0, 5.0), (500, loss)], 10, 20, 3.0, speed, "", 1.0)
+figures = summary([
+    outcome("dp", 0, 2.0), outcome("dp", 1, 2.2), outcome("diloco2", 0, 2.1),
+    outcome("diloco2", 1, 2.12), outcome("unequal2", 0, 2.0, 0.5), outcome("unequal2", 1, 2.0, 0.9),
+    outcome("sparse2", 0, 2.2), outcome("sparse2", 1, 2.2), outcome("lerp4", 0, 2.5)])
+print(json.dumps({
+    "rounds": [spec.run.rounds for spec in specs], "names": DEFAULT, "refused": refused,
+    "changed": [changed.diloco.sync_every, changed.diloco.merge, changed.run.rounds],
+    "baseline": arm_of("diloco4@inner=muon,warm_steps=100").baseline,
+    "warm": arm_of("diloco4@inner=muon,warm_steps=100").rounds(500),
+    "split": _names("a,b@x=1,y=2,c"), "baselines": with_baselines(["dp", "delta4", "diloco2"]),
+    "seeds": [j.recipe.seed for j in jobs_of(["diloco2"], 2, Recipe(), 64, __import__("pathlib").Path("."))],
+    "ratio": figures["diloco2"]["ratio_to_baseline"], "error": figures["diloco2"]["ratio_error"],
+    "alone": figures["lerp4"]["ratio_to_baseline"],
+    "meets": {name: row["meets"] for name, row in figures.items()}}))
+"""
+
+
+def test_arms_are_runs_that_the_spec_allows_and_are_judged_by_what_is_asked() -> None:
+    found = told(ARMS)
+
+    assert found["names"][:10] == [
+        *("dp", "diloco2", "diloco4", "streaming2", "streaming2-nf4", "sparse2", "delta4", "lerp4"),
+        *("churn4", "unequal2"),
+    ]
+    assert set(found["rounds"]) == {25, 125}
+    assert found["changed"] == [10, "lerp:0.5", 50]
+    assert [text.split(":")[0].split(";")[0] for text in found["refused"]] == [
+        "no arm 'diloco3'",
+        "arm diloco4, speed",
+        "arm diloco4",
+        "arm dp, sync_every",
+        "arm diloco4, inner",
+    ]
+    assert found["baseline"] == "dp4@inner=muon"
+    assert found["warm"] == 20
+    assert found["split"] == ["a", "b@x=1,y=2", "c"]
+    assert found["baselines"] == ["dp", "streaming2", "delta4", "diloco2"]
+    assert found["seeds"] == [0, 1, 0, 1], "the baseline's, too"
+    assert found["ratio"] == pytest.approx(2.11 / 2.1)
+    assert found["error"] == pytest.approx(0.0), "both find the same bytes easy"
+    assert found["alone"] is None
+    assert found["meets"] == {
+        "dp": None,
+        "diloco2": True,
+        "unequal2": False,
+        "sparse2": False,
+        "lerp4": None,
+    }
+
+
+def test_a_wish_that_cannot_be_met_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    for arguments, words in (
+        (["--arms", "dillo"], "no arm 'dillo'; there are dp, diloco2"),
+        (["--arms", "diloco2", "--steps", "30"], "30 steps are no whole number of rounds of 20"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "benchmarks.learning", "--keep", str(tmp_path), *arguments],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=50,
+            check=False,
+        )
+        assert done.returncode == 1
+        assert words in done.stderr
+        assert "Traceback" not in done.stderr
