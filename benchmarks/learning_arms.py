@@ -175,8 +175,9 @@ class Outcome:
 
 def _arm(name: str, what: str, peers: int, baseline: str, **settings: Any) -> Arm:
     extra = {key: settings.pop(key) for key in _EXTRA if key in settings}
-    # Everybody is waited for, unless an arm says otherwise: what is compared is the learning.
-    common = {"sync_every": SYNC_EVERY, "min_members": peers, "grace_s": 60.0, **OUTER}
+    # Everybody trains all steps of a round, unless an arm says otherwise: what is compared is the
+    # learning.
+    common = {"sync_every": SYNC_EVERY, "min_members": peers, "pace": "lockstep", **OUTER}
     return Arm(name, what, peers, baseline, {**common, **settings}, **extra)
 
 
@@ -229,19 +230,18 @@ ARMS = (
         "diloco4",
         kill_rounds=5,
         min_members=3,
-        grace_s=2.0,
+        pace="elastic",
         ratio_max=1.01,
     ),
     _arm(
         "unequal2",
-        "2 peers, one ten times slower",
+        "2 peers, one ten times slower, elastic",
         2,
         "diloco2",
         slowness=10.0,
-        overlap=SYNC_EVERY - 1,
-        grace_s=1.5,
+        overlap=2,
+        pace="elastic",
         speed_min=0.95,
-        open_question="the elastic pace: in a round of two, both are waited for",
     ),
     # What others are compared with.
     Arm("dp4", "data parallel, 4 replicas", 4, "dp4"),
