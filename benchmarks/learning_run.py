@@ -167,7 +167,7 @@ class LearningSwarm(Swarm):
         """
         model = GPT()
         tensors = find_shared(model)
-        fragments = fragments_of(self.layout, self.spec.diloco.fragments)
+        fragments = fragments_of(self.layout, self.spec.diloco)
         for number, fragment in enumerate(fragments):
             copies = [self.peers[name].service.keeper.state.values(number) for name in names]
             for name, copy in zip(names, copies, strict=True):

@@ -9,6 +9,8 @@ what contradicts it; everybody else sees the settings that come of it, and does 
                 asynchronous DiLoCo of PCCL's documentation, with the rate of its example
     eager       as delayed, but each peer goes on from its guess of the result: what was shared plus
                 the outer step of its own update alone (arXiv 2502.12996)
+    allreduce   what each step changed is averaged, so with a plain SGD inside, gradients are: data
+                parallel training. An inner optimizer with moments keeps its own
     sparse      the largest values with 2 bits each, and a decaying residual in place of outer
                 momentum: SparseLoCo (arXiv 2508.15706)
 """
@@ -99,6 +101,16 @@ ALGORITHMS: Final[Mapping[str, Algorithm]] = {
         },
         fills_phase=True,
         preview=True,
+    ),
+    "allreduce": Algorithm(
+        {
+            "diloco.sync_every": Fixed(1, "allreduce averages every step; use diloco"),
+            "diloco.fragments": Fixed(1, "allreduce averages the whole model; use streaming"),
+            "diloco.overlap": Fixed(0, "allreduce has no step to overlap; use streaming"),
+            "diloco.outer_lr": Fixed(1.0, "allreduce takes the mean as it is; use diloco"),
+            "diloco.outer_momentum": Fixed(0.0, "allreduce takes the mean as it is; use diloco"),
+            "diloco.pace": Fixed("lockstep", "allreduce is a step of everybody; use diloco"),
+        },
     ),
     "sparse": Algorithm(
         {

@@ -38,12 +38,15 @@ def outer(of: RunSpec) -> tuple[int, int, float, float, bool, str]:
         ("delayed", (1, 60, 0.7, 0.0, True, "delta")),
         ("eager", (1, 60, 0.4, 0.9, True, "delta")),
         ("sparse", (1, 0, 1.0, 0.0, True, "delta")),
+        ("allreduce", (1, 0, 1.0, 0.0, True, "delta")),
     ],
 )
 def test_what_an_algorithm_is_when_nothing_else_is_said(
     algorithm: str, expected: tuple[Any, ...]
 ) -> None:
-    assert outer(spec(algorithm, "sync_every = 60")) == expected
+    found = spec(algorithm, "" if algorithm == "allreduce" else "sync_every = 60")
+    assert outer(found) == expected
+    assert found.diloco.sync_every == (1 if algorithm == "allreduce" else 60)
 
 
 def test_every_algorithm_is_valid_as_it_is_and_with_a_single_step() -> None:
@@ -94,7 +97,8 @@ def test_what_is_presumed_may_be_changed_and_what_is_fixed_repeated() -> None:
         ("", "overlap = 100", "", "must be less than sync_every"),
         ("", "overlap = 'always'", "", 'must be "auto" or a whole number'),
         ("", "overlap = true", "", "must be a whole number, got True"),
-        ("", "algorithm = 'allreduce'", "", "one of diloco, streaming, delayed, eager, sparse;"),
+        ("", "algorithm = 'adamw'", "", "streaming, delayed, eager, allreduce, sparse;"),
+        ("allreduce", "sync_every = 2", "", "allreduce averages every step; use diloco"),
         ("", "algorithm = 3", "", "one of diloco, streaming"),
         ("delayed", "sync_every = 'often'", "", "sync_every must be a whole number, got 'often'"),
     ],

@@ -37,6 +37,7 @@ rounds = {rounds}
 sync_every = {sync_every}
 outer_lr = {outer_lr}
 outer_momentum = {outer_momentum}
+pace = "{pace}"
 [membership]
 contributors = {contributors}
 min_members = {min_members}
@@ -57,6 +58,7 @@ def spec(
     codec: str = "fp32",
     outer_lr: float = 0.7,
     outer_momentum: float = 0.9,
+    pace: str = "elastic",
 ) -> str:
     return SPEC.format(
         rounds=rounds,
@@ -66,6 +68,7 @@ def spec(
         codec=codec,
         outer_lr=outer_lr,
         outer_momentum=outer_momentum,
+        pace=pace,
     )
 
 

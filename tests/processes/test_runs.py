@@ -124,7 +124,7 @@ def load(model: nn.Module, values: Tensors) -> None:
 
 @pytest.mark.timeout(120)
 def test_a_run_of_two_is_the_textbook_diloco_bit_by_bit(fleet: Fleet) -> None:
-    fleet.start_master(spec(rounds=6, sync_every=5, outer_lr=0.7, outer_momentum=0.9))
+    fleet.start_master(spec(rounds=6, sync_every=5, pace="lockstep"))
     join_all(fleet, "ab")
     final = run_to_the_end(fleet, "ab")
     assert same_bits([*final, textbook(rounds=6, sync_every=5, lr=0.7, mu=0.9)])
@@ -132,9 +132,10 @@ def test_a_run_of_two_is_the_textbook_diloco_bit_by_bit(fleet: Fleet) -> None:
 
 @pytest.mark.timeout(120)
 def test_with_one_step_a_round_it_is_data_parallel_training(fleet: Fleet) -> None:
-    """Inner SGD, H = 1, outer rate 1, no momentum: averaged gradients at every step."""
+    """Inner SGD: averaged gradients at every step."""
     steps, rate = 12, 0.1
-    fleet.start_master(spec(rounds=steps, sync_every=1, outer_lr=1.0, outer_momentum=0.0))
+    allreduce = '[diloco]\nalgorithm = "allreduce"\n'
+    fleet.start_master(f"[run]\nrounds = {steps}\n{allreduce}[membership]\nmin_members = 2\n")
     join_all(fleet, "ab", "--optimizer", "sgd", "--rate", str(rate))
     final = run_to_the_end(fleet, "ab")
     assert same_bits(final)

@@ -59,7 +59,7 @@ async def trained(diloco: str, reduce: str = "", rounds: int = ROUNDS) -> Values
     return found
 
 
-@pytest.mark.parametrize("algorithm", list(ALGORITHMS))
+@pytest.mark.parametrize("algorithm", sorted(ALGORITHMS.keys() - {"allreduce"}))  # H is 4 here
 async def test_trainers_are_told_all_that_they_need(
     algorithm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
