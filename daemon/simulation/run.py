@@ -137,6 +137,7 @@ class _History:
                 seed=scenario.seed,
                 layout=small_layout(scenario.tensors, scenario.counters),
                 step_s=scenario.step_s,
+                slowness={scenario.names[0]: scenario.slowness},
                 delay_s=scenario.delay_s,
                 jitter_s=scenario.jitter_s,
                 bytes_per_s=scenario.bytes_per_s,

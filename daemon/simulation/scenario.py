@@ -107,6 +107,8 @@ class Scenario:
       peers: that begin, without the spare.
       places: for contributors; 0: everybody is one.
       tensors: elements of each.
+      overlap: steps that trainers take while a round runs.
+      slowness: so many times longer are the first peer's steps.
       telling: every mean tells who is in it.
       linger_s: between the faults and the peace.
       aimed: enough survive whatever happens: a round must be committed before the peace, too.
@@ -118,6 +120,8 @@ class Scenario:
     places: int = 0
     min_members: int = 1
     fragments: int = 1
+    overlap: int = 0
+    slowness: float = 1.0
     codec: str = "fp32"
     chunk_bytes: int = 4096
     lanes: int = 1
@@ -155,6 +159,7 @@ class Scenario:
         return TOML.format(
             deadline_s=DEADLINE_S,
             fragments=self.fragments,
+            overlap=self.overlap,
             places=self.places,
             min_members=self.min_members,
             codec=self.codec,
@@ -174,6 +179,7 @@ name = "simulated"
 [diloco]
 sync_every = 2
 fragments = {fragments}
+overlap = {overlap}
 [membership]
 contributors = {places}
 min_members = {min_members}
@@ -308,7 +314,12 @@ def _mixed(rng: Random, peers: int) -> Scenario:
         after_s = rng.uniform(0, plain.reduction_s) if instant is not Instant.TIME else 0.0
         fault = Fault(Kind.CRASH, who, at_s=at_s, instant=instant, after_s=min(after_s, 1.0))
         faults.append(_anything(rng, fault, other))
-    return evolve(plain, faults=tuple(faults), linger_s=_linger_s(rng))
+    linger_s = _linger_s(rng)
+    # With fragments and an overlap several rounds are in flight. A slow peer is hurried, or late.
+    overlap, slowness = rng.choice([0, 0, 1]), rng.choice([1.0, 1.0, 1.0, 5.0])
+    return evolve(
+        plain, faults=tuple(faults), linger_s=linger_s, overlap=overlap, slowness=slowness
+    )
 
 
 def _enough(tensors: tuple[int, ...], fragments: int) -> tuple[int, ...]:

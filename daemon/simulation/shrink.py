@@ -74,6 +74,8 @@ def _plainer_ones(scenario: Scenario) -> Iterator[Scenario]:
     for plain_run in (
         evolve(scenario, spare=False),
         evolve(scenario, fragments=1),
+        evolve(scenario, overlap=0),
+        evolve(scenario, slowness=1.0),
         evolve(scenario, jitter_s=0.0),
         evolve(scenario, apply_s=0.0),
         evolve(scenario, codec="fp32"),

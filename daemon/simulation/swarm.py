@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import random
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -58,6 +58,7 @@ class Swarm:
     Args:
       spec_toml: the run's ``run.toml``.
       seed: of everything random.
+      slowness: by peer's name, how many times longer its steps are.
       strict: look after every decision of the master whether all is as it should be. Not for tests
         in which somebody lies.
     """
@@ -70,6 +71,7 @@ class Swarm:
         seed: int = 0,
         layout: Layout | None = None,
         step_s: float = 0.05,
+        slowness: Mapping[str, float] | None = None,
         delay_s: float = 0.01,
         jitter_s: float = 0.0,
         delta: Delta | None = None,
@@ -93,6 +95,7 @@ class Swarm:
         self.store.append(RunCreated(RUN_ID, spec_toml))
         self.layout = layout or small_layout()
         self.step_s = step_s
+        self.slowness = slowness or {}
         self.apply_s = apply_s
         self.delta = delta
         self.peers: dict[str, SimPeer] = {}
@@ -251,9 +254,10 @@ class Swarm:
             service.keeper.restore(disk)
         return SimPeer(name, peer, network, trainer, service, lives=lives)
 
-    def make_trainer(self, _name: str, peer: str, _lives: int) -> SimTrainer:
+    def make_trainer(self, name: str, peer: str, _lives: int) -> SimTrainer:
         """What trains on this machine, in this life of it."""
-        return SimTrainer(peer, self.layout, self.witness, step_s=self.step_s, delta=self.delta)
+        step_s = self.step_s * self.slowness.get(name, 1.0)
+        return SimTrainer(peer, self.layout, self.witness, step_s=step_s, delta=self.delta)
 
     async def _run_peer(self, sim: SimPeer) -> None:
         with sim.scope:
