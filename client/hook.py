@@ -65,6 +65,7 @@ from .connection import Connection
 from .errors import AttachRefused, DaemonGone, NoDaemonError
 from .last_words import LastWords
 from .opened import OpenedRound, must_wait, next_due_step
+from .pace import Pace
 from .ramp import Ramp
 from .tensors import SharedTensor, check_optimizer, find_shared, layout_of
 
@@ -105,6 +106,7 @@ class Run:
         # Until something is posted, if it came without a state: what it gathers is from warm-up.
         self._idle_optimizer = optimizer if optimizer is not None and not optimizer.state else None
         self._ramp = Ramp()
+        self._pace = Pace()
         self._arenas: Arenas | None = None
         self._loaded = False
         self._rounds: dict[int, OpenedRound] = {}  # by fragment
@@ -214,6 +216,7 @@ class Run:
                 self._handle(self._connection.receive())
             self._due_step = self._next_due_step()
         self._left_at_s = time.monotonic()
+        self._pace.measure(self._step, self.waited_s)
 
     def _open_arenas(self, message: ArenaOpened) -> None:
         descriptors = self._connection.take_descriptors()
@@ -280,6 +283,7 @@ class Run:
                 self._require_arenas().mirrors[fragment].post()
                 opened.posted_tokens, opened.posted_step = self._tokens, self._step
                 self._idle_optimizer = None
+                self._pace.measure(self._step, self.waited_s)
                 self._tell_posted()
                 return True
         return False
@@ -293,7 +297,10 @@ class Run:
             opened.told = True
             tokens = opened.posted_tokens - self._tokens_from[fragment]
             step = opened.posted_step
-            self._send(Posted(opened.number, fragment, mirror.version, tokens, step))
+            posted = Posted(
+                opened.number, fragment, mirror.version, tokens, step, self._pace.step_s
+            )
+            self._send(posted)
             return True
         return False
 
@@ -440,6 +447,7 @@ class Run:
 
     def _set_step(self, step: int) -> None:
         self._ramp.jumped(step - self._step)
+        self._pace.jumped(step - self._step)
         self._step = step
         self._slots[STEP_SLOT] = step
 

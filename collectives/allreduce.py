@@ -479,7 +479,7 @@ class Reduction:
         try:
             link = await self._hub.link(send.peer, self._link_wait_s)
             self._links = {**self._links, send.peer: link}
-            await link.send_from(send.source, self._rank(send.peer))
+            await link.send_from(send.source, self._rank(send.peer), age=self._order.round)
         except PeerLostError as error:
             if send.contribution:
                 self._lose(error)

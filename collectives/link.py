@@ -196,8 +196,8 @@ class Link:
         rank = Rank.COPY if header.kind is FrameKind.BLOCK else Rank.ROUND
         await self.send_from(OneFrame(header, payload), rank)
 
-    async def send_from(self, source: FrameSource, rank: Rank = Rank.ROUND) -> None:
-        """Send all frames of a source, over whichever lane is idle, in turn with others of its rank.
+    async def send_from(self, source: FrameSource, rank: Rank = Rank.ROUND, age: int = 0) -> None:
+        """Send all frames of a source, over whichever lane is idle, in turn with others of its rank and age.
 
         Returns when the network took the last one; see ``outlet.Load`` for how long frames must
         stay what they are.
@@ -207,7 +207,7 @@ class Link:
 
         Cancellation: safe; frames that are on their way are finished, no others are taken.
         """
-        if not await self._outlet.drain(source, rank):
+        if not await self._outlet.drain(source, rank, age):
             raise PeerLostError(self.peer, self.reason)
 
     def wake(self) -> None:

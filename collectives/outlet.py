@@ -1,8 +1,9 @@
 """What waits to be sent over a link: sources of frames, served in turn by whichever lane is idle.
 
 A *source* makes a frame when a lane asks for one, so nothing is queued, encoded or woken up before
-it can be sent; sources of one rank take turns frame by frame, so rounds that run at once share the
-link. Those of a lower rank are asked when no other has a frame, and only as far as the node's
+it can be sent. Of sources of one rank those of the oldest round go first: were rounds that run at once
+to share the line, the older one would be late and the newer one no earlier. Sources of one round take
+turns frame by frame. Those of a lower rank are asked when no other has a frame, and only as far as the node's
 ``Courtesy`` lets them: all its links share one line.
 
 Lanes are tasks of the event loop, or threads. Sources are asked, and the table of them is changed,
@@ -16,6 +17,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import Protocol
 
 import trio
@@ -62,12 +64,16 @@ class OneFrame:
         return self._frame is None
 
 
+_AGE = attrgetter("age")
+
+
 @define(eq=False)
 class _Feed:
     """A source that is being sent, and how far that is."""
 
     source: FrameSource
     rank: Rank
+    age: int  # the lower, the older
     in_flight: int = 0
     sent: bool = False
     ended: trio.Event = field(factory=trio.Event)
@@ -103,8 +109,8 @@ class Outlet:
         self._lot = trio.lowlevel.ParkingLot()
         self._closed = False
 
-    async def drain(self, source: FrameSource, rank: Rank = Rank.ROUND) -> bool:
-        """Send all of a source; False if the outlet was closed before.
+    async def drain(self, source: FrameSource, rank: Rank = Rank.ROUND, age: int = 0) -> bool:
+        """Send all of a source, after older ones; False if the outlet was closed before.
 
         Cancellation: safe; no further frame is taken, those on their way are finished.
         """
@@ -114,7 +120,7 @@ class Outlet:
         if source.exhausted():
             await trio.lowlevel.checkpoint()
             return True
-        feed = _Feed(source, rank)
+        feed = _Feed(source, rank, age)
         with self._changed:
             self._feeds[rank].append(feed)
             self._open.add(feed)
@@ -194,9 +200,9 @@ class Outlet:
             self._wait_s = self._courtesy.may_go(rank, now_s, self.wake) or math.inf
             if self._wait_s < math.inf:
                 return None  # nor any of a lower rank
-            for _ in range(len(feeds)):
-                feed = feeds.popleft()
+            for feed in sorted(feeds, key=_AGE):  # stable: those of one age in the order of turns
                 frame = feed.source.next_frame()
+                feeds.remove(feed)
                 if not feed.source.exhausted():
                     feeds.append(feed)
                 if frame is not None:

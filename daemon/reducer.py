@@ -89,8 +89,9 @@ class Reducer:
             return
         if reduction.encoded_input is not None:
             self._inputs[order.round] = reduction.encoded_input
+        if not self._running.keys() - self._results.keys():
+            parts.hub.take_measurements()  # of before, when no round had the lines
         running = self._running[order.round] = _Running(reduction)
-        parts.hub.take_measurements()  # of before
         parts.start(self._serve, order, running)
 
     async def _serve(self, order: Reduce, running: _Running) -> None:

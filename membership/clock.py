@@ -5,12 +5,15 @@
 
 Nobody waits for a slower peer's steps. Who is late is *hurried*: told to contribute, at its next
 boundary, what it has trained by then. For peers about as fast as the fastest that is soon enough
-when the first one has come. Who needs much longer for a step than the run does (a *lead*, from being
-hurried to being ready) is hurried so much earlier; when the round will be is known from the rounds
-before, which come at a steady pace. A guess that is wrong costs little: who posts early has its other
-tokens in the next round, who posts late is excluded, and has all of them there.
+when the first one has come. Who needs much longer for a step than the run does is hurried earlier by
+its *lead*, a step's time or what it needed from being hurried to being ready, if that was longer;
+when the round will be is known from the rounds before, which come at a steady pace. A guess that is
+wrong costs little: who posts early has its other tokens in the next round, who posts late is excluded,
+and has all of them there.
 
-Clocks are the master's own, and so is all that is measured here: nobody can report a pace.
+All clocks are the master's own. Only how long its steps are a trainer says itself: a distant peer that
+needs long from being hurried to being ready must not be taken for a slow one, or it would contribute
+less and less. Who says something wrong contributes less, or is late.
 """
 
 from __future__ import annotations
@@ -41,7 +44,9 @@ class RoundClock:
         self.ledger = ledger
         self._reached: tuple[int, float] | None = None  # the last round's step, and when it was
         self._paces_s: deque[float] = deque(maxlen=PACES_KEPT)  # seconds per step of the run
-        self._leads_s: dict[str, deque[float]] = {}  # by peer; attached members only
+        # By peer, attached members only.
+        self._steps_s: dict[str, float] = {}
+        self._leads_s: dict[str, deque[float]] = {}
 
     # ------------------------------------------------------------ facts
 
@@ -53,8 +58,14 @@ class RoundClock:
             self._paces_s.append((now_s - at_s) / (round_.at_step - step))
         self._reached = (round_.at_step, now_s)
 
-    def answered(self, round_: Round, peer: str) -> None:
-        """A contributor is ready; if it was hurried, so long after that."""
+    def answered(self, round_: Round, peer: str, step_s: float) -> None:
+        """A contributor is ready; if it was hurried, so long after that.
+
+        Args:
+          step_s: of its trainer, as it says; 0: it does not know.
+        """
+        if step_s > 0.0:
+            self._steps_s[peer] = min(step_s, LEAD_S_MAX)
         if peer in round_.hurried:
             self._lead(peer, self.context.now_s - round_.hurried[peer])
 
@@ -62,10 +73,11 @@ class RoundClock:
         """A contributor was hurried, and the round went on without it."""
         if peer in round_.hurried:
             waited_s = self.context.now_s - round_.hurried[peer]
-            self._lead(peer, max(MISSED_FACTOR * waited_s, self.lead_s(peer)))
+            self._lead(peer, MISSED_FACTOR * waited_s)
 
     def removed(self, peer: str) -> None:
         self._leads_s.pop(peer, None)
+        self._steps_s.pop(peer, None)
 
     def _lead(self, peer: str, lead_s: float) -> None:
         leads_s = self._leads_s.setdefault(peer, deque(maxlen=LEADS_KEPT))
@@ -79,8 +91,11 @@ class RoundClock:
         return min(self._paces_s, default=0.0)
 
     def lead_s(self, peer: str) -> float:
-        """How long before a round this contributor is to be hurried; 0: not known."""
-        return max(self._leads_s.get(peer, ()), default=0.0)
+        """How long before a round this contributor is to be hurried; 0: it need not be."""
+        step_s = self._steps_s.get(peer, 0.0)
+        if step_s <= LEAD_STEPS_MIN * self.step_s:
+            return 0.0
+        return LEAD_MARGIN * max(step_s, *self._leads_s.get(peer, ()), 0.0)
 
     def due_s(self, round_: Round) -> float:
         """When the fastest will come to the round's step; infinite: not known."""
@@ -101,9 +116,9 @@ class RoundClock:
             return {}
         fastest = min(expected, key=self.lead_s)  # is never hurried ahead: somebody must come
         return {
-            peer: max(round_.opened_s, due_s - LEAD_MARGIN * self.lead_s(peer))
+            peer: max(round_.opened_s, due_s - lead_s)
             for peer in late
-            if peer != fastest and self.lead_s(peer) > LEAD_STEPS_MIN * self.step_s
+            if peer != fastest and (lead_s := self.lead_s(peer))
         }
 
     def limit_s(self, round_: Round) -> float:

@@ -71,7 +71,7 @@ class Conductor:
         head = FragmentHead(round_.fragment, round_.version, message.state_root)
         self.syncing.report(member, head)
         round_.declined.pop(member.peer, None)
-        self.clock.answered(round_, member.peer)
+        self.clock.answered(round_, member.peer, message.step_s)
         if message.weight == 0:
             round_.declined[member.peer] = "it has trained nothing since its last sync"
             return

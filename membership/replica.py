@@ -538,7 +538,7 @@ class Replica:
         if norm is None:
             return [TellMaster(NotReady(here.round, refusal))]
         here.posted = message
-        ready = Ready(here.round, message.tokens, norm, held.root, message.step)
+        ready = Ready(here.round, message.tokens, norm, held.root, message.step, message.step_s)
         return [TellMaster(ready)]
 
     def reduction_done(

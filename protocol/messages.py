@@ -441,6 +441,7 @@ class Ready(Message):
     norm: float = field(validator=_finite)  # L2, of the float32 values
     state_root: bytes = field(validator=_digest)  # of the fragment before the round
     step: int = field(validator=_count)
+    step_s: float = field(default=0.0, validator=_finite)  # of its trainer; 0: not known
 
 
 @frozen
@@ -904,6 +905,7 @@ class Posted(Message):
     version: int = field(validator=_count)  # the version its local weights are based on
     tokens: int = field(validator=_count)
     step: int = field(validator=_count)
+    step_s: float = field(default=0.0, validator=_finite)  # a step's, of late, without any waiting
 
 
 @frozen

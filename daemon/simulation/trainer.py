@@ -225,7 +225,14 @@ class SimTrainer:
             del self._open[opened.round]
             tokens = self._tokens - self._tokens_base
             self._events.trainer_said(
-                Posted(opened.round, opened.fragment, opened.version, tokens, self._step)
+                Posted(
+                    opened.round,
+                    opened.fragment,
+                    opened.version,
+                    tokens,
+                    self._step,
+                    self.step_s,
+                )
             )
 
     def _awaits(self, fragment: int) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import weakref
+from functools import partial
 
 import numpy as np
 import pytest
@@ -70,6 +71,19 @@ async def test_sources_take_turns_and_one_that_has_nothing_ready_holds_up_nobody
         outlet.wake()
         assert await take(outlet, 3) == [(2, 1), (2, 2), (2, 3)]
     assert drained == [True, True]
+
+
+async def test_the_oldest_rounds_sources_go_first() -> None:
+    outlet = Outlet()
+    younger, older, mate = Source(1, 2, 2), Source(2, 3, 2), Source(3, 2, 2)
+    async with trio.open_nursery() as nursery:
+        for source, age in ((younger, 8), (older, 7), (mate, 7)):
+            nursery.start_soon(partial(outlet.drain, source, age=age))
+            await trio.testing.wait_all_tasks_blocked()
+        # The third frame of the older one is not ready yet, and nobody waits for it.
+        assert await take(outlet, 5) == [(2, 0), (3, 0), (2, 1), (3, 1), (1, 0)]
+        older.ready = 3
+        assert await take(outlet, 2) == [(2, 2), (1, 1)]
 
 
 async def test_a_frame_that_comes_back_goes_first_and_counts_once() -> None:

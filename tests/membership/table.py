@@ -229,13 +229,18 @@ class Table:
         return number
 
     def ready(
-        self, peer: str, weight: int = 10, norm: float = 1.0, step: int | None = None
+        self,
+        peer: str,
+        weight: int = 10,
+        norm: float = 1.0,
+        step: int | None = None,
+        step_s: float = 0.0,
     ) -> None:
-        """It has posted at this step; by default at the round's."""
+        """It has posted at this step; by default at the round's. Its steps take ``step_s``."""
         round_ = self.master.conductor.rounds[self.open_round()]
         root = root_of(round_.fragment, round_.version)
         at_step = round_.at_step if step is None else step
-        self.say(peer, Ready(round_.number, weight, norm, root, at_step))
+        self.say(peer, Ready(round_.number, weight, norm, root, at_step, step_s))
 
     def reduce(self, *peers: str) -> Reduce:
         """These are ready; returns the order that they get."""

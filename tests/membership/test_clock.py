@@ -36,11 +36,11 @@ def one_round(
         table.wait(STEP_S / 4, *everybody)
         if table.now_s == due_s:
             for peer in (fast, *others):
-                table.ready(peer)
+                table.ready(peer, step_s=STEP_S)
         if hurried_s is None and is_hurried(table, slow):
             hurried_s = table.now_s
         if hurried_s is not None and ready_s is None and table.now_s >= hurried_s + slow_step_s:
-            table.ready(slow, step=3)
+            table.ready(slow, step=3, step_s=slow_step_s)
             ready_s = table.now_s
     order = table.hear(fast, Reduce)
     table.forget()  # the next round may hurry the slow one as soon as it opens
@@ -106,13 +106,37 @@ def test_a_peer_about_as_fast_as_the_first_comes_to_the_step_by_itself() -> None
     assert is_hurried(table, B)
 
 
-def test_somebody_always_comes_to_the_step() -> None:
+def test_a_distant_peer_is_not_taken_for_a_slow_one() -> None:
+    """It needs long from being hurried to being ready, but no longer than anybody for a step."""
     table = table_of()
     table.start(A, B)
-    for fast, slow in ((A, B), (B, A)) * 3:
-        one_round(table, fast, slow, 5.0)
-    leads = {peer: table.master.conductor.clock.lead_s(peer) for peer in (A, B)}
-    assert min(leads.values()) > 2 * STEP_S
+    for _ in range(4):
+        table.wait(H * STEP_S, A, B)
+        table.ready(A, step_s=STEP_S)
+        table.wait(5.0, A, B)
+        assert is_hurried(table, B)
+        table.ready(B, step_s=STEP_S)
+        order = table.hear(A, Reduce)
+        table.forget()
+        table.reduced(order, A, B)
+        table.applied(order, A, B)
+    table.wait(H * STEP_S, A, B)
+    assert not is_hurried(table, B)
+
+
+def test_somebody_always_comes_to_the_step() -> None:
+    """Also when all have become slow at once: the pace is still that of before."""
+    table = table_of()
+    table.start(A, B)
+    for _ in range(3):
+        table.wait(H * STEP_S, A, B)
+        table.ready(A, step_s=5 * STEP_S)
+        table.forget()
+        table.ready(B, step_s=5 * STEP_S)
+        order = table.hear(A, Reduce)
+        table.forget()
+        table.reduced(order, A, B)
+        table.applied(order, A, B)
     table.wait(H * STEP_S - 0.5, A, B)
     assert [is_hurried(table, peer) for peer in (A, B)].count(True) == 1
 
