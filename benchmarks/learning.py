@@ -199,7 +199,6 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, dict[str, Any]]:
             "round_bytes": statistics.fmean(outcome.round_bytes for outcome in some),
             "speed": statistics.fmean(speeds) if speeds else None,
             "seconds": sum(outcome.seconds for outcome in some),
-            "open_question": arm.open_question,
             "outcomes": [asdict(outcome) for outcome in some],
         }
         figures[name]["meets"] = meets(arm, figures[name])
@@ -262,11 +261,10 @@ def table(figures: dict[str, dict[str, Any]]) -> Table:
     rows = []
     for name, row in figures.items():
         arm = arm_of(name)
-        mark = " \\*" if arm.open_question else ""
         low, high = min(row["losses"]), max(row["losses"])
         rows.append(
             [
-                f"`{name}`: {arm.what}{mark}",
+                f"`{name}`: {arm.what}",
                 f"{row['loss']:.4f}",
                 f"{low:.4f} to {high:.4f}",
                 "" if arm.baseline == name else _against(row),
@@ -281,11 +279,6 @@ def table(figures: dict[str, dict[str, Any]]) -> Table:
         )
     header = ["arm", "loss", "over seeds", "against", "of", "asked", "met", "thousand tokens"]
     header += ["speed", "MB a round", "s to measure"]
-    opened = [
-        f"\\* `{name}` leaves open: {arm_of(name).open_question}."
-        for name in figures
-        if arm_of(name).open_question
-    ]
     seeds = len(next(iter(figures.values()))["losses"])
     return Table(
         f"Validation loss of the shared parameters, nats per byte, mean of {seeds} seeds",
@@ -306,7 +299,6 @@ def table(figures: dict[str, dict[str, Any]]) -> Table:
             "last; for `dp`, computed, not counted: a ring all-reduce of bf16 gradients, a step. "
             "*Speed*: tokens per virtual second, as a share of what the peers did alone; what is "
             "waited for in rounds without overlap is in it.",
-            *opened,
             f"![Validation loss over steps](results/{PLOT.name})",
         ],
     )
@@ -437,7 +429,7 @@ def _print(figures: dict[str, dict[str, Any]]) -> None:
             told += f"  {'meets' if row['meets'] else 'MISSES'} {_asked(arm)}"
         if arm.speed_min is not None:
             told += f"  speed {row['speed']:.1%}"
-        print(told + (f"  [open: {arm.open_question}]" if arm.open_question else ""))
+        print(told)
 
 
 if __name__ == "__main__":

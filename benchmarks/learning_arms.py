@@ -63,7 +63,6 @@ class Arm:
       ratio_max: the loss may be so many times the baseline's; None: nothing is asked.
       ratio_min: it must be so many times the baseline's: the baseline is the better one.
       speed_min: the share of what all peers do alone, in tokens per second.
-      open_question: what this arm leaves out of what its name promises.
     """
 
     name: str
@@ -78,7 +77,6 @@ class Arm:
     ratio_max: float | None = None
     ratio_min: float | None = None
     speed_min: float | None = None
-    open_question: str = ""
 
     @property
     def distributed(self) -> bool:
@@ -181,7 +179,7 @@ def _arm(name: str, what: str, peers: int, baseline: str, **settings: Any) -> Ar
     return Arm(name, what, peers, baseline, {**common, **settings}, **extra)
 
 
-_EXTRA = ("kill_rounds", "slowness", "ratio_max", "ratio_min", "speed_min", "open_question")
+_EXTRA = ("kill_rounds", "slowness", "ratio_max", "ratio_min", "speed_min")
 _STREAMING = {"fragments": FRAGMENTS, "overlap": 2}
 _NF4 = {"codec_up": "nf4", "codec_down": "nf4", "error_feedback": True}
 _LATE = {"fragments": FRAGMENTS, "overlap": 4}
@@ -202,16 +200,14 @@ ARMS = (
     ),
     _arm(
         "sparse2",
-        "the 64th part of the values, no outer momentum",
+        "the 4th part of the values with 2 bits each, no outer momentum",
         2,
         "diloco2",
-        codec_up="topk",
-        codec_down="topk",
-        error_feedback=True,
+        algorithm="sparse",
+        codec_up="topk4",
         outer_lr=1.0,
         outer_momentum=0.0,
         ratio_max=1.015,
-        open_question="values of 2 bits, and SparseLoCo's own sum of what was sent",
     ),
     _arm("delta4", "overlap 4, merge delta", 2, "streaming2", **_LATE),
     _arm(

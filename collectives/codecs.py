@@ -14,10 +14,11 @@ elsewhere.
     e2m1   4 + 16/64      15 levels, a 4-bit float with 2 bits of exponent
     e3m0   4 + 16/64      15 levels, powers of two
     topk   about 0.15     the 64th part of the values that is largest; sign and one of two levels
+    topk16, topk8, topk4  the same with the 16th part (0.47), the 8th (0.8), the 4th (1.3)
 
 Signal-to-noise in dB on independent values (normal; Laplace; Student's t with 3 degrees of freedom):
 int8 43.1, 40.0, 35; nf4 20.7, 19.7, 18; e2m1 19.5, 19.0, 18; e3m0 14.5, 15.0, 16. topk
-leaves out most of the signal, so it needs error feedback, which there is on the way up only.
+leaves out much of the signal, so it needs error feedback, which there is on the way up only.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from .coding import (
     read_scales,
 )
 from .fourbit import FOUR_BIT_CODECS
-from .topk import TopKCodec
+from .topk import TOPK_SHARE_BITS, TopKCodec
 
 __all__ = ["CODECS", "INT8_BLOCK", "Codec", "Values", "get_codec"]
 
@@ -167,12 +168,14 @@ class Int8Codec(FixedLength):
         by_block(np.multiply, out, scales, INT8_BLOCK, out)
 
 
-CODECS: Mapping[str, Codec] = MappingProxyType(
-    {
-        codec.name: codec
-        for codec in (Fp32Codec(), Bf16Codec(), Int8Codec(), *FOUR_BIT_CODECS, TopKCodec())
-    }
+_ALL: tuple[Codec, ...] = (
+    Fp32Codec(),
+    Bf16Codec(),
+    Int8Codec(),
+    *FOUR_BIT_CODECS,
+    *map(TopKCodec, TOPK_SHARE_BITS),
 )
+CODECS: Mapping[str, Codec] = MappingProxyType({codec.name: codec for codec in _ALL})
 
 
 def get_codec(name: str) -> Codec:

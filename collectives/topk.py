@@ -1,7 +1,7 @@
 """The largest 64th part of a chunk's values: where they are, their signs, one of two magnitudes.
 
 Of ``n`` values the ``k = ceil(n / 64)`` of largest magnitude survive (among equals the earlier
-ones; zeros never). Their magnitudes are split where two averages describe them best, in the sense
+ones; zeros never); of ``topk16``, ``topk8`` and ``topk4`` the 16th, 8th and 4th part. Their magnitudes are split where two averages describe them best, in the sense
 of least squares: the two levels are the means of the smaller and of the larger ones (sparsification
 with 2-bit values and error feedback is SparseLoCo's, arXiv 2508.15706). The rest decodes to 0.
 
@@ -16,7 +16,8 @@ with 2-bit values and error feedback is SparseLoCo's, arXiv 2508.15706). The res
 
 A *gap* counts the dropped values since the survivor before. p is the one that gives the fewest
 bits, the smallest of several. With independent values gaps are geometric, and a survivor costs
-about 2 + 7.5 bits, 0.15 bits a value; it can never cost more than 10, because p = 6 does not.
+about 2 + 7.5 bits, 0.15 bits a value (0.47, 0.8 and 1.3 where more survive); it can never cost more
+than 10, because p = 6 does not: 4 more than the logarithm of the share.
 Numbers are little-endian. No values at all are no bytes at all.
 
 Coding is done by whole arrays of bits, one byte each before they are packed: 10 bytes a survivor.
@@ -32,8 +33,7 @@ from numpy.typing import NDArray
 
 from .coding import Bytes, Values, check_length
 
-TOPK_SHARE = 64  # one of so many values survives
-RICE_SHARE_BITS = 6  # log2 of that: with this parameter no gaps cost more than 8 bits a survivor
+TOPK_SHARE_BITS = {"topk": 6, "topk16": 4, "topk8": 3, "topk4": 2}  # one of 2**bits survives
 RICE_PARAMETER_MAX = 30  # gaps are below 2**31, whatever a chunk's length
 VALUE_BITS = 2
 MAGNITUDE_MASK = np.uint32(0x7FFF_FFFF)  # magnitudes of float32 are ordered as their bits are
@@ -50,22 +50,29 @@ class TopKCodec:
     Magnitudes are those of float32, so nothing finite is too large or too small.
     """
 
-    name: Final = "topk"
     lossy: Final = True
     verbatim: Final = False
     variable: Final = True
 
+    def __init__(self, name: str = "topk") -> None:
+        self.name: Final = name
+        self._share_bits = TOPK_SHARE_BITS[name]
+
+    def _survivors_max(self, count: int) -> int:
+        return -(-count >> self._share_bits)
+
     def encoded_bytes(self, count: int) -> int:
         if count == 0:
             return 0
-        survivors = -(-count // TOPK_SHARE)
-        return _HEADER.size + -(-survivors * (VALUE_BITS + RICE_SHARE_BITS + 2) // 8)
+        # With the share's logarithm as parameter gaps cost 2 bits more than that.
+        survivor_bits = VALUE_BITS + self._share_bits + 2
+        return _HEADER.size + -(-self._survivors_max(count) * survivor_bits // 8)
 
     def encode(self, values: Values, out: memoryview) -> int:
         check_length(self, out, values.size)
         if values.size == 0:
             return 0
-        where = _survivors(values)
+        where = _survivors(self.name, values, self._survivors_max(values.size))
         kept = values[where]
         low, high, is_high = _two_levels(np.abs(kept))
         parameter, gap_bits = _rice_encode(np.diff(where, prepend=-1) - 1)
@@ -82,10 +89,10 @@ class TopKCodec:
             return
         self._check_encoding(data, out.size)
         _length, count, low, high, parameter = _HEADER.unpack_from(data)
-        if count > -(-out.size // TOPK_SHARE) or parameter > RICE_PARAMETER_MAX:
-            raise ValueError(f"topk: {count} survivors of {out.size}, parameter {parameter}")
+        if count > self._survivors_max(out.size) or parameter > RICE_PARAMETER_MAX:
+            raise ValueError(f"{self.name}: {count} survivors of {out.size}, parameter {parameter}")
         if not 0 <= low <= high < float("inf"):
-            raise ValueError(f"topk: levels {low:g} and {high:g}")
+            raise ValueError(f"{self.name}: levels {low:g} and {high:g}")
         bits = np.unpackbits(np.frombuffer(data, np.uint8, offset=_HEADER.size))
         gaps = _rice_decode(bits[VALUE_BITS * count :], count, parameter)
         where = np.cumsum(gaps + 1) - 1
@@ -97,27 +104,26 @@ class TopKCodec:
 
     def _check_encoding(self, data: Bytes, count: int) -> None:
         if len(data) < _HEADER.size:
-            raise ValueError(f"topk: {len(data)} bytes, {_HEADER.size} wanted at least")
+            raise ValueError(f"{self.name}: {len(data)} bytes, {_HEADER.size} wanted at least")
         length = int(_HEADER.unpack_from(data)[0])
         if length != len(data) or length > self.encoded_bytes(count):
             raise ValueError(
-                f"topk: {len(data)} bytes for {count} values, {length} wanted by the first of them "
+                f"{self.name}: {len(data)} bytes for {count} values, {length} wanted by the first of them "
                 f"and {self.encoded_bytes(count)} at most"
             )
 
 
-def _survivors(values: Values) -> Positions:
-    """Ascending positions of the values that are kept.
+def _survivors(name: str, values: Values, wanted: int) -> Positions:
+    """Ascending positions of the values that are kept, at most so many.
 
     Raises:
       ValueError: a value (it is named) is not finite.
     """
     magnitudes = values.view(np.uint32) & MAGNITUDE_MASK
-    wanted = -(-values.size // TOPK_SHARE)
     ordered = np.partition(magnitudes, values.size - wanted)[-wanted:]
     if ordered.max() >= INFINITY_BITS:
         bad = int(np.flatnonzero(magnitudes >= INFINITY_BITS)[0])
-        raise ValueError(f"topk: value {bad} is not finite")
+        raise ValueError(f"{name}: value {bad} is not finite")
     smallest = ordered[0]
     where = np.flatnonzero(magnitudes >= max(smallest, np.uint32(1)))
     surplus = where.size - wanted

@@ -34,10 +34,12 @@ class Fixed:
 
     Attributes:
       why: what somebody should read who wants something else.
+      variants: what else it may be.
     """
 
     value: object
     why: str
+    variants: tuple[object, ...] = ()
 
 
 @frozen
@@ -118,7 +120,9 @@ ALGORITHMS: Final[Mapping[str, Algorithm]] = {
                 0.0, "sparse has its residual in place of outer momentum; use streaming"
             ),
             "reduce.codec_up": Fixed(
-                "topk", "sparse sends the largest values only; use streaming with this codec"
+                "topk",
+                "sparse sends the largest values only; use streaming with this codec",
+                ("topk16", "topk8", "topk4"),
             ),
             "reduce.error_feedback": Fixed(
                 True, "sparse needs what it left out; use streaming without it"
@@ -154,7 +158,7 @@ def resolved(diloco: Values, reduce: Values, sync_every: int) -> tuple[Values, V
     for place, fixed in algorithm.fixed.items():
         table, key = place.split(".")
         value = phase_steps if fixed.value is WHOLE_PHASE else fixed.value
-        if tables[table].setdefault(key, value) != value:
+        if tables[table].setdefault(key, value) not in (value, *fixed.variants):
             raise ValueError(
                 f"[{table}] {key} = {_toml(tables[table][key])} contradicts "
                 f'algorithm = "{name}": {fixed.why}'

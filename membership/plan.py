@@ -17,7 +17,7 @@ from ..protocol.messages import FragmentSize, OwnerRun, Plan, SiteLeads
 from .bandwidth import Lines, SiteLine
 from .shares import SharedLine, Workload, best_shares, bound_s, reduction_s, ring_s
 from .sites import Site, SitePlan, TreePlan, plan_tree, tree_s
-from .spec import RunSpec
+from .spec import TOPK_CODECS, RunSpec
 
 VALUE_BYTES = 4  # float32
 COUNTER_BYTES = 8  # int64, sent verbatim
@@ -27,7 +27,7 @@ CHUNKS_PER_OWNER = 4  # a small fragment is cut finer, so that shares can be une
 
 # Of variable length: what it leaves out has to come back by its senders' error feedback, which the
 # sums that leaders send have not.
-STAR_CODECS = frozenset({"topk"})
+STAR_CODECS = frozenset(TOPK_CODECS)
 
 # What a value takes on the wire, scales included; a codec that is not listed counts as verbatim.
 WIRE_BYTES_PER_VALUE = {
@@ -38,6 +38,9 @@ WIRE_BYTES_PER_VALUE = {
     "e2m1": 1 / 2 + 2 / 64,
     "e3m0": 1 / 2 + 2 / 64,
     "topk": 9.5 / 8 / 64,  # what independent values take; it varies
+    "topk16": 7.5 / 8 / 16,
+    "topk8": 6.4 / 8 / 8,
+    "topk4": 5.3 / 8 / 4,
 }
 
 

@@ -29,7 +29,8 @@ SPEC_EXIT_CODE = 3
 SPEC_CHARS_MAX = 65_536  # what a Welcome can carry
 # What a codec_up or codec_down may be; the collectives have the same list and say what each means.
 FIXED_CODECS = ("fp32", "bf16", "int8", "nf4", "e2m1", "e3m0")
-CODECS = (*FIXED_CODECS, "topk", *(f"{codec}+zstd" for codec in FIXED_CODECS))
+TOPK_CODECS = ("topk", "topk16", "topk8", "topk4")
+CODECS = (*FIXED_CODECS, *TOPK_CODECS, *(f"{codec}+zstd" for codec in FIXED_CODECS))
 SYNC_EVERY = 100  # DiLoCo's own is 500; Streaming DiLoCo's are between 30 and 100
 CHUNK_BYTES_MIN = 4_096
 CHUNK_BYTES_MAX = 4 * 1024 * 1024  # half of what one frame may carry

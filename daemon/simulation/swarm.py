@@ -23,7 +23,7 @@ from ...membership.coordinator import Coordinator
 from ...membership.effects import Effect
 from ...membership.journal import RunCreated, TermStarted
 from ...membership.replica import Phase
-from ...membership.spec import RunSpec
+from ...membership.spec import TOPK_CODECS, RunSpec
 from ...protocol.addresses import Address
 from ...protocol.errors import EvictedError, UserError
 from ...protocol.memory import MemoryWorld
@@ -89,7 +89,8 @@ class Swarm:
         codecs = {codec for each in fragments for codec in self.spec.reduce.codecs(each)}
         self.witness = Witness(
             coarse=codecs != {"fp32"},
-            knows_contributions="topk" not in codecs,  # what arrives is little of what was posted
+            knows_contributions=not codecs
+            & set(TOPK_CODECS),  # what arrives is little of what was posted
         )
         self.store = WitnessedStore(self.witness)
         self.store.append(RunCreated(RUN_ID, spec_toml))

@@ -131,6 +131,25 @@ def test_it_takes_about_015_bits_a_value() -> None:
     assert 8 * CODEC.encoded_bytes(values.size) / values.size < 0.157
 
 
+@pytest.mark.parametrize(
+    ("name", "share", "bits"), [("topk16", 16, 0.48), ("topk8", 8, 0.80), ("topk4", 4, 1.32)]
+)
+def test_more_may_survive(name: str, share: int, bits: float) -> None:
+    codec = TopKCodec(name)
+    for count in (1, share, share + 1, 1 << 16):
+        values = np.random.default_rng(count).standard_normal(count).astype(np.float32)
+        out = bytearray(codec.encoded_bytes(count))
+        length = codec.encode(values, memoryview(out))
+        decoded = np.empty_like(values)
+        codec.decode(bytes(out[:length]), decoded)
+        where = np.flatnonzero(decoded)
+        assert where.size == math.ceil(count / share)
+        assert np.abs(values[where]).min() >= np.abs(np.delete(values, where)).max(initial=0.0)
+    assert 8 * length / count == pytest.approx(bits, rel=0.03)
+    with pytest.raises(ValueError, match="at most"):
+        TopKCodec().decode(bytes(out[:length]), decoded)
+
+
 def test_clustered_survivors_cost_less() -> None:
     values = np.random.default_rng(1).standard_normal(1 << 18).astype(np.float32) * 0.01
     values[1_000:6_000] *= 1_000  # a layer that moves more than the others
