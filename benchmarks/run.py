@@ -23,6 +23,7 @@ from benchmarks.commands import BenchError
 from benchmarks.lanes import lanes, why_no_lanes
 from benchmarks.learning import learning, why_no_learning
 from benchmarks.namespaces import LabError
+from benchmarks.overlap import overlap
 from benchmarks.progress import say
 from benchmarks.report import RESULTS, RESULTS_MD, Record, new_record, render
 from benchmarks.sections import Measured
@@ -61,6 +62,7 @@ SECTIONS = (
     Section("memory", "what a round needs", _anywhere, sections.memory),
     Section("caps", "limits that a volunteer sets", _anywhere, sections.caps),
     Section("lanes", "how many connections a link opens", why_no_lanes, lanes),
+    Section("overlap", "communication that nobody waits for", _lab, overlap),
     Section("learning", "what is learned, arm by arm", why_no_learning, learning),
     Section("chaos", "faults at random instants", _anywhere, chaos.chaos),
     Section(

@@ -1,0 +1,506 @@
+"""The section about overlap: trainers that nobody keeps waiting, and the bytes that takes.
+
+Real masters and peers in the lab, each peer with a real trainer and the production hook; only the
+trainers' steps are sleeps of a given length (``overlap_trainer``), since two cores cannot train four
+models. *Busy* is steps times their length by the time that they took, from one merge to another one
+of the same fragment, after a warm-up: what the hook copies and merges counts as lost, too.
+
+    python -m benchmarks.overlap --cases wan --json -     one table by itself
+    make bench ARGS='--only overlap'                      all of them, into RESULTS.md
+
+Fragments, overlap and codec are what ``holdfast plan``'s formulas come to: for the H that is asked,
+the gentlest settings with which nobody waits on ``LINE_SHARE`` of the line. Bytes are the lab's own
+count, of packets; without their headers they are what the sockets carried.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from attrs import asdict, frozen
+
+from benchmarks.commands import BenchError
+from benchmarks.lab_run import LabRun, Status, stop_on_signals
+from benchmarks.namespaces import LabError
+from benchmarks.progress import say
+from benchmarks.report import Table
+from benchmarks.sections import Measured
+from benchmarks.wan_lab import Host, WanLab
+from holdfast.daemon.show_plan import said_codec, toml_of
+from holdfast.membership.advice import OVERLAP_MAX, QUALITIES
+from holdfast.membership.bandwidth import Bandwidth
+from holdfast.membership.conductor import ROUNDS_IN_FLIGHT_MAX
+from holdfast.membership.predict import Conditions, predict
+from holdfast.membership.spec import DilocoTable, ReduceTable, RunSpec
+
+PEERS = 4
+DELAY_MS = 10.0  # of a host's line, one way: 40 ms from a machine to another and back
+LINE_SHARE = 0.9  # of a line, for which settings are chosen: packets have headers, lines hiccups
+HEADER_BYTES = 52  # of a packet: IPv4 and TCP with time stamps
+DATA_PARALLEL_BYTES = 2  # of a gradient in bf16
+WAIT_S = 150.0  # for anything
+BUSY_GOAL, BLOCKING_MAX = 0.98, 0.70  # of the demo's model, with overlap and without
+SLOW_GOAL = 0.90  # of 30 million parameters
+TIMES_GOAL = 370.0
+
+MEMBERSHIP = """
+[run]
+name = "overlap"
+[membership]
+contributors = {peers}
+min_members = {peers}
+"""
+
+
+@frozen
+class Case:
+    """One run.
+
+    Attributes:
+      width, layers: of the demo's model.
+      mbit: of each peer's line, both ways.
+      sync_every: H.
+      fragments, overlap, codec: P, tau and both codecs; None or empty: as planned.
+      warm, rounds: H steps before anything counts, and in which it does.
+    """
+
+    name: str
+    width: int
+    layers: int
+    mbit: float
+    step_s: float
+    sync_every: int
+    fragments: int | None = None
+    overlap: int | None = None
+    codec: str = ""
+    warm: int = 1
+    rounds: int = 3
+    peers: int = PEERS
+
+    @property
+    def value_count(self) -> int:
+        """Blocks of matrices of 12 widths squared and two norms; two embeddings, the last norm."""
+        return self.layers * (12 * self.width**2 + 2 * self.width) + (256 + 64 + 1) * self.width
+
+    def conditions(self, line_share: float = 1.0) -> Conditions:
+        rate = line_share * self.mbit * 1e6 / 8
+        return Conditions(
+            self.value_count,
+            self.step_s,
+            self.peers,
+            Bandwidth(rate, rate),
+            2 * DELAY_MS / 1e3,
+            ROUNDS_IN_FLIGHT_MAX,
+        )
+
+    def spec(self) -> RunSpec:
+        """What is given, and else the gentlest settings with which nobody waits.
+
+        Raises:
+          BenchError: none would do.
+        """
+        conditions = self.conditions(LINE_SHARE)
+        line_bits_per_s = 8 * conditions.line.up_bytes_per_s
+        codecs = [(self.codec, self.codec)] if self.codec else QUALITIES["frugal"]
+        overlaps = range(OVERLAP_MAX + 1) if self.overlap is None else [self.overlap]
+        fragments = [self.fragments] if self.fragments else range(1, self.layers + 1)
+        for up, down in codecs:
+            for tau in overlaps:
+                for count in fragments:
+                    if self.sync_every % count:
+                        continue
+                    spec = RunSpec(
+                        diloco=DilocoTable(
+                            sync_every=self.sync_every, fragments=count, overlap=tau
+                        ),
+                        reduce=ReduceTable(codec_up=up, codec_down=down),
+                    )
+                    given = self.overlap is not None and self.fragments and self.codec
+                    needed = predict(spec, conditions).needed_bits_per_s
+                    if given or needed <= line_bits_per_s:
+                        return spec
+        raise BenchError(f"{self.name}: no settings keep trainers busy on {self.mbit:g} Mbit/s")
+
+
+# The demo's model, wider, so that a fragment takes about the overlap's steps on the line; its
+# blocking counterpart; thirty million parameters; and what H=100 and 4 bits come to.
+WAN = Case("streaming", 256, 4, 50.0, 0.1, 40, codec="fp32", rounds=5)
+BLOCKING = Case("blocking", 256, 4, 50.0, 0.1, 40, 1, 0, "fp32")
+LARGE = Case("30 million", 396, 16, 50.0, 0.1, 128, rounds=2)
+WHOLE = Case("whole", 256, 10, 200.0, 0.1, 100, 1, 8, "nf4", rounds=2)
+PARTS = Case("in parts", 256, 10, 200.0, 0.1, 100, 10, 8, "nf4", rounds=2)
+CASES = {"wan": (WAN, BLOCKING), "large": (LARGE,), "bytes": (WHOLE, PARTS)}
+
+
+@frozen
+class Found:
+    """What one case came to.
+
+    Attributes:
+      busy: by peer, of its time.
+      waited, hook, late: of all time, means: in which trainers waited for the run, in which the hook
+        worked, and by which steps were longer than they should have been.
+      contributed: of all rounds' places, those that were taken.
+      reduce_s: from the order to reduce to the commit, the median.
+      bytes_per_step: that a peer's sockets sent, with its part of the master's.
+      packet_bytes_per_step: with TCP's and IP's headers.
+      peak_bytes_per_s: in the time of the overlap, at the most.
+      predicted: busy, by the formulas.
+    """
+
+    case: Case
+    fragments: int
+    overlap: int
+    codecs: str
+    seconds: float
+    round_count: int
+    busy: list[float]
+    waited: float
+    hook: float
+    late: float
+    contributed: float
+    reduce_s: float
+    bytes_per_step: float
+    packet_bytes_per_step: float
+    peak_bytes_per_s: float
+    predicted: float
+    hub_late_ms: float
+
+    @property
+    def mean_busy(self) -> float:
+        return statistics.fmean(self.busy)
+
+    @property
+    def data_parallel_bytes(self) -> float:
+        """Of a peer and a step, out and as many in: an all-reduce of bf16 gradients."""
+        peers = self.case.peers
+        return 2 * (peers - 1) / peers * DATA_PARALLEL_BYTES * self.case.value_count
+
+    @property
+    def times_fewer(self) -> float:
+        return self.data_parallel_bytes / self.bytes_per_step
+
+
+@frozen
+class Sample:
+    """What all hosts had sent when so many rounds were committed."""
+
+    at_s: float
+    committed: int
+    packets: int
+    packet_bytes: int
+
+    @property
+    def payload_bytes(self) -> int:
+        return self.packet_bytes - HEADER_BYTES * self.packets
+
+
+@frozen
+class Watched:
+    """The part of a run that counts."""
+
+    samples: Sequence[Sample]
+    rounds: Sequence[Mapping[str, Any]]
+    hub_late_ms: float
+
+
+def measure(case: Case) -> Found:
+    """Live through one case."""
+    spec = case.spec()
+    hosts = [Host(delay_ms=DELAY_MS)]
+    hosts += [Host(up_mbit=case.mbit, down_mbit=case.mbit, delay_ms=DELAY_MS)] * case.peers
+    with (
+        tempfile.TemporaryDirectory(prefix="holdfast-bench-") as directory,
+        WanLab(hosts) as lab,
+        LabRun(lab, Path(directory), _script(case)) as run,
+    ):
+        run.start_master(toml_of(spec) + MEMBERSHIP.format(peers=case.peers))
+        logs = {name: Path(directory) / f"{name}.steps" for name in names_of(case)}
+        for host, (name, log) in enumerate(logs.items(), 1):
+            run.join(name, host, founder=host == 1, more=["--log", str(log)])
+        run.until(lambda s: s["committed"] >= 1, "a first round", WAIT_S)
+        run.note_trainers()
+        say(f"{case.name}: {toml_of(spec).replace(chr(10), ' ')}; the first round is committed")
+        fragments = spec.diloco.fragments
+        first = (run.master()["committed"] // fragments + case.warm) * fragments
+        last = first + case.rounds * fragments
+        watched = watch(lab, run, first, last)
+        spans = [span_of(log, first, last) for log in logs.values()]
+    return found(case, spec, watched, spans)
+
+
+def names_of(case: Case) -> list[str]:
+    return [f"peer{number}" for number in range(1, case.peers + 1)]
+
+
+def _script(case: Case) -> list[str]:
+    options = {
+        "width": case.width,
+        "layers": case.layers,
+        "step-s": case.step_s,
+        "all-in": case.sync_every,
+    }
+    given = [f"--{name}={value}" for name, value in options.items()]
+    return ["-m", "benchmarks.overlap_trainer", *given]
+
+
+def watch(lab: WanLab, run: LabRun, first: int, last: int) -> Watched:
+    """Count what is sent from one commit to another."""
+    samples: list[Sample] = []
+    rounds: dict[int, Mapping[str, Any]] = {}
+    late_ms = 0.0
+
+    def over(status: Status) -> bool:
+        nonlocal late_ms
+        stats = lab.stats()
+        lines = [host["up"] for host in stats["hosts"]]
+        if status["committed"] >= first:
+            packets, sent = (sum(line[key] for line in lines) for key in ("packets", "bytes"))
+            if samples:  # before, it was late while processes started
+                late_ms = max(late_ms, stats["late_ms_max"])
+            samples.append(Sample(status["asked_s"], status["committed"], packets, sent))
+        for each in status["past_rounds"]:
+            rounds[each["round"]] = each
+        return bool(status["committed"] >= last)
+
+    run.until(over, f"{last} rounds", WAIT_S)
+    if samples[0].committed == samples[-1].committed:
+        raise BenchError("the rounds were over before they were looked at: take more of them")
+    committed = [each for _, each in sorted(rounds.items()) if each["outcome"] == "committed"]
+    return Watched(samples, committed[first:last], late_ms)
+
+
+def span_of(log: Path, first: int, last: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A trainer's marks when these rounds had been merged; waits for the last one."""
+    until_s = time.monotonic() + WAIT_S
+    while True:
+        text = log.read_text() if log.exists() else ""
+        marks = [json.loads(line) for line in text.splitlines(keepends=True) if line[-1] == "\n"]
+        if marks and marks[-1]["rounds"] >= last:
+            return tuple(  # type: ignore[return-value]
+                next(mark for mark in marks if mark["rounds"] >= count) for count in (first, last)
+            )
+        if time.monotonic() > until_s:
+            raise BenchError(f"{log.name}: no trainer has merged {last} rounds")
+        time.sleep(0.05)
+
+
+def found(
+    case: Case,
+    spec: RunSpec,
+    watched: Watched,
+    spans: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]],
+) -> Found:
+    """The figures of a case from what was counted."""
+    busy, waited, hook, late = [], [], [], []
+    for begin, end in spans:
+        gone = {key: end[key] - begin[key] for key in end}
+        stepped_s = gone["steps"] * case.step_s
+        busy.append(stepped_s / gone["at_s"])
+        waited.append(gone["waited_s"] / gone["at_s"])
+        hook.append(gone["hook_s"] / gone["at_s"])
+        late.append((gone["stepping_s"] - stepped_s) / gone["at_s"])
+    samples, rounds = watched.samples, watched.rounds
+    round_count = samples[-1].committed - samples[0].committed
+    peer_steps = case.peers * round_count * case.sync_every / spec.diloco.fragments
+    window_s = max(1, spec.diloco.overlap_steps) * case.step_s
+    return Found(
+        case=case,
+        fragments=spec.diloco.fragments,
+        overlap=spec.diloco.overlap_steps,
+        codecs=" and ".join(
+            dict.fromkeys(map(said_codec, (spec.reduce.codec_up, spec.reduce.codec_down)))
+        ),
+        seconds=statistics.fmean(end["at_s"] - begin["at_s"] for begin, end in spans),
+        round_count=len(rounds),
+        busy=busy,
+        waited=statistics.fmean(waited),
+        hook=statistics.fmean(hook),
+        late=statistics.fmean(late),
+        contributed=statistics.fmean(len(each["contributors"]) / case.peers for each in rounds),
+        reduce_s=statistics.median(each["reduce_s"] for each in rounds),
+        bytes_per_step=(samples[-1].payload_bytes - samples[0].payload_bytes) / peer_steps,
+        packet_bytes_per_step=(samples[-1].packet_bytes - samples[0].packet_bytes) / peer_steps,
+        peak_bytes_per_s=most_within(samples, window_s) / window_s / case.peers,
+        predicted=predict(spec, case.conditions()).utilisation,
+        hub_late_ms=watched.hub_late_ms,
+    )
+
+
+def most_within(samples: Sequence[Sample], window_s: float) -> int:
+    """The most that was sent in any such time."""
+    most = begin = 0
+    for end in samples:
+        while end.at_s - samples[begin].at_s > window_s:
+            begin += 1
+        most = max(most, end.payload_bytes - samples[begin].payload_bytes)
+    return most
+
+
+# ---------------------------------------------------------------- as a page
+
+
+def overlap() -> Measured:
+    """The section of RESULTS.md."""
+    all_found = {name: [measured(case) for case in cases] for name, cases in CASES.items()}
+    tables = [_busy_table(all_found), _bytes_table(all_found["bytes"])]
+    return tables, as_document(all_found)
+
+
+def measured(case: Case) -> Found:
+    say(
+        f"{case.name}: {case.value_count / 1e6:.1f} million parameters, {case.peers} peers at "
+        f"{case.mbit:g} Mbit/s, steps of {case.step_s:g} s, H={case.sync_every}"
+    )
+    each = measure(case)
+    say(
+        f"{case.name}: busy {each.mean_busy:.1%} ({min(each.busy):.1%} at least), waited "
+        f"{each.waited:.1%}, hook {each.hook:.1%}, late {each.late:.1%}; "
+        f"{each.times_fewer:.1f} times fewer bytes, {8 * each.peak_bytes_per_s / 1e6:.2f} Mbit/s "
+        f"at the peak; {each.contributed:.0%} contributed, a round takes {each.reduce_s:.2f} s"
+    )
+    return each
+
+
+def _busy_table(all_found: Mapping[str, Sequence[Found]]) -> Table:
+    rows = [
+        [
+            f"{each.case.value_count / 1e6:.1f} million parameters, H={each.case.sync_every}",
+            str(each.fragments),
+            str(each.overlap),
+            each.codecs,
+            f"{each.mean_busy:.1%}",
+            f"{min(each.busy):.1%}",
+            f"{each.waited:.1%}",
+            f"{each.hook:.1%}",
+            f"{each.late:.1%}",
+            f"{each.predicted:.1%}",
+            f"{each.reduce_s:.2f}",
+        ]
+        for name in ("wan", "large")
+        for each in all_found[name]
+    ]
+    return Table(
+        f"How busy {PEERS} trainers are on lines of {WAN.mbit:g} Mbit/s, {4 * DELAY_MS:g} ms round "
+        f"trip; steps are sleeps of {WAN.step_s:g} s",
+        ["python -m benchmarks.overlap --cases wan,large"],
+        [
+            "the demo's model, in size",
+            "P",
+            "tau",
+            "codecs",
+            "busy",
+            "the least busy",
+            "waited",
+            "copied and merged",
+            "steps were late",
+            "predicted",
+            "a round, s",
+        ],
+        rows,
+        [
+            "Busy is steps times their length by the time that they took, in the trainers "
+            "themselves. Trainers are simulated: a step changes a part of the weights by noise and "
+            "sleeps; daemons, hook, arenas and lines are real, all on the cores of this machine. P, "
+            f"tau and codecs, but for the row without overlap, are the gentlest with which by the "
+            f"formulas of `holdfast plan` nobody waits on {LINE_SHARE:.0%} of the line. Predictions "
+            "leave out what it takes to encode, copy and merge. Promised: at least "
+            f"{BUSY_GOAL:.0%}, where without overlap it is under {BLOCKING_MAX:.0%}, and at least "
+            f"{SLOW_GOAL:.0%} with 30 million parameters."
+        ],
+    )
+
+
+def _bytes_table(some: Sequence[Found]) -> Table:
+    whole = some[0]
+    rows = [
+        [
+            str(each.fragments),
+            f"{each.bytes_per_step:,.0f}",
+            f"{each.data_parallel_bytes:,.0f}",
+            f"{each.times_fewer:.1f}",
+            f"{each.data_parallel_bytes / each.packet_bytes_per_step:.1f}",
+            f"{8 * each.peak_bytes_per_s / 1e6:.2f}",
+            f"{whole.peak_bytes_per_s / each.peak_bytes_per_s:.2f}",
+            f"{each.mean_busy:.1%}",
+        ]
+        for each in some
+    ]
+    case = whole.case
+    return Table(
+        f"Bytes of a peer and a step, each way: {case.value_count / 1e6:.1f} million parameters, "
+        f"{PEERS} peers, H={case.sync_every}, {case.codec} both ways",
+        ["python -m benchmarks.overlap --cases bytes"],
+        [
+            "P",
+            "sent",
+            "data parallel, bf16",
+            "times fewer",
+            "as packets, times fewer",
+            f"peak of {whole.overlap * case.step_s:g} s, Mbit/s",
+            "times lower",
+            "busy",
+        ],
+        rows,
+        [
+            "Sent: the packets of all hosts as the lab counts them, the master's and everything that "
+            f"is no round included, less {HEADER_BYTES} bytes of headers each. Data parallel: "
+            "2 (n - 1)/n bf16 gradients of 2 bytes a parameter, out and in, at each step; its "
+            "control messages and headers are not counted, so *as packets* is unfair to us. The "
+            f"peak is the most sent within tau steps ({case.mbit:g} Mbit/s lines carry a round in "
+            f"less). Promised: {TIMES_GOAL:g} times fewer, and a peak that is lower by P."
+        ],
+    )
+
+
+def as_document(all_found: Mapping[str, Sequence[Found]]) -> dict[str, Any]:
+    return {
+        name: [
+            {
+                **asdict(each),
+                "value_count": each.case.value_count,
+                "mean_busy": each.mean_busy,
+                "data_parallel_bytes": each.data_parallel_bytes,
+                "times_fewer": each.times_fewer,
+            }
+            for each in some
+        ]
+        for name, some in all_found.items()
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--cases", default=",".join(CASES), help=", ".join(CASES))
+    parser.add_argument("--json", metavar="FILE")
+    options = parser.parse_args()
+    stop_on_signals()
+    try:
+        if unknown := set(options.cases.split(",")) - CASES.keys():
+            raise BenchError(f"no cases {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
+        all_found = {
+            name: [measured(case) for case in CASES[name]] for name in options.cases.split(",")
+        }
+    except (BenchError, LabError) as error:
+        print(f"overlap: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    text = json.dumps(as_document(all_found), indent=1) + "\n"
+    if options.json == "-":
+        print(text, end="")
+    elif options.json:
+        Path(options.json).write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
