@@ -36,6 +36,7 @@ from ..protocol.network import LaneFacts
 from ..protocol.socket_lane import Pace, SocketLane
 from .limiter import RateLimiter
 from .link_parts import LinkParts
+from .meter import Meter
 from .outlet import Taken
 from .paced import SLICE_BYTES, PacedStream
 from .routing import Sink
@@ -59,15 +60,25 @@ class _Unacknowledged:
 
     frames: deque[Taken] = field(factory=deque)
     arrived_count: int = 0
+    # Bytes of frames that a meter counts as under way; in the order of ``frames``.
+    metered: deque[int] = field(factory=deque)
 
-    def acknowledge(self, count: int) -> bool:
+    def acknowledge(self, count: int, meter: Meter) -> bool:
         """So many frames arrived in all; False if that cannot be."""
         if not self.arrived_count <= count <= self.arrived_count + len(self.frames):
             return False
         for _ in range(count - self.arrived_count):
             self.frames.popleft()
+            if self.metered:
+                meter.end(self.metered.popleft())
         self.arrived_count = count
         return True
+
+    def unmeter(self, meter: Meter) -> None:
+        """Nothing is under way any more, wherever it came to."""
+        while self.metered:
+            self.metered.popleft()
+            meter.end(0)
 
 
 class LinkLane:
@@ -133,6 +144,7 @@ class LinkLane:
         finally:
             if self._work is not None:
                 self._work.release()
+            self._unacknowledged.unmeter(self._parts.sent_meter)
             with trio.CancelScope(shield=True):  # forceful closing does not wait for anybody
                 await trio.aclose_forcefully(self.stream)
             self.still_s = 0.0
@@ -180,7 +192,7 @@ class LinkLane:
           RemoteProtocolError: that cannot be.
         """
         if (
-            not self._unacknowledged.acknowledge(received.frames)
+            not self._unacknowledged.acknowledge(received.frames, self._parts.sent_meter)
             or received.bytes < self._arrived_bytes
         ):
             raise RemoteProtocolError(f"it got more on lane {self.number} than was sent, or less")
@@ -403,12 +415,13 @@ class LinkLane:
                 header, payload = frame
                 self._unacknowledged.frames.append(taken)
                 parts.flows.enter_in_thread(parts.peer)
+                # Under way until it has arrived: the system takes megabytes at once.
                 parts.sent_meter.begin(now_s())
+                self._unacknowledged.metered.append(header.payload_bytes)
                 try:
                     work.send(header, payload)
                     carried_bytes = header.payload_bytes
                 finally:
-                    parts.sent_meter.end(carried_bytes, now_s())
                     parts.flows.leave(parts.peer)
                 del header, payload
             parts.outlet.finish(taken, carried_bytes)

@@ -3,6 +3,10 @@
 A meter counts bytes, and the time in which at least one transfer is under way: transfers that
 overlap count once. A link's meter passes everything on to its node's. All time is trio's; threads,
 which cannot ask for it, tell it themselves. Thread-safe.
+
+What a lane's thread has sent is under way until the other side says that it came. The system takes
+megabytes at once: by its word, a line on which a round of some megabytes goes out would be as fast
+as memory.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ in which the past fades, give a rate. Three things follow from how it is measure
   offers frames to everybody at once. What comes in may be slow because the senders are; so a peer
   counts as able to receive at least as fast as it sends, as nearly every line can. Without this a
   fast peer among slow ones would look slow for ever, and own little for ever.
-- A line that was hardly busy says nothing: what the system buffers seems to be sent at once.
+- A line that was hardly busy says nothing. What was sent counts as under way until the other side
+  has said that it came, some tenths of a second later at most; as much for one peer as for another.
 - A peer nobody has measured yet counts as the median of the others.
 
 Members behind one line are a *site*. What leaves it is counted apart, as bytes to others than site
@@ -32,7 +33,7 @@ from attrs import Factory, define, frozen
 from ..protocol.messages import MEMBERS_MAX, Measured, Probed
 
 BUSY_HALF_LIFE_S = 10.0  # busy seconds after which what a line carried before counts half
-BUSY_S_MIN = 0.1  # a line busy for less has only filled the system's buffers
+BUSY_S_MIN = 0.1  # a line busy for less has mostly waited for a word that it is not any more
 INNER_TIMES = 10.0  # its rate to the outside, at which a member reaches site mates, if unknown
 PROBE_COUNTS_S = 0.5  # busy seconds that a probe stands for
 DEFAULT_BYTES_PER_S = 2.5e6  # 20 Mbit/s, each way, while nobody is known: a home's uplink

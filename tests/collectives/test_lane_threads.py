@@ -216,6 +216,40 @@ async def _send_and_be_cut_off(link: Link) -> None:
         await link.send_from(Frames(10_000, 2**20))
 
 
+@define(eq=False)
+class ShutSink(ThreadSink):
+    """Takes nothing until it is opened."""
+
+    opened: threading.Event = field(factory=threading.Event)
+
+    def place(self, peer: str, header: FrameHeader) -> memoryview:
+        assert self.opened.wait(SOON_S)
+        return super().place(peer, header)
+
+
+async def test_what_the_system_only_keeps_to_send_it_is_under_way(tmp_path: Path) -> None:
+    """Else lines look as fast as memory, and plans give those most who wait for the others."""
+    async with nodes(tmp_path) as (a, b):
+        link = await link_between(b, a)
+        sink, source = ShutSink(), Frames(4, 2**14)
+        with a.hub.register(KEY, sink, threads=True), trio.fail_after(SOON_S):
+            b.hub.take_measurements()  # of lanes' first words
+            try:
+                await link.send_from(source)
+                taken = b.hub.take_measurements().sent
+                assert taken.carried_bytes == 0
+                assert taken.busy_s > 0.0
+            finally:
+                sink.opened.set()
+            sent_bytes = 0
+            while sent_bytes < 4 * 2**14:
+                await trio.sleep(0.01)
+                later = b.hub.take_measurements().sent
+                sent_bytes += later.carried_bytes
+        assert sent_bytes == 4 * 2**14
+        assert b.hub.take_measurements().sent.busy_s == 0.0, "nothing is under way any more"
+
+
 async def test_messages_pass_while_bulk_fills_a_capped_link(tmp_path: Path) -> None:
     async with nodes(tmp_path, upload=RateLimiter(2e6)) as (a, b):
         link = await link_between(a, b)
