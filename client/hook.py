@@ -382,7 +382,7 @@ class Run:
             mirror.withdraw()
         if not message.committed:
             return
-        self._set_step(max(self._step, message.step))
+        self._catch_up(message.step)
         if not self.contributing and not contributed:
             mirror.load()
         elif contributed or mirror.version < message.version:
@@ -450,6 +450,16 @@ class Run:
         self._pace.jumped(step - self._step)
         self._step = step
         self._slots[STEP_SLOT] = step
+
+    def _catch_up(self, step: int) -> None:
+        """The run is further. Steps that we skip we did not train: the overlap of what we posted is
+        as long as it was."""
+        skipped = step - self._step
+        if skipped > 0:
+            self._set_step(step)
+            for opened in self._rounds.values():
+                if opened.told:
+                    opened.posted_step += skipped
 
     def _require_arenas(self) -> Arenas:
         if self._arenas is None:

@@ -21,7 +21,13 @@ import holdfast
 from holdfast.client import hook
 from holdfast.client.connection import Connection
 from holdfast.client.hook import Run, attach
-from holdfast.protocol.arena import LOSS_SLOT, STEP_SLOT, TOKENS_SLOT, create_arena_file
+from holdfast.protocol.arena import (
+    LOSS_SLOT,
+    STEP_SLOT,
+    TOKENS_SLOT,
+    WAITING_SLOT,
+    create_arena_file,
+)
 from holdfast.protocol.errors import RemoteProtocolError
 from holdfast.protocol.messages import (
     ArenaOpened,
@@ -658,6 +664,33 @@ def test_a_round_that_waits_is_posted_for_at_the_next_step_and_once() -> None:
             run.step(tokens=10)
     assert 3 <= posted[0].step < 100
     assert posted[0].tokens == 10 * posted[0].step, "what was trained until then, no more"
+
+
+def test_steps_of_the_run_that_a_slow_trainer_skips_take_none_of_its_overlap() -> None:
+    model = nn.Sequential(line(1.0, 2), line(2.0, 2))
+
+    def script(daemon: FakeDaemon) -> None:
+        daemon.start(fragment_count=2, overlap_steps=10, hold_step=1)
+        daemon.open_round(1, at_step=1, fragment=0)
+        assert daemon.hear(Posted).step == 1
+        settled(lambda: daemon.posted.slots[STEP_SLOT] >= 5)
+        daemon.open_round(2, at_step=0, fragment=1)
+        second = daemon.hear(Posted).step
+        # It goes no further than ten steps from the first post.
+        settled(lambda: waits_at(daemon) == 11)
+        daemon.share(0, 1, np.zeros(2, np.float32))
+        daemon.end_round(1, fragment=0, step=50, hold_step=200)
+        settled(lambda: waits_at(daemon) == 50 + second - 1)
+        daemon.say(Finished())
+
+    with talking(script) as path, attach(model, socket_path=path) as run:
+        train(run, pause_s=0.001)
+
+
+def waits_at(daemon: FakeDaemon) -> int | None:
+    """At which step a trainer waits; None if it does not."""
+    slots = daemon.posted.slots
+    return int(slots[STEP_SLOT]) if slots[WAITING_SLOT] else None
 
 
 # ---------------------------------------------------------------- the end
