@@ -110,7 +110,8 @@ class Case:
         conditions = self.conditions(LINE_SHARE)
         line_bits_per_s = 8 * conditions.line.up_bytes_per_s
         codecs = [(self.codec, self.codec)] if self.codec else QUALITIES["frugal"]
-        overlaps = range(OVERLAP_MAX + 1) if self.overlap is None else [self.overlap]
+        longest = min(OVERLAP_MAX, self.sync_every - 1)
+        overlaps = range(longest + 1) if self.overlap is None else [self.overlap]
         fragments = [self.fragments] if self.fragments else range(1, self.layers + 1)
         for up, down in codecs:
             for tau in overlaps:
