@@ -33,7 +33,9 @@ LEAD_MARGIN = 1.25  # of the lead: a step is not always as long as the last ones
 LEAD_STEPS_MIN = 2.0  # steps of the run; who needs no longer is soon enough when the first has come
 LEAD_S_MAX = 3_600.0
 MISSED_FACTOR = 2.0  # a lead that was not enough, though nobody knows how long it had to be
-GRACE_SHARE_MIN = 0.2  # of ``grace_s``: so much even if the overlap leaves no slack
+# Of the grace, even if the overlap leaves no slack:
+GRACE_SHARE_MIN = 0.2  # of ``grace_s``
+GRACE_STEPS_MIN = 2.0  # steps of the run
 
 
 class RoundClock:
@@ -109,8 +111,7 @@ class RoundClock:
         heard = round_.ready.keys() | round_.declined.keys() | round_.hurried.keys()
         late = [peer for peer in expected if peer not in heard]
         if round_.reached_s is not None:
-            # Who is about as fast as the first comes to the step by itself.
-            return dict.fromkeys(late, round_.reached_s + self.step_s)
+            return dict.fromkeys(late, round_.reached_s)
         due_s = self.due_s(round_)
         if not late or due_s == math.inf:
             return {}
@@ -133,7 +134,9 @@ class RoundClock:
     def _grace_s(self) -> float:
         """What the overlap leaves beside a reduction: nobody has to wait for so long.
 
-        Without overlap all wait in any case, and for as long as the owner wants.
+        Without overlap all wait in any case, and for as long as the owner wants. But it is never less
+        than who is as fast as the run needs: with overlap the others train on, so somebody who was
+        left out of one round is some steps behind them at the next.
         """
         spec = self.context.spec
         grace_s, overlap = spec.membership.grace_s, spec.diloco.overlap_steps
@@ -141,4 +144,4 @@ class RoundClock:
             return grace_s
         reduction_s = statistics.median(self.ledger.reductions_s or (0.0,))
         slack_s = overlap * self.step_s - reduction_s
-        return min(grace_s, max(slack_s, GRACE_SHARE_MIN * grace_s))
+        return min(grace_s, max(slack_s, GRACE_STEPS_MIN * self.step_s, GRACE_SHARE_MIN * grace_s))

@@ -199,9 +199,13 @@ class _History:
         swarm, staying = self.swarm, self._staying()
         if not all(swarm.in_sync(name) for name in staying):
             return False
-        able = sum(name != SPARE for name in staying)
+        able = sum(name != SPARE and not self._may_be_late(name) for name in staying)
         here = sum(swarm.peers[name].service.replica.contributing for name in staying)
         return here >= (min(able, self.scenario.places) if self.scenario.places else able)
+
+    def _may_be_late(self, name: str) -> bool:
+        """Whether it may be late so often that it rests: only who is slower than whole rounds."""
+        return self.scenario.slowness > 1.0 and name == self.scenario.names[0]
 
     def _reducing(self) -> Round | None:
         if self.swarm.master is None:

@@ -27,6 +27,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 import numpy as np
+from attrs import evolve
 from numpy.typing import NDArray
 
 from holdfast.diloco.fragments import TensorShape, split
@@ -120,6 +121,10 @@ class FakeDaemon:
         message = wire.decode(self._read(length))
         assert isinstance(message, expected), f"{message} instead of {expected.__name__}"
         return message
+
+    def hear_posted(self) -> Posted:
+        """What was posted, without how long it took."""
+        return evolve(self.hear(Posted), step_s=0.0)
 
     def hears_nothing(self, seconds: float = 0.05) -> bool:
         """The trainer is silent for a moment: it waits, or it trains."""

@@ -213,7 +213,7 @@ def test_the_daemon_is_told_when_the_copy_has_come_of_the_step_that_it_is_of(slo
         settled(lambda: daemon.posted.slots[STEP_SLOT] >= 5)
         assert daemon.hears_nothing()
         arrived.set()
-        assert daemon.hear(Posted) == Posted(1, 0, 0, tokens=20, step=2)
+        assert daemon.hear_posted() == Posted(1, 0, 0, tokens=20, step=2)
         assert daemon.posted.values(0).tolist() == [-2.0, -2.0]
         daemon.share(0, 1, np.full(2, 64, np.float32))
         daemon.end_round(1, step=2, hold_step=20)
@@ -242,7 +242,7 @@ def test_who_must_wait_for_the_round_waits_for_the_copy_first(slow: Slow) -> Non
     def script(daemon: FakeDaemon) -> None:
         daemon.start(overlap_steps=3, hold_step=2)
         daemon.open_round(1, at_step=2, hold_step=9)
-        assert daemon.hear(Posted) == Posted(1, 0, 0, tokens=2, step=2)
+        assert daemon.hear_posted() == Posted(1, 0, 0, tokens=2, step=2)
         assert daemon.posted.slots[STEP_SLOT] == 5
         daemon.end_round(1, committed=False, hold_step=6)
         settled(lambda: daemon.posted.slots[STEP_SLOT] == 6)
@@ -267,7 +267,7 @@ def test_a_round_that_ended_before_the_copy_came_is_not_spoken_of_any_more(slow:
         ended.set()
         settled(lambda: daemon.posted.slots[STEP_SLOT] == 9)
         daemon.open_round(2, at_step=9, hold_step=9)
-        assert daemon.hear(Posted) == Posted(2, 0, 0, tokens=9, step=9)
+        assert daemon.hear_posted() == Posted(2, 0, 0, tokens=9, step=9)
         assert daemon.posted.values(0).tolist() == [-9.0, -9.0]
         daemon.end_round(2, committed=False, hold_step=9)
         daemon.say(Finished())
