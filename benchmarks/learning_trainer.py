@@ -140,6 +140,7 @@ class TorchTrainer(SimTrainer):
         self._replica = replica
         self._files: list[int] = []
         self._mail_count = 0
+        self._now_s = 0.0  # for the script, which must not see how long this machine takes
 
     # ------------------------------------------------------------ TrainerPort
 
@@ -170,6 +171,7 @@ class TorchTrainer(SimTrainer):
         with ours, theirs:
             line, turns = Connection(ours), Turns(play)
             try:
+                self._now_s = trio.current_time()
                 while (wait_s := turns.go_on()) is not None:
                     self._hear(line)
                     if wait_s == math.inf:
@@ -178,6 +180,7 @@ class TorchTrainer(SimTrainer):
                         self.began_s = min(self.began_s, trio.current_time())
                         await trio.sleep(wait_s)
                     self._put_all(ours)
+                    self._now_s = trio.current_time()
             finally:
                 turns.end()
         self.finished = True
@@ -219,7 +222,8 @@ class TorchTrainer(SimTrainer):
             learner.take_over(warm_start(arm, recipe))
             for _step in range(arm.warm_steps):
                 draw([chance], recipe)
-        with attach_over(lambda: connection, learner.model, learner.optimizers[0]) as run:
+        model, optimizer = learner.model, learner.optimizers[0]
+        with attach_over(lambda: connection, model, optimizer, lambda: self._now_s) as run:
             while not run.finished:
                 loss = learner.step(arm.warm_steps + run.global_step, draw([chance], recipe))
                 wait(self.step_s)

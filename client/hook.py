@@ -94,6 +94,7 @@ class Run:
         connection: Connection,
         tensors: tuple[SharedTensor, ...],
         optimizer: torch.optim.Optimizer | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.finished = False
         self.contributing = True
@@ -101,6 +102,7 @@ class Run:
         self.waited_s = 0.0
         self.seed = _seed()
         self._connection = connection
+        self._clock = clock
         self._tensors = tensors
         self._optimizer = optimizer
         # Until something is posted, if it came without a state: what it gathers is from warm-up.
@@ -116,7 +118,7 @@ class Run:
         self._spoilt_count = 0  # losses in a row that are not finite
         self._spoilt_max = COUNT_MAX
         self._spoilt = False  # the weights are given up, and with them the optimizer's state
-        self._left_at_s = time.monotonic()  # when the last boundary was over
+        self._left_at_s = self._clock()  # when the last boundary was over
         self._last_words = LastWords(self._say_failing)
         # What the quick path of ``step`` needs. Memory views: they give and take plain numbers
         # several times faster than numpy does. They are replaced once the arenas are there.
@@ -170,7 +172,7 @@ class Run:
         if (
             step < self._due_step
             and self._mail[MAIL_SLOT] == self._connection.received_count
-            and time.monotonic() < self._poll_at_s
+            and self._clock() < self._poll_at_s
         ):
             return
         self._boundary()
@@ -215,8 +217,8 @@ class Run:
             while not self._loaded:
                 self._handle(self._connection.receive())
             self._due_step = self._next_due_step()
-        self._left_at_s = time.monotonic()
-        self._pace.measure(self._step, self.waited_s)
+        self._left_at_s = self._clock()
+        self._pace.measure(self._step, self._clock() - self.waited_s)
 
     def _open_arenas(self, message: ArenaOpened) -> None:
         descriptors = self._connection.take_descriptors()
@@ -237,7 +239,7 @@ class Run:
     @torch.no_grad()
     def _boundary(self) -> None:
         """Do all that is due at this step, waiting where the run wants it."""
-        now_s = time.monotonic()
+        now_s = self._clock()
         self._poll_at_s = now_s + POLL_INTERVAL_S
         if self.contributing:
             self._seconds[STEPPED] += now_s - self._left_at_s
@@ -256,13 +258,13 @@ class Run:
                 break
             self._handle(self._wait())
         self._due_step = self._next_due_step()
-        self._left_at_s = time.monotonic()
+        self._left_at_s = self._clock()
 
     def _wait(self) -> Message:
         self._slots[WAITING_SLOT] = self._connection.received_count + 1
-        started_s = time.monotonic()
+        started_s = self._clock()
         message = self._connection.receive()
-        waited_s = time.monotonic() - started_s
+        waited_s = self._clock() - started_s
         self._slots[WAITING_SLOT] = 0
         self.waited_s += waited_s
         if self.contributing:
@@ -283,7 +285,7 @@ class Run:
                 self._require_arenas().mirrors[fragment].post()
                 opened.posted_tokens, opened.posted_step = self._tokens, self._step
                 self._idle_optimizer = None
-                self._pace.measure(self._step, self.waited_s)
+                self._pace.measure(self._step, self._clock() - self.waited_s)
                 self._tell_posted()
                 return True
         return False
@@ -517,13 +519,16 @@ def attach(
 
 
 def attach_over(
-    connect: Callable[[], Connection], model: nn.Module, optimizer: torch.optim.Optimizer | None
+    connect: Callable[[], Connection],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Run:
-    """As ``attach``, over whatever leads to the daemon; raises what it raises."""
+    """As ``attach``, over whatever leads to the daemon, and by any clock; raises what it raises."""
     tensors = find_shared(model)
     if optimizer is not None:
         check_optimizer(model, optimizer)
-    run = Run(connect(), tensors, optimizer)
+    run = Run(connect(), tensors, optimizer, clock)
     try:
         run._attach()
     except BaseException:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 
 class Pace:
     """The mean time of the steps between two looks.
@@ -21,9 +19,9 @@ class Pace:
         """The run's step has moved without ours."""
         self._jumped_count += step_count
 
-    def measure(self, step: int, waited_s: float) -> None:
-        """Look again, at this step of the run and after having waited for so long in all."""
-        stepping_s, own = time.monotonic() - waited_s, step - self._jumped_count
+    def measure(self, step: int, stepping_s: float) -> None:
+        """Look again, at this step of the run and by a clock that stands while it waits."""
+        own = step - self._jumped_count
         if self._last is not None and own > self._last[1]:
             self.step_s = max(0.0, stepping_s - self._last[0]) / (own - self._last[1])
         self._last = (stepping_s, own)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import trio
-from attrs import frozen
+from attrs import evolve, frozen
 from numpy.typing import NDArray
 
 from ...protocol.arena import (
@@ -268,7 +268,7 @@ class SimTrainer:
                 if message.committed or not self._lifted:
                     self._hold, self._lifted = message.hold_step, False
                 if message.committed:
-                    self._step = max(self._step, message.step)
+                    self._catch_up(message.step)
                     if message.contributed and posted is not None:
                         self._tokens_base = posted.tokens
             case Finished():
@@ -277,3 +277,13 @@ class SimTrainer:
                 self._life.cancel()
             case ArenaOpened():
                 self._overlap_steps = message.overlap_steps
+
+    def _catch_up(self, step: int) -> None:
+        """The run is further; as in the hook, steps that are skipped take none of an overlap."""
+        skipped = step - self._step
+        if skipped > 0:
+            self._step = step
+            self._in_flight = {
+                number: evolve(posted, step=posted.step + skipped)
+                for number, posted in self._in_flight.items()
+            }

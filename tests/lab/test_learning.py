@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+STEP_S = 0.1  # the benchmark's
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
@@ -34,10 +35,16 @@ TINY = """
 from attrs import asdict, evolve
 from benchmarks import learning_run
 from benchmarks.learning_arms import Recipe, arm_of
+from holdfast.membership.clock import RoundClock
 learning_run.REPLACED_AFTER_S = 0.5
+paces, answered = set(), RoundClock.answered
+def heard(self, round_, peer, step_s):
+    paces.add(round(step_s, 6))
+    answered(self, round_, peer, step_s)
+RoundClock.answered = heard
 arm = evolve(arm_of("churn4@sync_every=8,fragments=2,overlap=1"), kill_rounds=4)
 outcome = learning_run.run_arm(arm, Recipe(steps=32, batch=1), validation_windows=64)
-print(json.dumps(asdict(outcome)))
+print(json.dumps({**asdict(outcome), "paces": sorted(paces)}))
 """
 
 
@@ -60,6 +67,7 @@ def test_four_real_models_learn_together_and_agree_though_one_is_killed() -> Non
     assert 0.5 < found["speed"] < 1.0
     assert found["tokens"] > 0.7 * 4 * 32 * 64
     assert 0 < found["round_bytes"] < found["socket_bytes"]
+    assert found["paces"] == [STEP_S], "by the virtual clock: what this machine needs is no matter"
 
 
 TURNS = """
