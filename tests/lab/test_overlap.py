@@ -32,7 +32,7 @@ def told(code: str, seconds: float = 50) -> Any:
 
 PLANS = """
 from functools import cache
-from benchmarks.overlap import CASES, MEMBERSHIP, Case
+from benchmarks.overlap import CASES, LINE_SHARE, MEMBERSHIP, Case
 from benchmarks.commands import BenchError
 from benchmarks.overlap_trainer import scaled_model
 from holdfast.daemon.show_plan import toml_of
@@ -47,7 +47,7 @@ rows = []
 for case in (case for cases in CASES.values() for case in cases):
     spec = RunSpec.parse(toml_of(case.spec()) + MEMBERSHIP.format(peers=case.peers))
     parts = [e.value_count for e in split(shapes(case.width, case.layers), spec.diloco.fragments)]
-    slow = predict(spec, case.conditions(case.line_share))
+    slow = predict(spec, case.conditions(LINE_SHARE))
     rows.append({"name": case.name, "counted": sum(parts), "said": case.value_count,
         "uneven": max(parts) * len(parts) / sum(parts), "busy": slow.utilisation,
         "overlap": spec.diloco.overlap_steps, "members": spec.membership.min_members,
