@@ -205,7 +205,8 @@ ARMS = (
         "diloco2",
         algorithm="sparse",
         codec_up="topk4",
-        outer_lr=1.0,
+        outer_lr=2.0,  # in place of momentum: with 1.0 the loss is 4 % higher, with 2.5 1.6 %
+        feedback_decay=1.0,  # so few rounds cannot afford to lose anything
         outer_momentum=0.0,
         ratio_max=1.015,
     ),
@@ -292,7 +293,9 @@ def _changed(arm: Arm, key: str, value: Any) -> Arm:
     raise ValueError("no setting that a name could change")
 
 
-DEFAULT = [arm.name for arm in ARMS]
+# What brings DiLoCo with 4 peers closer to data parallel.
+VARIANTS = ["diloco4@sync_every=10", "diloco4@warm_steps=100"]
+DEFAULT = [*(arm.name for arm in ARMS), *VARIANTS]
 
 
 def with_baselines(names: list[str]) -> list[str]:
