@@ -127,7 +127,11 @@ def measure_all(jobs: Sequence[Job], parallel: int, *, reuse: bool) -> list[Outc
     if failed:
         raise BenchError(f"failed: {', '.join(failed)}; their words are above")
     found = [job.kept() for job in jobs]
-    return [each[0] for each in found if each is not None]
+    return [
+        attrs.evolve(each[0], notes={**each[0].notes, "commit": each[1]})
+        for each in found
+        if each is not None
+    ]
 
 
 def _run(jobs: Sequence[Job], parallel: int) -> list[str]:
@@ -280,6 +284,7 @@ def table(figures: dict[str, dict[str, Any]]) -> Table:
     header = ["arm", "loss", "over seeds", "against", "of", "asked", "met", "thousand tokens"]
     header += ["speed", "MB a round", "s to measure"]
     seeds = len(next(iter(figures.values()))["losses"])
+    commits = {each["notes"]["commit"] for row in figures.values() for each in row["outcomes"]}
     return Table(
         f"Validation loss of the shared parameters, nats per byte, mean of {seeds} seeds",
         ["python -m benchmarks.learning"],
@@ -295,6 +300,7 @@ def table(figures: dict[str, dict[str, Any]]) -> Table:
             "Production master, peers and hook, torch in every trainer; the network is the one in "
             "memory, time is virtual. Every peer's copy was compared byte by byte at the end, and "
             "its roots at every version. `dp` is plain torch in one process.",
+            f"Code of {', '.join(sorted(f'`{each}`' for each in commits))}.",
             "*MB a round*: handed to all streams between all hosts, from the first commit to the "
             "last; for `dp`, computed, not counted: a ring all-reduce of bf16 gradients, a step. "
             "*Speed*: tokens per virtual second, as a share of what the peers did alone; what is "
