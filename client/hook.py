@@ -123,6 +123,7 @@ class Run:
         # What the quick path of ``step`` needs. Memory views: they give and take plain numbers
         # several times faster than numpy does. They are replaced once the arenas are there.
         self._step = 0
+        self._skipped_count = 0
         self._tokens = 0
         self._due_step = 0
         self._poll_at_s = 0.0
@@ -140,7 +141,12 @@ class Run:
     def rate_scale(self) -> float:
         """What to multiply the learning rate by: 1.0, but less in the first steps of an optimizer
         without a state that joins a run under way. See ``ramp``."""
-        return self._ramp.scale(self._step)
+        return self._ramp.scale(self._own_step)
+
+    @property
+    def _own_step(self) -> int:
+        """As ``global_step``, but without the steps of the run that were not ours."""
+        return self._step - self._skipped_count
 
     def step(self, *, loss: float | None = None, tokens: int = 1) -> None:
         """Tell the run that one inner step is done; call it after ``optimizer.step()``.
@@ -218,12 +224,12 @@ class Run:
                 self._handle(self._connection.receive())
             self._due_step = self._next_due_step()
         self._left_at_s = self._clock()
-        self._pace.measure(self._step, self._clock() - self.waited_s)
+        self._pace.measure(self._own_step, self._clock() - self.waited_s)
 
     def _open_arenas(self, message: ArenaOpened) -> None:
-        descriptors = self._connection.take_descriptors()
         if self._arenas is not None:
             raise RemoteProtocolError("the daemon opened its arenas a second time")
+        descriptors = self._connection.take_descriptors()
         self._arenas = arenas = Arenas.open(message, descriptors, self._tensors)
         self._spoilt_max = message.nan_steps or COUNT_MAX
         self._tokens_from = [0] * len(arenas.mirrors)
@@ -285,7 +291,7 @@ class Run:
                 self._require_arenas().mirrors[fragment].post()
                 opened.posted_tokens, opened.posted_step = self._tokens, self._step
                 self._idle_optimizer = None
-                self._pace.measure(self._step, self._clock() - self.waited_s)
+                self._pace.measure(self._own_step, self._clock() - self.waited_s)
                 self._tell_posted()
                 return True
         return False
@@ -427,7 +433,7 @@ class Run:
         elif not (first and self._optimizer is None):  # unknown to us: taken for a new one
             return
         self._spoilt = False
-        self._ramp.begin(self._step)
+        self._ramp.begin(self._own_step if self._step else None)
 
     def _spoil(self) -> None:
         """A loss was not finite. After enough of them ask for other weights, and wait for them."""
@@ -448,8 +454,7 @@ class Run:
         self.finished = True
 
     def _set_step(self, step: int) -> None:
-        self._ramp.jumped(step - self._step)
-        self._pace.jumped(step - self._step)
+        self._skipped_count += step - self._step
         self._step = step
         self._slots[STEP_SLOT] = step
 

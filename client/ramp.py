@@ -11,19 +11,14 @@ RAMP_STEPS = 50  # of our own; Adam's second moments at 0.95 have forgotten thei
 
 
 class Ramp:
-    """Counts a trainer's own steps, though the run's global step may jump."""
+    """Counts a trainer's own steps: the run's may jump."""
 
     def __init__(self) -> None:
-        self._from_step: int | None = None  # the run's, as if it had never jumped since
+        self._from_step: int | None = None
 
-    def begin(self, step: int) -> None:
-        """The optimizer starts anew. At the run's own start that is what everybody does."""
-        self._from_step = step if step > 0 else None
-
-    def jumped(self, step_count: int) -> None:
-        """The run's step has moved without ours."""
-        if self._from_step is not None:
-            self._from_step += step_count
+    def begin(self, step: int | None) -> None:
+        """The optimizer starts anew; None: at the run's own start, where everybody's does."""
+        self._from_step = step
 
     def scale(self, step: int) -> float:
         """From ``1 / RAMP_STEPS`` at the first step to 1."""
