@@ -64,7 +64,7 @@ def too_late(context: Context) -> Member | None:
 
 def rest(context: Context, member: Member) -> str:
     """The member takes no place for a while; says for how long."""
-    rest_s = REST_DEADLINES * context.spec.membership.deadline_s * 2.0**member.rest_count
+    rest_s = REST_DEADLINES * context.spec.membership.deadline_s * 2.0 ** min(member.rest_count, 16)
     rest_s = min(REST_S_MAX, rest_s)
     late_count, member.late_count = member.late_count, 0
     member.rest_count += 1
