@@ -8,9 +8,9 @@ of the same fragment, after a warm-up: what the hook copies and merges counts as
     python -m benchmarks.overlap --cases wan --json -     one table by itself
     make bench ARGS='--only overlap'                      all of them, into RESULTS.md
 
-Fragments, overlap and codec are what ``holdfast plan``'s formulas come to: for the H that is asked,
-the gentlest settings with which nobody waits on ``LINE_SHARE`` of the line. Bytes are the lab's own
-count, of packets; without their headers they are what the sockets carried.
+The settings of a case are given; or fragments and overlap are what ``holdfast plan``'s formulas come
+to, for its H and codec the fewest with which nobody waits on ``LINE_SHARE`` of the line. Bytes are the
+lab's own count, of packets; without their headers they are what the sockets carried.
 """
 
 from __future__ import annotations
@@ -35,11 +35,10 @@ from benchmarks.report import Table
 from benchmarks.sections import Measured
 from benchmarks.wan_lab import Host, WanLab
 from holdfast.daemon.show_plan import said_codec, toml_of
-from holdfast.membership.advice import OVERLAP_MAX, QUALITIES
 from holdfast.membership.bandwidth import Bandwidth
 from holdfast.membership.conductor import ROUNDS_IN_FLIGHT_MAX
 from holdfast.membership.predict import Conditions, predict
-from holdfast.membership.spec import DilocoTable, ReduceTable, RunSpec
+from holdfast.membership.spec import OVERLAP_AUTO_MAX, DilocoTable, ReduceTable, RunSpec
 
 PEERS = 4
 DELAY_MS = 10.0  # of a host's line, one way: 40 ms from a machine to another and back
@@ -68,7 +67,8 @@ class Case:
       width, layers: of the demo's model.
       mbit: of each peer's line, both ways.
       sync_every: H.
-      fragments, overlap, codec: P, tau and both codecs; None or empty: as planned.
+      codec: both ways.
+      fragments, overlap: P and tau; None: as planned.
       warm, rounds: H steps before anything counts, and in which it does.
     """
 
@@ -78,9 +78,9 @@ class Case:
     mbit: float
     step_s: float
     sync_every: int
+    codec: str
     fragments: int | None = None
     overlap: int | None = None
-    codec: str = ""
     warm: int = 1
     rounds: int = 3
     peers: int = PEERS
@@ -102,44 +102,40 @@ class Case:
         )
 
     def spec(self) -> RunSpec:
-        """What is given, and else the gentlest settings with which nobody waits.
+        """As given, or else the least overlap with which nobody waits.
 
         Raises:
           BenchError: none would do.
         """
+        if self.fragments is not None and self.overlap is not None:
+            return self._with(self.fragments, self.overlap)
         conditions = self.conditions(LINE_SHARE)
-        line_bits_per_s = 8 * conditions.line.up_bytes_per_s
-        codecs = [(self.codec, self.codec)] if self.codec else QUALITIES["frugal"]
-        longest = min(OVERLAP_MAX, self.sync_every - 1)
-        overlaps = range(longest + 1) if self.overlap is None else [self.overlap]
-        fragments = [self.fragments] if self.fragments else range(1, self.layers + 1)
-        for up, down in codecs:
-            for tau in overlaps:
-                for count in fragments:
-                    if self.sync_every % count:
-                        continue
-                    spec = RunSpec(
-                        diloco=DilocoTable(
-                            sync_every=self.sync_every, fragments=count, overlap=tau
-                        ),
-                        reduce=ReduceTable(codec_up=up, codec_down=down),
-                    )
-                    given = self.overlap is not None and self.fragments and self.codec
-                    needed = predict(spec, conditions).needed_bits_per_s
-                    if given or needed <= line_bits_per_s:
-                        return spec
+        for overlap in range(min(OVERLAP_AUTO_MAX, self.sync_every - 1) + 1):
+            for fragments in range(1, self.layers + 1):
+                if self.sync_every % fragments:
+                    continue
+                spec = self._with(fragments, overlap)
+                needed_bits_per_s = predict(spec, conditions).needed_bits_per_s
+                if needed_bits_per_s <= 8 * conditions.line.up_bytes_per_s:
+                    return spec
         raise BenchError(f"{self.name}: no settings keep trainers busy on {self.mbit:g} Mbit/s")
+
+    def _with(self, fragments: int, overlap: int) -> RunSpec:
+        return RunSpec(
+            diloco=DilocoTable(sync_every=self.sync_every, fragments=fragments, overlap=overlap),
+            reduce=ReduceTable(codec_up=self.codec, codec_down=self.codec),
+        )
 
 
 # The demo's model, wider, so that a fragment takes about the overlap's steps on the line; its
 # blocking counterpart; thirty million parameters; and what H=100 and 4 bits come to.
-WAN = Case("streaming", 208, 4, 20.0, 0.2, 40, codec="fp32")
-BLOCKING = Case("blocking", 208, 4, 20.0, 0.2, 40, 1, 0, "fp32", rounds=2)
+WAN = Case("streaming", 208, 4, 20.0, 0.2, 40, "fp32")
+BLOCKING = Case("blocking", 208, 4, 20.0, 0.2, 40, "fp32", 1, 0, rounds=2)
 # Four daemons and trainers with so much share two cores, which the formulas leave out: a round takes
 # 0.6 s, not 0.3 s.
-LARGE = Case("30 million", 396, 16, 50.0, 0.1, 128, 16, 12, "nf4", rounds=2)
-WHOLE = Case("whole", 256, 10, 200.0, 0.2, 100, 1, 9, "nf4", rounds=1)
-PARTS = Case("in parts", 256, 10, 200.0, 0.2, 100, 10, 9, "nf4", rounds=1)
+LARGE = Case("30 million", 396, 16, 50.0, 0.1, 128, "nf4", 16, 12, rounds=2)
+WHOLE = Case("whole", 256, 10, 200.0, 0.2, 100, "nf4", 1, 9, rounds=1)
+PARTS = Case("in parts", 256, 10, 200.0, 0.2, 100, "nf4", 10, 9, rounds=1)
 CASES = {"wan": (WAN, BLOCKING), "large": (LARGE,), "bytes": (WHOLE, PARTS)}
 
 

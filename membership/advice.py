@@ -17,11 +17,10 @@ from collections.abc import Iterator
 from attrs import evolve, frozen
 
 from .predict import Conditions, Prediction, predict
-from .spec import RunSpec
+from .spec import OVERLAP_AUTO_MAX, RunSpec
 
 BUSY_ENOUGH = 0.98  # of a trainer's time; beyond it little is to be had
 TIE = 0.01  # of a trainer's time; for less nobody takes a coarser setting
-OVERLAP_MAX = 10  # steps; a result that is older than that helps less than its wait costs
 FRAGMENTS_PROPOSED_MAX = 32  # unless the owner says; every one of them needs a layer or more
 
 # Of contributions and results, finest first; error feedback makes up for a coarse codec_up.
@@ -82,7 +81,7 @@ def _gentlest_first(
         even = [p for p in range(1, min(steps, fragments_max) + 1) if steps % p == 0]
         for up, down in QUALITIES[quality]:
             reduce = evolve(spec.reduce, codec_up=up, codec_down=down)
-            for overlap in range(min(steps - 1, OVERLAP_MAX) + 1):
+            for overlap in range(min(steps - 1, OVERLAP_AUTO_MAX) + 1):
                 for fragments in even:
                     if overlap > steps // fragments * min(fragments, rounds_in_flight):
                         continue  # the round that is due then waits for one that is in flight

@@ -89,8 +89,8 @@ class Swarm:
         codecs = {codec for each in fragments for codec in self.spec.reduce.codecs(each)}
         self.witness = Witness(
             coarse=codecs != {"fp32"},
-            knows_contributions=not codecs
-            & set(TOPK_CODECS),  # what arrives is little of what was posted
+            # With these, what arrives is little of what was posted.
+            knows_contributions=codecs.isdisjoint(TOPK_CODECS),
         )
         self.store = WitnessedStore(self.witness)
         self.store.append(RunCreated(RUN_ID, spec_toml))

@@ -2,30 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
-
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def told(code: str, *arguments: str) -> Any:
-    """What a few lines print as JSON; ``benchmarks`` is a package of the repository's root only."""
-    done = subprocess.run(
-        [sys.executable, "-c", f"import json, sys\n{code}", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
+from tests.lab.telling import told
 
 SCHEDULE = """
 from attrs import asdict

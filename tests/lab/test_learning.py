@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.lab.telling import ROOT, told
+
 STEP_S = 0.1  # the benchmark's
-ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
-
-
-def told(code: str) -> Any:
-    """What a few lines print as JSON; ``benchmarks`` is a package of the repository's root only."""
-    done = subprocess.run(
-        [sys.executable, "-c", f"import json\n{code}"],
-        cwd=ROOT,
-        env=ONE_THREAD,
-        capture_output=True,
-        text=True,
-        timeout=140,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
 
 
 TINY = """
@@ -52,7 +34,7 @@ print(json.dumps({**asdict(outcome), "paces": sorted(paces)}))
 @pytest.mark.timeout(150)
 def test_four_real_models_learn_together_and_agree_though_one_is_killed() -> None:
     """``run_arm`` itself compares copies, roots and the trainers' weights, and fails on a difference."""
-    found = told(TINY)
+    found = told(TINY, seconds=140)
 
     first, last = found["curve"][0], found["curve"][-1]
     assert first[0] == 0
@@ -107,7 +89,7 @@ print(json.dumps({"order": order, "waits": waits, "heard": heard}))
 
 
 def test_a_script_runs_in_its_turns_only_and_ends_with_its_machine() -> None:
-    found = told(TURNS)
+    found = told(TURNS, seconds=140)
 
     assert found["order"] == ["before", "script", "between", "script"]
     assert found["waits"] == [0.5, float("inf")]
@@ -148,7 +130,7 @@ print(json.dumps({
 
 
 def test_arms_are_runs_that_the_spec_allows_and_are_judged_by_what_is_asked() -> None:
-    found = told(ARMS)
+    found = told(ARMS, seconds=140)
 
     assert found["names"][:10] == [
         *("dp", "diloco2", "diloco4", "streaming2", "streaming2-nf4", "sparse2", "delta4", "lerp4"),

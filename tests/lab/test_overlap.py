@@ -2,33 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
-
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
-
-
-def told(code: str, seconds: float = 50) -> Any:
-    """What a few lines print as JSON; ``benchmarks`` is a package of the repository's root only."""
-    done = subprocess.run(
-        [sys.executable, "-c", f"import json\n{code}"],
-        cwd=ROOT,
-        env=ONE_THREAD,
-        capture_output=True,
-        text=True,
-        timeout=seconds,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
+from tests.lab.telling import told
 
 PLANS = """
 from functools import cache
@@ -53,7 +29,7 @@ for case in (case for cases in CASES.values() for case in cases):
         "overlap": spec.diloco.overlap_steps, "members": spec.membership.min_members,
         "round_steps": slow.round_s / case.step_s})
 try:
-    Case("too slow", 256, 4, 1.0, 0.01, 10).spec()
+    Case("too slow", 256, 4, 1.0, 0.01, 10, "nf4").spec()
 except BenchError as error:
     refused = str(error)
 print(json.dumps({"rows": rows, "refused": refused}))
@@ -77,7 +53,7 @@ def test_cases_are_runs_that_the_spec_allows_and_that_keep_nobody_waiting() -> N
 
 FIGURES = """
 from benchmarks.overlap import Case, Sample, Watched, found, most_within
-case = Case("figures", 256, 10, 200.0, 0.1, 100, 10, 8, "nf4", rounds=2)
+case = Case("figures", 256, 10, 200.0, 0.1, 100, "nf4", 10, 8, rounds=2)
 def mark(at_s, steps, stepping_s, waited_s, hook_s):
     return dict(at_s=at_s, rounds=0, steps=steps, stepping_s=stepping_s, waited_s=waited_s, hook_s=hook_s)
 spans = [(mark(5.0, 40, 4.0, 0.5, 0.1), mark(25.0, 230, 23.2, 1.0, 0.2))] * 4
@@ -112,7 +88,7 @@ from benchmarks.overlap import Case, measure
 if reason := wan_lab.why_not():
     print(json.dumps({"forbidden": reason}))
 else:
-    case = Case("tiny", 32, 2, 50.0, 0.05, 10, 2, 4, "nf4", rounds=3, peers=2)
+    case = Case("tiny", 32, 2, 50.0, 0.05, 10, "nf4", 2, 4, rounds=3, peers=2)
     print(json.dumps({**asdict(measure(case)), "values": case.value_count}))
 """
 

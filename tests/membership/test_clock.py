@@ -50,6 +50,23 @@ def one_round(
     return hurried_s - due_s, ready_s - due_s
 
 
+def two_of_three_ready(table: Table, *, reduction_s: float) -> float:
+    """After rounds of three the pace is known; in the next one C is late. Returns a step's time."""
+    table.start(A, B, C)
+    for _ in range(3):
+        table.wait(H * STEP_S, A, B, C)
+        order = table.reduce(A, B, C)
+        table.wait(reduction_s, A, B, C)
+        table.reduced(order, A, B, C)
+        table.applied(order, A, B, C)
+    step_s = table.master.conductor.clock.step_s
+    table.forget()
+    table.wait(H * STEP_S, A, B, C)
+    table.ready(A)
+    table.ready(B)
+    return step_s
+
+
 def test_in_lockstep_all_are_waited_for_and_nobody_is_hurried() -> None:
     table = table_of(pace="lockstep")
     table.start(A, B, C)
@@ -96,18 +113,7 @@ def test_a_slow_peer_is_hurried_so_early_that_nobody_waits_for_it() -> None:
 def test_a_grace_is_never_less_than_who_is_as_fast_as_the_run_needs() -> None:
     """Else who was left out of one round is left out of the next one, some steps behind."""
     table = table_of(overlap=1)
-    table.start(A, B, C)
-    for _ in range(3):
-        table.wait(H * STEP_S, A, B, C)
-        order = table.reduce(A, B, C)
-        table.wait(3.0, A, B, C)  # more than the overlap
-        table.reduced(order, A, B, C)
-        table.applied(order, A, B, C)
-    step_s = table.master.conductor.clock.step_s
-    table.forget()
-    table.wait(H * STEP_S, A, B, C)
-    table.ready(A)
-    table.ready(B)
+    step_s = two_of_three_ready(table, reduction_s=3.0)  # more than the overlap
     assert is_hurried(table, C)
     table.wait(2 * step_s - 0.1, A, B, C)
     table.ready(C, step=H * 3 + 2)
@@ -151,19 +157,7 @@ def test_somebody_always_comes_to_the_step() -> None:
 
 def test_the_grace_is_what_the_overlap_leaves() -> None:
     table = table_of(overlap=4)
-    table.start(A, B, C)
-    for _ in range(3):  # the pace becomes known
-        table.wait(H * STEP_S, A, B, C)
-        order = table.reduce(A, B, C)
-        table.wait(1.0, A, B, C)
-        table.reduced(order, A, B, C)
-        table.applied(order, A, B, C)
-    step_s = table.master.conductor.clock.step_s
-    table.forget()
-    table.wait(H * STEP_S, A, B, C)
-    table.ready(A)
-    table.ready(B)
-    slack_s = 4 * step_s - 1.0  # the reductions took a second
+    slack_s = 4 * two_of_three_ready(table, reduction_s=1.0) - 1.0
     table.wait(slack_s - 0.1, A, B, C)
     table.hears_no(A, Reduce)
     table.wait(0.1, A, B, C)

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from holdfast.membership.advice import (
     BUSY_ENOUGH,
-    OVERLAP_MAX,
     QUALITIES,
     STEPS_TRIED,
     TIE,
@@ -25,7 +24,7 @@ from holdfast.membership.predict import (
     RoundCost,
     predict,
 )
-from holdfast.membership.spec import DilocoTable, ReduceTable, RunSpec
+from holdfast.membership.spec import OVERLAP_AUTO_MAX, DilocoTable, ReduceTable, RunSpec
 from holdfast.protocol.lane import HEADER_BYTES, TAG_BYTES
 from holdfast.protocol.messages import FragmentSize
 
@@ -179,7 +178,7 @@ def test_what_is_proposed_is_enough_and_nothing_gentler_is(quality: str) -> None
     gentler += [(chosen.sync_every, pair) for pair in codecs[:used]]
     for steps, pair in gentler:
         for fragments in (p for p in range(1, 33) if steps % p == 0):
-            overlap = min(OVERLAP_MAX, steps // fragments, steps - 1)
+            overlap = min(OVERLAP_AUTO_MAX, steps // fragments, steps - 1)
             other = spec_of(steps, fragments, overlap, *pair)
             assert predict(other, HOME).utilisation < BUSY_ENOUGH
 
