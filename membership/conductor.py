@@ -163,7 +163,11 @@ class Conductor:
             fragment=fragment,
             version=history.versions[fragment],
             at_step=due_step(
-                fragment, history.turns[fragment], spec.diloco.sync_every, history.fragment_count
+                fragment,
+                history.turns[fragment],
+                spec.diloco.sync_every,
+                history.fragment_count,
+                spec.run.rounds,
             ),
             opened_s=self.context.now_s,
         )

@@ -114,7 +114,13 @@ class Lineage:
         self.useless_since_s = None
         before = history.versions[head.fragment]
         turn = history.turns[head.fragment] + head.version - before - 1
-        step = due_step(head.fragment, turn, spec.diloco.sync_every, history.fragment_count)
+        step = due_step(
+            head.fragment,
+            turn,
+            spec.diloco.sync_every,
+            history.fragment_count,
+            spec.run.rounds,
+        )
         self.context.record(VersionAdopted(head, step))
         self.context.announce(
             EventKind.RUN,

@@ -4,6 +4,9 @@
     turn         0      0      1      1      2            of that fragment
     at_step     50    100    150    200    250
 
+A run that ends after so many rounds takes the last turn of every fragment at its last step, so that
+nothing that was trained before is missing in the end.
+
 A round that was aborted is tried again with the same fragment and step. Aborts in a row wait longer
 and longer, so that a fault which comes back at once cannot keep everybody busy with nothing else.
 Rounds of several fragments may be in flight at once; none gets a whole turn ahead of another.
@@ -18,9 +21,17 @@ RETRY_S = 1.0  # before the round after one that was aborted
 RETRY_S_MAX = 30.0  # doubling stops here
 
 
-def due_step(fragment: int, turn: int, sync_every: int, fragment_count: int) -> int:
-    """The step at which a fragment is due for the ``turn``-th time, both counted from 0."""
-    return ((turn * fragment_count + fragment + 1) * sync_every) // fragment_count
+def due_step(
+    fragment: int, turn: int, sync_every: int, fragment_count: int, rounds: int = 0
+) -> int:
+    """The step at which a fragment is due for the ``turn``-th time, both counted from 0.
+
+    Args:
+      rounds: of all fragments, after which the run ends; 0: it has no end.
+    """
+    step = ((turn * fragment_count + fragment + 1) * sync_every) // fragment_count
+    last_step = rounds * sync_every // fragment_count
+    return last_step if step <= last_step < step + sync_every else step
 
 
 def next_fragment(turns: Sequence[int], busy: Collection[int]) -> int | None:

@@ -124,6 +124,20 @@ def test_the_schedule_spreads_fragments_evenly() -> None:
     assert [due_step(0, turn, 1, 1) for turn in range(3)] == [1, 2, 3]
 
 
+@pytest.mark.parametrize(
+    ("rounds", "fragments", "sync_every"), [(12, 4, 20), (7, 3, 30), (2, 3, 9)]
+)
+def test_a_run_with_an_end_takes_everything_in_at_its_last_step(
+    rounds: int, fragments: int, sync_every: int
+) -> None:
+    turns = [divmod(number, fragments) for number in range(rounds)]
+    free = [due_step(part, turn, sync_every, fragments) for turn, part in turns]
+    steps = [due_step(part, turn, sync_every, fragments, rounds) for turn, part in turns]
+    last = max(0, rounds - fragments)
+    assert steps[:last] == free[:last]
+    assert set(steps[last:]) == {free[-1]}
+
+
 def test_who_is_due_next_is_no_turn_ahead_of_anybody() -> None:
     assert next_fragment([0, 0, 0], ()) == 0
     assert next_fragment([0, 0, 0], {0}) == 1
