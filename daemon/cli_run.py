@@ -161,6 +161,12 @@ def master(
     callback=site_name,
     help="Machines that name the same site share one line to the others.",
 )
+@click.option(
+    "--checkpoints",
+    metavar="DIR|URL",
+    help="Write and look for checkpoints here, even if run.toml asks others for them "
+    "(default: in the state directory, if run.toml asks this peer).",
+)
 def join(
     invite: str,
     command: tuple[str, ...],
@@ -173,6 +179,7 @@ def join(
     max_download: float | None,
     patience: float,
     site: str,
+    checkpoints: str | None,
 ) -> None:
     """Take part in a run with this machine.
 
@@ -201,6 +208,7 @@ def join(
         download_bytes_per_s=None if max_download is None else max_download * 1e6,
         patience_s=patience or None,
         site=site,
+        checkpoints=checkpoints,
     )
     with locked(options.state):
         trio.run(Peer(options, tell).run)

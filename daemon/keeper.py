@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from pathlib import Path
+from collections.abc import Callable
 
 import trio
 
-from ..checkpoint import kept
+from ..checkpoint import checkpoints
+from ..checkpoint.checkpoints import Checkpoint, CheckpointError, Manifest
 from ..checkpoint.donor import Donor
 from ..checkpoint.joiner import Joiner, Standing
+from ..checkpoint.place import Place
 from ..checkpoint.state import SharedState
 from ..checkpoint.transfer import FetchFailedError
+from ..membership.roster import layout_difference
 from ..protocol.arena import Arena
 from ..protocol.errors import PeerLostError, RemoteProtocolError, StateMismatchError
 from ..protocol.messages import (
@@ -49,7 +52,7 @@ class StateKeeper:
       layout: the run's; None until it is known.
       state, posted: there as soon as the layout is.
       received_bytes: of blocks, since the service began.
-      kept: what the file of an earlier process holds; None if there is none that we use.
+      restored: the checkpoint that we began with; None if there was none that we use.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -57,7 +60,7 @@ class StateKeeper:
         self.known_state: SharedState | None = None
         self.known_posted: Arena | None = None
         self.received_bytes = 0
-        self.kept: kept.Manifest | None = None
+        self.restored: Manifest | None = None
         self._parts = parts
         self._donor: Donor | None = None
         self._donor_scope = trio.CancelScope()
@@ -106,27 +109,39 @@ class StateKeeper:
 
     # ------------------------------------------------------------ kept from life to life
 
-    def restore(self, folder: Path) -> bool:
-        """Before the service runs, in a thread: take what an earlier process kept, if it did.
+    def restore(self, place: Place, tell: Callable[[str], None] = log.warning) -> bool:
+        """Before the service runs, in a thread: take up the newest checkpoint that is whole.
+
+        Args:
+          tell: is told of those that are damaged.
 
         Raises:
-          KeptStateError: what it kept is no good; we hold nothing.
+          CheckpointError: the place is another run's.
+          PlaceError: it cannot be read.
         """
-        parts = self._parts
-        manifest = kept.find(folder, parts.config.run_id)
-        if manifest is None:
-            return False
+        found = checkpoints.newest(place, self._fits, tell)
+        return any(self._take_up(each, tell) for each in found)
+
+    def _fits(self, manifest: Manifest) -> str:
+        run_id = self._parts.config.run_id
+        if manifest.run_id != run_id:
+            raise CheckpointError(f"of run {manifest.run_id[:16]}, and this one is {run_id[:16]}")
+        return ""
+
+    def _take_up(self, found: Checkpoint, tell: Callable[[str], None]) -> bool:
+        manifest = found.manifest
         self._make_room(manifest.layout, manifest.sizes)
         try:
-            kept.load(folder, manifest, self.state)
-        except kept.KeptStateError:
+            found.load(self.state)
+        except CheckpointError as error:
+            tell(str(error))
             self._forget()
-            raise
-        self.kept = manifest
-        parts.replica.restored(
+            return False
+        self.restored = manifest
+        self._parts.replica.restored(
             bytes.fromhex(manifest.lineage),
             len(manifest.sizes),
-            [each.head() for each in manifest.heads],
+            manifest.fragment_heads(),
             manifest.step,
             manifest.term,
             bytes.fromhex(manifest.nonce),
@@ -138,38 +153,35 @@ class StateKeeper:
         if self.known_state is None or self._donor is not None:
             return
         replica = self._parts.replica
-        if (
-            layout is not None
-            and layout == self.layout
-            and lineage == replica.lineage
-            and self.known_state.sizes == self._sizes(layout)
-        ):
+        difference = self._difference(layout, lineage)
+        if not difference:
             return
-        log.warning("the state that was kept here is not the run's: it is not used")
+        text = f"the checkpoint that was taken up here is not the run's: {difference}"
+        log.warning("%s", text)
+        self._parts.report.told.append(text)
         self._forget()
-        self.kept = None
+        self.restored = None
         replica.restored(b"", 0, (), 0, replica.term, replica.nonce)
 
-    def to_keep(self) -> kept.Manifest | None:
-        """After the service: what is to be kept; None: nothing, or it is in the file already."""
-        lineage, state = self._parts.replica.lineage, self.known_state
-        if state is None or self.layout is None or not lineage or not state.heads():
-            return None
-        replica = self._parts.replica
-        manifest = kept.manifest_of(
-            state,
-            lineage=lineage,
-            term=replica.term,
-            nonce=replica.nonce,
-            step=replica.step,
-            layout=self.layout,
-        )
-        known = self.kept
-        same = known is not None and (known.lineage, known.heads) == (
-            manifest.lineage,
-            manifest.heads,
-        )
-        return None if same else manifest
+    def _difference(self, layout: Layout | None, lineage: bytes) -> str:
+        """What tells the restored state from the run's; empty: nothing."""
+        assert self.layout is not None
+        if layout is None:
+            return "the run has no weights yet"
+        if layout != self.layout:
+            return f"its tensors are others: {layout_difference(layout, self.layout)}"
+        sizes = self._sizes(layout)
+        if self.state.sizes != sizes:
+            return (
+                f"it is cut into {len(self.state.sizes)} fragments in another way than the run's "
+                f"{len(sizes)} (`fragments`, `pattern` or `groups` of run.toml)"
+            )
+        ours = self._parts.replica.lineage
+        if lineage != ours:
+            return (
+                f"it began with other weights (lineage {ours.hex()[:12]}, not {lineage.hex()[:12]})"
+            )
+        return ""
 
     def _forget(self) -> None:
         self.layout = self.known_state = self.known_posted = None

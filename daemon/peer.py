@@ -6,6 +6,7 @@ deeds. The work is done by its parts:
     MasterSession   the connection to the master (``session``)
     LinkHub         the links to the other members (``collectives.hub``)
     StateKeeper     the shared state in memory, fetched and given (``keeper``)
+    Checkpointer    the shared state on disk (``checkpointer``)
     Reducer         rounds: reductions, repairs, outer steps (``reducer``)
     Training        the local trainer (``training``)
 
@@ -18,7 +19,8 @@ deeds. The work is done by its parts:
      ├── probe        (on order)     times another's junk; our own goes out in ``serve``
      ├── serve        (per order)    a reduction; repaired over deaths, it ends with its round
      ├── apply        (per commit)   outer step in a thread; never cancelled half-way
-     └── fetch        (per fragment) copies a version from donors
+     ├── fetch        (per fragment) copies a version from donors
+     └── write        (now and then) a checkpoint, in pieces
 
 The replica and the parts are touched only by plain (not async) methods, from one event loop, so every
 stimulus is handled whole before the next one.
@@ -31,6 +33,7 @@ from collections.abc import Callable, Sequence
 
 import trio
 
+from ..checkpoint.place import Place
 from ..checkpoint.state import SharedState
 from ..collectives.hub import LinkHub
 from ..collectives.limiter import RateLimiter
@@ -69,6 +72,7 @@ from ..protocol.messages import (
     Welcome,
 )
 from ..protocol.network import Channel, Network, Party
+from .checkpointer import Checkpointer
 from .hosts import dialable
 from .keeper import StateKeeper
 from .parts import Parts, PeerConfig, PeerReport
@@ -83,7 +87,11 @@ PROGRESS_S = 1.0
 
 
 class PeerService:
-    """One peer of a run, on any ``Network`` with any ``TrainerPort``."""
+    """One peer of a run, on any ``Network`` with any ``TrainerPort``.
+
+    Args:
+      checkpoints: where they are written; None: nowhere.
+    """
 
     def __init__(
         self,
@@ -91,6 +99,7 @@ class PeerService:
         network: Network,
         trainer: TrainerPort,
         *,
+        checkpoints: Place | None = None,
         renew: Callable[[], bytes] | None = None,
         renewed: Callable[[bytes], None] | None = None,
         renew_every_s: float = 6 * 3600.0,
@@ -132,6 +141,7 @@ class PeerService:
         self.keeper = StateKeeper(self.parts)
         self.reducer = Reducer(self.parts, self.keeper)
         self.training = Training(self.parts, self.keeper)
+        self.checkpointer = self._make_checkpointer(checkpoints)
         self.number = 0
         self.finished = trio.Event()
         self._renewed = renewed
@@ -139,6 +149,9 @@ class PeerService:
         self._over: EvictedError | None = None
         self._stop = trio.CancelScope()
         self._progress_sent: Progress | None = None
+
+    def _make_checkpointer(self, place: Place | None) -> Checkpointer:
+        return Checkpointer(self.parts, self.keeper, place)
 
     @property
     def state(self) -> SharedState | None:
@@ -346,6 +359,7 @@ class PeerService:
 
     async def _apply(self, commit: Commit) -> None:
         await self.reducer.apply(commit)
+        self.checkpointer.look()
 
     def _discard_state(self) -> None:
         layout = self.keeper.discard()

@@ -21,6 +21,7 @@ from ..protocol.files import write_private
 from .exit_codes import ExitCode
 
 CONTROL_FILE = "control.json"
+CHECKPOINTS_FOLDER = "checkpoints"  # in a peer's state directory, unless it says where
 LOCK_FILE = "lock"
 
 

@@ -8,14 +8,13 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import trio
 from attrs import define
 
-from ..checkpoint import kept
-from ..checkpoint.kept import KeptStateError
+from ..checkpoint.checkpoints import CheckpointError
+from ..checkpoint.place import FolderPlace, Place, PlaceError, place_at
 from ..membership.status import copy_row, said_copy
 from ..protocol.addresses import Address
 from ..protocol.authority import fingerprint_of, load_certificate
@@ -27,11 +26,12 @@ from ..protocol.invite import Invite
 from ..protocol.messages import RefusalCode, Remedy, TrainerFailed
 from ..protocol.sockets import SocketNetwork
 from .bridge import UnixBridge
+from .checkpointer import Checkpointer
 from .exit_codes import ExitCode
 from .http import Json, control_side
 from .parts import PeerConfig
 from .peer import PeerService
-from .places import make_private
+from .places import CHECKPOINTS_FOLDER, make_private
 from .session import BACKOFF_FIRST_S, BACKOFF_MAX_S, no_master
 from .supervisor import Supervisor, TrainerEnd
 from .tasks import wait_for_signals
@@ -57,6 +57,7 @@ class PeerOptions:
     download_bytes_per_s: float | None = None
     patience_s: float | None = 120.0
     site: str = ""
+    checkpoints: str | None = None  # a folder or URL; None: in ``state``
 
 
 class Peer:
@@ -79,6 +80,7 @@ class Peer:
           UserError: with the exit code for what went wrong.
         """
         options = self.options
+        place = self._place()
         credentials = await self._credentials()
         network = SocketNetwork(credentials, newcomers=False)
         folder = Path(tempfile.mkdtemp(prefix="holdfast-"))  # sockets want short paths
@@ -105,6 +107,7 @@ class Peer:
                 download_bytes_per_s=options.download_bytes_per_s,
                 patience_s=options.patience_s,
                 site=options.site,
+                asked=options.checkpoints is not None,
             )
             self.service = PeerService(
                 config,
@@ -112,8 +115,9 @@ class Peer:
                 self.bridge,
                 renew=lambda: credentials.identity.request_pem(options.name),
                 renewed=credentials.replace_certificate,
+                checkpoints=place,
             )
-            await self._restore(self.service)
+            await self._restore(self.service, place)
             try:
                 await self._serve(self.service)
             finally:
@@ -124,39 +128,67 @@ class Peer:
             raise self._error
         self.tell("left the run")
 
-    async def _restore(self, service: PeerService) -> None:
-        """Take up the shared state that an earlier process of this peer has kept."""
-        folder = self.options.state
+    def _place(self) -> Place:
+        """Where our checkpoints are."""
+        if self.options.checkpoints is None:
+            return FolderPlace(self.options.state / CHECKPOINTS_FOLDER)
         try:
-            found = await trio.to_thread.run_sync(service.keeper.restore, folder)
-        except KeptStateError as error:
-            self.tell(f"{error}; it is now {kept.set_aside(folder).name} and not used")
-            return
+            return place_at(self.options.checkpoints)
+        except PlaceError as error:
+            raise UserError(
+                str(error),
+                exit_code=ExitCode.CONFIG,
+                hint="install what it needs, or give a folder: --checkpoints DIR",
+            ) from error
+
+    async def _restore(self, service: PeerService, place: Place) -> None:
+        """Take up the newest checkpoint that is whole."""
+        try:
+            found = await trio.to_thread.run_sync(service.keeper.restore, place, self.tell)
+        except CheckpointError as error:
+            raise UserError(
+                f"the checkpoints in {place} are not this run's: {error}",
+                exit_code=ExitCode.CONFIG,
+                hint="give the run a place of its own with --checkpoints (or --state)",
+            ) from error
+        except PlaceError as error:
+            raise UserError(
+                f"cannot look for checkpoints: {error}",
+                exit_code=ExitCode.CONFIG,
+                hint="make the place usable, or give another one with --checkpoints",
+            ) from error
         if found:
-            versions = [head.version for head in service.replica.heads()]
-            self.tell(f"took up the shared state kept here, version {min(versions)}")
+            restored = service.keeper.restored
+            assert restored is not None
+            self.tell(f"took up a checkpoint of step {restored.step}, {restored.rounds} rounds")
 
     async def _keep(self, service: PeerService) -> None:
         """Whatever ended us: the shared state outlives this process."""
-        manifest, state, folder = service.keeper.to_keep(), service.state, self.options.state
-        if manifest is None or state is None:
+        last = service.checkpointer.last()
+        if last is None:
             return
-        size_bytes = sum(state.size_bytes(head.fragment) for head in manifest.heads)
-        self.tell(f"keeping the shared state ({size_bytes / 1e6:.1f} MB) for the next time ...")
+        size_bytes, writing = last
+        self.tell(f"writing a last checkpoint ({size_bytes / 1e6:.1f} MB) ...")
+        written_bytes = 0
+
+        def work() -> None:
+            nonlocal written_bytes
+            for piece_bytes in writing:
+                written_bytes += piece_bytes
+
+        async def tell() -> None:
+            while True:
+                await trio.sleep(KEEPING_TOLD_S)
+                self.tell(f"{written_bytes / 1e6:.0f} of {size_bytes / 1e6:.0f} MB written")
+
         with trio.CancelScope(shield=True):
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._tell_kept, kept.scratch_path(folder), size_bytes)
+                nursery.start_soon(tell)
                 try:
-                    await trio.to_thread.run_sync(kept.save, folder, state, manifest)
-                except KeptStateError as error:
-                    self.tell(str(error))
+                    await trio.to_thread.run_sync(work)
+                except PlaceError as error:
+                    self.tell(f"no last checkpoint: {error}")
                 nursery.cancel_scope.cancel()
-
-    async def _tell_kept(self, growing: Path, size_bytes: int) -> None:
-        while True:
-            await trio.sleep(KEEPING_TOLD_S)
-            with suppress(OSError):
-                self.tell(f"{growing.stat().st_size / 1e6:.0f} of {size_bytes / 1e6:.0f} MB kept")
 
     async def _credentials(self) -> Credentials:
         """Our identity and certificate: from the last time, or by the invite's token."""
@@ -310,6 +342,7 @@ class Peer:
                 }
                 for r in replica.rounds.values()
             ],
+            "checkpoints": self._checkpoints(service.checkpointer),
             "finished": replica.finished,
             "trainer_pid": None if self.bridge is None else self.bridge.attached_pid,
             "command_pid": None if self.supervisor is None else self.supervisor.pid,
@@ -317,6 +350,17 @@ class Peer:
             "trainer_state": self._trainer_state(),
             "waited_s": progress.waited_s,
             "stepped_s": progress.stepped_s,
+        }
+
+    @staticmethod
+    def _checkpoints(checkpointer: Checkpointer) -> Json:
+        newest = checkpointer.newest
+        return {
+            "place": str(checkpointer.place),
+            "writing": checkpointer.writing,
+            "newest": None if newest is None else newest.name,
+            "step": None if newest is None else newest.step,
+            "error": checkpointer.error,
         }
 
     def _trainer_state(self) -> str:

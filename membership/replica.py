@@ -72,6 +72,7 @@ from .deeds import (
     TellTrainer,
     UnpinFragment,
 )
+from .spec import EVERY
 
 # Later rounds of a fragment that are ordered while a committed one still lacks frames. Nobody sends
 # that one any more by then: a link may have taken its frames with it, and a sender gives up what a
@@ -182,6 +183,20 @@ class Replica:
         not in sync until enough of them are there; they need not stand still for that."""
         back = self.lift_step is not None and self.trained and self.role is Role.CONTRIBUTOR
         return self.contributing or back
+
+    @property
+    def settled(self) -> bool:
+        """All that was committed, as far as we have heard, is in what we hold: the run was exactly
+        here. Between two rounds that are applied side by side it need not have been."""
+        return self.valid and all(here.commit is None for here in self.rounds.values())
+
+    def keeps_checkpoints(self, peers: int | str) -> bool:
+        """Whether we are one of those who write: all in sync, or the ``peers`` of them that have
+        been members for longest. All read the same view, so all come to the same."""
+        if not self.in_sync or self.view is None or not (isinstance(peers, int) or peers == EVERY):
+            return False
+        keeping = [m.peer for m in sorted(self.view.members, key=lambda m: m.number) if m.in_sync]
+        return self.me in (keeping[:peers] if isinstance(peers, int) else keeping)
 
     def is_copying(self, fragment: int) -> bool:
         """Results of this fragment wait until its copy is whole."""

@@ -39,6 +39,9 @@ STEPS_MAX = 10**9
 # cost nothing in a run that keeps up; but in one that does not, results come so many steps late.
 OVERLAP_AUTO_MAX = 10
 SECONDS_MAX = 86_400.0
+CHECKPOINT_S_MAX = 366 * 86_400.0
+CHECKPOINTS_MAX = 10_000
+EVERY, ASKED = "every", "asked"  # peers that write checkpoints
 
 
 def _whole(low: int, high: int) -> Any:
@@ -122,6 +125,14 @@ def _overlap(instance: object, attribute: attrs.Attribute[Any], value: object) -
         raise ValueError(f'{attribute.name} must be "{AUTO}" or a whole number, got {value!r}')
     if value != AUTO:
         _whole(0, STEPS_MAX)(instance, attribute, value)
+
+
+def _writers(_instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    if value not in (EVERY, ASKED) and not (type(value) is int and 1 <= value <= MEMBERS_MAX):
+        raise ValueError(
+            f'{attribute.name} must be "{EVERY}", "{ASKED}" or a number from 1 to {MEMBERS_MAX}; '
+            f"got {value!r}"
+        )
 
 
 @frozen
@@ -241,6 +252,22 @@ class SyncTable:
     donor_share: float = field(default=0.05, validator=_number(0.0, 1.0))
 
 
+@frozen
+class CheckpointTable:
+    """``[checkpoint]``"""
+
+    # Who writes: every peer, so many of those who are longest in sync, or only who was asked by its
+    # own command line.
+    peers: int | str = field(default=EVERY, validator=_writers)
+    every_rounds: int = field(default=0, validator=_whole(0, STEPS_MAX))  # 0: not by rounds
+    every_s: float = field(
+        default=600.0, validator=_number(0.0, CHECKPOINT_S_MAX)
+    )  # 0: not by time
+    keep_count: int = field(default=2, validator=_whole(1, CHECKPOINTS_MAX))
+    keep_s: float = field(default=0.0, validator=_number(0.0, CHECKPOINT_S_MAX))  # 0: for ever
+    trainer: bool = field(default=False, validator=_truth)  # optimizer and random numbers, too
+
+
 _TABLES: dict[str, type] = {
     "run": RunTable,
     "diloco": DilocoTable,
@@ -248,6 +275,7 @@ _TABLES: dict[str, type] = {
     "reduce": ReduceTable,
     "trainer": TrainerTable,
     "sync": SyncTable,
+    "checkpoint": CheckpointTable,
 }
 
 
@@ -261,6 +289,7 @@ class RunSpec:
     reduce: ReduceTable = Factory(ReduceTable)
     trainer: TrainerTable = Factory(TrainerTable)
     sync: SyncTable = Factory(SyncTable)
+    checkpoint: CheckpointTable = Factory(CheckpointTable)
     toml_text: str = ""  # as the owner wrote it; peers get it verbatim
 
     def __attrs_post_init__(self) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import trio
 from attrs import define, field
 
+from ...checkpoint.place import Place
 from ...membership.deeds import Deed, TellMaster
 from ...membership.effects import Drop, Effect, Record
 from ...membership.journal import JournalRecord, PlaceTaken
@@ -15,6 +16,7 @@ from ...membership.spec import RunSpec
 from ...protocol.errors import HoldfastError
 from ...protocol.memory import MemoryNetwork
 from ...protocol.messages import Applied, Commit, RefusalCode, Synced, Welcome
+from ..checkpointer import Checkpointer
 from ..master import MasterService
 from ..peer import PeerService
 from ..store import Store
@@ -69,12 +71,26 @@ class WitnessedMaster(MasterService):
         await trio.sleep(self.store.slow_s / 2)
 
 
+class SlowCheckpointer(Checkpointer):
+    """One whose disk takes its time, which virtual time does not see."""
+
+    turn_bytes = 1  # a piece at a time
+    turn_s: float = 0.0
+
+    async def _between_turns(self) -> None:
+        await trio.sleep(self.turn_s)
+
+
 class WitnessedPeer(PeerService):
     """A peer whose every applied and fetched version the witness sees."""
 
     witness: Witness
+    checkpointer: SlowCheckpointer
     apply_s: float = 0.0  # how long an outer step takes; virtual time sees no computing
     changed: Callable[[], None] | None = None
+
+    def _make_checkpointer(self, place: Place | None) -> Checkpointer:
+        return SlowCheckpointer(self.parts, self.keeper, place, wall_clock=trio.current_time)
 
     def _welcome(self, message: Welcome) -> RunSpec:
         self.witness.saw_term(self.config.me, self.config.incarnation, message.term)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import trio
 
-from ...checkpoint import kept
+from ...checkpoint.place import FolderPlace
 from ...membership.coordinator import Coordinator
 from ...membership.effects import Effect
 from ...membership.journal import RunCreated, TermStarted
@@ -61,6 +61,8 @@ class Swarm:
       slowness: by peer's name, how many times longer its steps are.
       strict: look after every decision of the master whether all is as it should be. Not for tests
         in which somebody lies.
+      disks: a folder with one for each machine's checkpoints, which outlive its crashes; None: none.
+      disk_turn_s: what a turn of writing takes.
     """
 
     def __init__(
@@ -78,6 +80,8 @@ class Swarm:
         bytes_per_s: float = 1e9,
         apply_s: float = 0.0,
         strict: bool = False,
+        disks: Path | None = None,
+        disk_turn_s: float = 0.0,
     ) -> None:
         self.nursery = nursery
         self.spec = RunSpec.parse(spec_toml)
@@ -106,6 +110,8 @@ class Swarm:
         self.at_peace = False
         self._changed_lines: list[Callable[[], None]] = []  # makes them as they were
         self.strict = strict
+        self.disks = disks
+        self.disk_turn_s = disk_turn_s
         self.master_clock_ahead_s = 0.0
         self.master: WitnessedMaster | None = None
         self._master_scope = trio.CancelScope()
@@ -247,12 +253,15 @@ class Swarm:
             patience_s=None,
             site=site,
         )
-        service = WitnessedPeer(config, network, trainer)
+        disk = disk or (None if self.disks is None else self.disks / name)
+        place = None if disk is None else FolderPlace(disk)
+        service = WitnessedPeer(config, network, trainer, checkpoints=place)
         service.witness, service.apply_s = self.witness, self.apply_s
         service.changed = self.notify
         trainer.tell_failed = service.training.failed_with
-        if disk is not None:
-            service.keeper.restore(disk)
+        service.checkpointer.turn_s = self.disk_turn_s
+        if place is not None:
+            service.keeper.restore(place)
         return SimPeer(name, peer, network, trainer, service, lives=lives)
 
     def make_trainer(self, name: str, peer: str, _lives: int) -> SimTrainer:
@@ -287,10 +296,11 @@ class Swarm:
 
     def keep(self, name: str, folder: Path) -> None:
         """What a daemon that ended in good order leaves on its disk."""
-        keeper = self.peers[name].service.keeper
-        manifest = keeper.to_keep()
-        if manifest is not None:
-            kept.save(folder, keeper.state, manifest)
+        checkpointer = self.peers[name].service.checkpointer
+        checkpointer.place = FolderPlace(folder)
+        last = checkpointer.last()
+        for _piece in () if last is None else last[1]:
+            pass
 
     def restart(self, name: str, *, disk: Path | None = None) -> SimPeer:
         """The machine comes back, with its identity and without its memory.

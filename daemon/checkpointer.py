@@ -1,0 +1,194 @@
+"""A peer's checkpoints: when one is due, and the writing of it while rounds go on.
+
+    applied --look()--> due? settled? --pin--> write, piece by piece, in threads --> prune
+
+The state changes by rounds only, so after each applied one is the time to look. What is pinned is
+what the run was at that instant: all fragments at the versions that a commit led to. A commit that
+overtakes the writing costs a copy of the fragment, as with any reader (see ``checkpoint.state``).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Generator
+
+import trio
+
+from ..checkpoint import checkpoints
+from ..checkpoint.checkpoints import Manifest
+from ..checkpoint.place import Place, PlaceError
+from ..checkpoint.state import SharedState
+from .keeper import StateKeeper
+from .parts import Parts
+
+log = logging.getLogger("holdfast.peer")
+
+READER = "checkpoint"  # to the state; peers' ids are hexadecimal
+WRITER_CHARS = 8  # of our id, in the name of a file that is not whole yet
+TURN_BYTES = 8 * 2**20  # written at a time; then the loop sees whether we still should
+
+
+class Checkpointer:
+    """Writes the shared state to a place.
+
+    Attributes:
+      place: None: nowhere.
+      newest: the manifest of the last one that was written; None: none in this life.
+      error: why the last one could not be written; empty: it was.
+      writing: one is being written.
+      turn_bytes: what is written at a time.
+    """
+
+    turn_bytes = TURN_BYTES
+
+    def __init__(
+        self,
+        parts: Parts,
+        keeper: StateKeeper,
+        place: Place | None,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.place = place
+        self.newest: Manifest | None = None
+        self.error = ""
+        self.writing = False
+        self._parts = parts
+        self._keeper = keeper
+        self._wall_clock = wall_clock
+        # Since when, by rounds and by our clock, the next one is counted: from our first look on.
+        self._since: tuple[int, float] | None = None
+
+    # ------------------------------------------------------------ while rounds go on
+
+    def look(self) -> None:
+        """A round was applied: begin to write if it is time. Waits for nothing."""
+        place, state = self.place, self._keeper.known_state
+        if place is None or state is None or self.writing or not self._ours():
+            return
+        rounds = sum(head.version for head in state.heads())
+        now_s = trio.current_time()
+        if self._since is None:
+            self._since = rounds - 1, now_s
+        if not (self._due(rounds, now_s) and self._parts.replica.settled):
+            return
+        manifest = self._manifest(state)
+        if manifest is None or not checkpoints.pin(state, manifest, READER):
+            return  # being changed: the next look comes soon
+        self._since = rounds, now_s
+        self.writing = True
+        self._parts.start(self._write, place, state, manifest)
+
+    def _ours(self) -> bool:
+        parts = self._parts
+        if parts.known_spec is None:
+            return False
+        return parts.config.asked or parts.replica.keeps_checkpoints(parts.spec.checkpoint.peers)
+
+    def _due(self, rounds: int, now_s: float) -> bool:
+        """Every so many rounds, at multiples of that: peers write the same states."""
+        assert self._since is not None
+        table, (rounds_then, then_s) = self._parts.spec.checkpoint, self._since
+        by_rounds = table.every_rounds and rounds // table.every_rounds != (
+            rounds_then // table.every_rounds
+        )
+        return bool(by_rounds) or bool(table.every_s and now_s >= then_s + table.every_s)
+
+    async def _write(self, place: Place, state: SharedState, manifest: Manifest) -> None:
+        network, writing = self._parts.network, self._begin(place, state, manifest)
+        try:
+            try:
+                while await network.run_sync(lambda: _turn(writing, self.turn_bytes)):
+                    await self._between_turns()
+            finally:
+                writing.close()
+                state.release_receiver(READER)
+                self.writing = False
+            self._written(manifest)
+            await network.run_sync(lambda: self._prune(place))
+        except PlaceError as error:
+            self._failed(error)
+        else:
+            self.look()  # more may have become due meanwhile
+
+    async def _between_turns(self) -> None:
+        """What else there is to do goes on; the simulator's disk takes its time here."""
+
+    def _begin(
+        self, place: Place, state: SharedState, manifest: Manifest
+    ) -> Generator[int, None, None]:
+        writer = self._parts.config.me[:WRITER_CHARS]
+        return checkpoints.write(place, state, manifest, reader=READER, writer=writer)
+
+    def _written(self, manifest: Manifest) -> None:
+        self.newest, self.error = manifest, ""
+
+    def _failed(self, error: PlaceError) -> None:
+        if str(error) != self.error:
+            self._parts.report.told.append(f"no checkpoint: {error}")
+            log.warning("no checkpoint was written: %s", error)
+        self.error = str(error)
+
+    def _prune(self, place: Place) -> None:
+        table = self._parts.spec.checkpoint
+        checkpoints.prune(
+            place,
+            self._parts.config.run_id,
+            keep_count=table.keep_count,
+            keep_s=table.keep_s,
+            now_s=self._wall_clock(),
+        )
+
+    # ------------------------------------------------------------ at the end
+
+    def last(self) -> tuple[int, Generator[int, None, None]] | None:
+        """After the service: what is to be written of what we hold now, and how many bytes that is.
+        None: nothing, or it is there already.
+
+        The generator is to be run to its end in a thread, or closed; it raises PlaceError.
+        """
+        place, state = self.place, self._keeper.known_state
+        if place is None or state is None or not self._parts.replica.lineage:
+            return None
+        manifest = self._manifest(state)
+        known = self.newest or self._keeper.restored
+        if manifest is None or (known is not None and known.same_state(manifest)):
+            return None
+        return sum(map(state.size_bytes, range(len(state.sizes)))), self._last(
+            place, state, manifest
+        )
+
+    def _last(
+        self, place: Place, state: SharedState, manifest: Manifest
+    ) -> Generator[int, None, None]:
+        yield from self._begin(place, state, manifest)
+        self._written(manifest)
+        if self._parts.known_spec is not None:
+            self._prune(place)
+
+    def _manifest(self, state: SharedState) -> Manifest | None:
+        parts, layout = self._parts, self._keeper.layout
+        replica, spec, restored = parts.replica, parts.known_spec, self._keeper.restored
+        toml = spec.toml_text if spec is not None else restored.spec_toml if restored else ""
+        if layout is None:
+            return None
+        return checkpoints.manifest_of(
+            state,
+            lineage=replica.lineage,
+            term=replica.term,
+            nonce=replica.nonce,
+            step=replica.step,
+            layout=layout,
+            spec_toml=toml,
+            now_s=self._wall_clock(),
+        )
+
+
+def _turn(writing: Generator[int, None, None], left_bytes: int) -> bool:
+    """Write some; False: all of it is written."""
+    while left_bytes > 0:
+        size_bytes = next(writing, None)
+        if size_bytes is None:
+            return False
+        left_bytes -= size_bytes
+    return True
