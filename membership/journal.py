@@ -224,6 +224,7 @@ class History:
     last_round: int = 0
     next_round: int = 1
     next_number: int = 1
+    number_at_commit: int = 1  # at the last commit: whose number is less may still be applying it
     admitted: dict[str, PeerAdmitted] = Factory(dict)  # by peer, oldest first
     places: set[str] = Factory(set)  # peers that are contributors
     vacancies: int = 0  # places given up by the dead and the departed, not taken again yet
@@ -344,6 +345,7 @@ class History:
         gained = head.version - self.versions[head.fragment]
         self.versions[head.fragment] = head.version
         self.commits.pop(head.fragment, None)
+        self.number_at_commit = self.next_number
         self.commit_count += gained
         self.turns[head.fragment] += gained
         self.step = max(self.step, record.step)
@@ -410,6 +412,7 @@ class History:
         self.trail.append(commit.fragment)
         self.step = max(self.step, commit.at_step)
         self.last_round = commit.round
+        self.number_at_commit = self.next_number
         self.next_round = max(self.next_round, commit.round + 1)
         self._forget_roots(commit.fragment)
 

@@ -5,8 +5,9 @@ Two things can happen to the newest version:
     the journal lacks it   it was cut, or is a copy (``succession``): more than half of the journal's
                            contributors hold one version beyond it, with one root; or nobody holds
                            the journal's, all came, and this is what most hold      --> adopted
-    nobody holds it        all holders are gone, and for ``rewind_s`` enough members have held one
-                           older state of the run, complete, with its roots        --> rewound
+    nobody holds it        all holders are gone, and somebody has an older state of the run, complete,
+                           with its roots, from memory or from a checkpoint: after ``rewind_s``, or
+                           at once if all who were ever in the run have begun anew --> rewound
 
 Both are recorded. Weights that the run never had are never taken: what counts is a version whose
 root the journal knows, or one that its contributors swear to. A member that returns with a newer version
@@ -34,7 +35,7 @@ from .syncing import Syncing
 
 @frozen
 class Fallback:
-    """An older state of the run that enough members hold."""
+    """An older state of the run that somebody holds."""
 
     heads: tuple[FragmentHead, ...]
     undone: int  # commits since then
@@ -45,7 +46,7 @@ class Lineage:
     """One per master.
 
     Attributes:
-      lost_since_s: since when nobody holds the newest versions while enough hold older ones.
+      lost_since_s: since when nobody holds the newest versions while somebody holds older ones.
       useless_since_s: since when nobody holds the versions of a journal that is behind, while members
         hold newer ones, each another.
     """
@@ -109,6 +110,20 @@ class Lineage:
     def _until_s(self, since_s: float) -> float:
         return since_s + (self.context.spec.membership.rewind_s or math.inf)
 
+    def _back_s(self, since_s: float) -> float:
+        """When the run goes back: at once if nobody can come any more who holds what is lost.
+
+        That is when everybody who ever was in the run is here, each in a process that began after
+        the last commit: then what they say they hold is all there is.
+        """
+        history, roster = self.context.history, self.context.roster
+        admitted = [a for peer, a in history.admitted.items() if peer not in history.revoked]
+        anew = all(
+            record.peer in roster.members and record.number >= history.number_at_commit
+            for record in admitted
+        )
+        return since_s if anew else self._until_s(since_s)
+
     def _adopt(self, head: FragmentHead, count: int) -> None:
         history, spec = self.context.history, self.context.spec
         self.useless_since_s = None
@@ -148,8 +163,14 @@ class Lineage:
         ]
 
     def fallback(self) -> Fallback | None:
-        """The newest earlier state that at least ``min_members`` hold, all of it."""
+        """The newest earlier state that somebody holds, all of it, while enough are here to go on.
+
+        One holder is enough: its roots are the journal's, and whoever copies from it checks them.
+        """
         history = self.context.history
+        able = [m for m in self.context.roster if not (m.relay or m.draining)]
+        if len(able) < self.context.spec.membership.min_members:
+            return None
         holders: dict[tuple[int, ...], list[str]] = {}
         for member in self.context.roster.by_number():
             versions = self._holds(member)
@@ -157,8 +178,6 @@ class Lineage:
                 holders.setdefault(versions, []).append(member.peer)
         best: Fallback | None = None
         for versions, peers in holders.items():
-            if len(peers) < self.context.spec.membership.min_members:
-                continue
             undone = history.earlier(versions)
             if undone and (best is None or undone < best.undone):
                 heads = tuple(
@@ -182,7 +201,7 @@ class Lineage:
         """Before the run goes back: who may be about to apply what is lost has to come anew, and its
         ``Hello`` says what it holds. Nobody's copy may get newer while it is the run's only one.
         """
-        if self.lost_since_s is None or self.context.now_s < self._until_s(self.lost_since_s):
+        if self.lost_since_s is None or self.context.now_s < self._back_s(self.lost_since_s):
             return False
         mute = [
             member
@@ -215,7 +234,7 @@ class Lineage:
         if not self._said_lost:
             self._said_lost = True
             self.context.announce(EventKind.RUN, None, self.why_waiting(now_s))
-        if now_s < self._until_s(self.lost_since_s):
+        if now_s < self._back_s(self.lost_since_s):
             return False
         before = list(history.versions)
         self.context.record(RunRewound(found.heads))
@@ -224,8 +243,7 @@ class Lineage:
         self.context.announce(
             EventKind.RUN,
             None,
-            f"REWOUND by {found.undone} rounds: nobody who held them came back within "
-            f"{self.context.spec.membership.rewind_s:g} s; the run goes on from versions "
+            f"REWOUND by {found.undone} rounds, which nobody who came holds; the run goes on from versions "
             f"{history.versions} (it was at {before}), which {names} hold",
         )
         for fragment, version in enumerate(before):
@@ -248,8 +266,9 @@ class Lineage:
     @property
     def due_s(self) -> float:
         """When the run goes back if nobody comes; infinity while it need not or cannot."""
-        times = [t for t in (self.lost_since_s, self.useless_since_s) if t is not None]
-        return min(map(self._until_s, times), default=math.inf)
+        lost_s = math.inf if self.lost_since_s is None else self._back_s(self.lost_since_s)
+        useless_s = self.useless_since_s
+        return min(lost_s, math.inf if useless_s is None else self._until_s(useless_s))
 
     # ------------------------------------------------------------ for people
 
@@ -281,7 +300,7 @@ class Lineage:
             )
         elif self.context.spec.membership.rewind_s:
             needed = self.context.spec.membership.min_members
-            text += f" (or for {needed} members that hold the same earlier version)"
+            text += f" (or for {needed} members, one of which holds an earlier version)"
         return text
 
     def _last_holders(self, lost: list[int]) -> list[str]:

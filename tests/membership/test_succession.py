@@ -256,6 +256,51 @@ def test_who_returns_too_late_is_synced_to_what_the_run_is_now() -> None:
     assert table.hear(A, SyncFragment) == SyncFragment(head_of(0, 0), (B,), True)
 
 
+def test_one_holder_of_an_older_state_is_enough_if_there_are_members_to_go_on() -> None:
+    table = Table("[membership]\nmin_members = 2\nrewind_s = 60\n")
+    table.start(A, B, C)
+    table.leave(B)
+    table.commit(A, C)
+    table.leave(A)
+    table.leave(C)
+    table.join(B, hello=holding(B, 0, 2))
+    table.wait(1_000.0, B)
+    assert not table.records(RunRewound), "nobody is there to go on with"
+    table.join(D)
+    table.wait(59.0, B, D)
+    assert not table.records(RunRewound)
+    table.wait(2.0, B, D)
+    assert [r.heads for r in table.records(RunRewound)] == [(head_of(0, 0),)]
+    assert table.hear(D, SyncFragment) == SyncFragment(head_of(0, 0), (B,))
+
+
+def test_nobody_is_waited_for_when_all_have_begun_anew_and_the_newest_counts() -> None:
+    table = Table("[membership]\nquorum = 0.1\nrewind_s = 600\n")
+    table.start(A, B, C)
+    for _ in range(3):
+        table.commit(A, B, C)
+    table.restart()
+    table.join(A, hello=holding(A, 1, 2))
+    table.join(B, hello=holding(B, 2, 2))
+    table.wait(100.0, A, B)
+    assert not table.records(RunRewound), "C may have more"
+    table.join(C, hello=holding(C, 1, 2))
+    assert [r.heads for r in table.records(RunRewound)] == [(head_of(0, 2),)]
+    assert table.hear(A, SyncFragment) == SyncFragment(head_of(0, 2), (B,))
+
+
+def test_who_did_not_begin_anew_may_still_be_applying_what_nobody_holds_yet() -> None:
+    table = Table("[membership]\nquorum = 0.1\nrewind_s = 600\n")
+    table.start(A, B)
+    order = table.reduce(A, B)
+    table.reduced(order, A, B)
+    table.restart()
+    table.join(A, hello=holding(A, 0, 2))
+    table.join(B, hello=holding(B, 0, 1))  # the process that heard the commit
+    table.wait(100.0, A, B)
+    assert not table.records(RunRewound)
+
+
 def mute() -> tuple[Table, Reduce]:
     """A was sent version 1, the only one, and has not said what came of it."""
     table = Table("[membership]\nquorum = 0.1\nrewind_s = 60\n")

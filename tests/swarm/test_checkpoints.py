@@ -1,0 +1,148 @@
+"""Everybody dies at once, without a word: the run goes on from what was on the disks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import trio
+
+from holdfast.checkpoint import checkpoints
+from holdfast.checkpoint.place import FolderPlace
+from holdfast.daemon.simulation.swarm import Swarm
+from tests.swarm.test_swarm import a_swarm, settled, spec
+
+
+def toml(table: str, *, fragments: int = 1, spares: int = -1) -> str:
+    text = spec(fragments=fragments).replace("[membership]", f"[membership]\nspares = {spares}")
+    return f"{text}[checkpoint]\n{table}\n"
+
+
+def saved(swarm: Swarm, name: str) -> list[checkpoints.Manifest]:
+    """What lies on a machine's disk, the newest first."""
+    assert swarm.disks is not None
+    place = FolderPlace(swarm.disks / name)
+    return [
+        checkpoints.open_checkpoint(place, each).manifest for each in checkpoints.names(place)
+    ]
+
+
+async def all_die(swarm: Swarm) -> None:
+    """The power fails in the whole house; it comes back."""
+    swarm.crash_master()
+    for name in swarm.peers:
+        swarm.crash(name)
+    await trio.sleep(5.0)
+    await swarm.start_master()
+    for name in list(swarm.peers):
+        swarm.restart(name)
+
+
+def versions(swarm: Swarm) -> list[int]:
+    assert swarm.master is not None
+    return list(swarm.master.coordinator.context.history.versions)
+
+
+@pytest.mark.parametrize(("fragments", "seed"), [(1, 0), (2, 1), (3, 2)])
+async def test_when_all_die_the_run_goes_on_from_the_newest_checkpoint(
+    tmp_path: Path, fragments: int, seed: int
+) -> None:
+    text = toml("every_rounds = 3\nkeep_count = 2", fragments=fragments)
+    layout = {}
+    if fragments == 3:
+        from holdfast.daemon.simulation.trainer import small_layout
+
+        layout = {"layout": small_layout((5, 3, 4))}
+    async with a_swarm("abc", "d", text, disks=tmp_path, seed=seed, **layout) as swarm:
+        await swarm.until(lambda: swarm.committed >= 8)
+        newest = max((m for name in "abcd" for m in saved(swarm, name)), key=lambda m: m.rounds)
+        assert 6 <= newest.rounds <= swarm.committed
+        assert [len(saved(swarm, name)) for name in "abcd"] == [2] * 4
+        before_s = trio.current_time()
+        await all_die(swarm)
+        await swarm.until(lambda: versions(swarm) == [h.version for h in newest.heads], within_s=20)
+        assert swarm.master is not None
+        history = swarm.master.coordinator.context.history
+        assert history.step >= newest.step
+        await settled(swarm, "abcd", more=3)
+        assert trio.current_time() < before_s + 60, "nobody else can come: nobody is waited for"
+        assert all(m.rounds > newest.rounds for m in (saved(swarm, name)[0] for name in "abcd"))
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 4, 5])
+async def test_when_all_die_in_the_middle_of_writing(tmp_path: Path, turns: int) -> None:
+    """Each of them a bit further than the one before; what one has whole is the run's."""
+    text = toml("every_rounds = 4\nkeep_count = 1", fragments=2)
+    async with a_swarm("abc", "", text, disks=tmp_path, disk_turn_s=0.02) as swarm:
+        checkpointers = [swarm.peers[name].service.checkpointer for name in "abc"]
+        await swarm.until(lambda: all(each.newest is not None for each in checkpointers))
+        await swarm.until(lambda: any(each.writing for each in checkpointers))
+        await trio.sleep(0.02 * turns)
+        left = {name: saved(swarm, name)[0] for name in "abc"}
+        for name in "abc":  # what a process that is killed does not clear away
+            (tmp_path / name / f"{left[name].name}.x.part").write_bytes(b"half of it")
+        newest = max(left.values(), key=lambda manifest: manifest.rounds)
+        await all_die(swarm)
+        await swarm.until(lambda: versions(swarm) == [h.version for h in newest.heads], within_s=20)
+        await settled(swarm, "abc", more=5)
+        assert all(len(saved(swarm, name)) <= 2 for name in "abc")
+
+
+async def test_rounds_go_on_while_a_checkpoint_is_written(tmp_path: Path) -> None:
+    text = toml("every_rounds = 1")
+    async with a_swarm("abc", "", text, disks=tmp_path, disk_turn_s=1.0) as swarm:
+        service = swarm.peers["a"].service
+        await swarm.until(lambda: service.checkpointer.writing)
+        state = service.state
+        assert state is not None
+        (version,) = state.pinned(0)
+        committed = swarm.committed
+        await swarm.until(lambda: not state.pinned(0))
+        assert swarm.committed > committed + 2
+        await swarm.until(lambda: service.checkpointer.newest is not None)
+        assert [manifest.rounds for manifest in saved(swarm, "a")][-1] == version
+        await settled(swarm, "abc")
+
+
+@pytest.mark.parametrize(
+    ("peers", "writers"), [('"every"', "abcd"), ("2", "ab"), ("1", "a"), ('"asked"', "")]
+)
+async def test_who_writes(tmp_path: Path, peers: str, writers: str) -> None:
+    text = toml(f"peers = {peers}\nevery_rounds = 2")
+    async with a_swarm("abc", "d", text, disks=tmp_path) as swarm:
+        await settled(swarm, "abcd", more=6)
+        assert "".join(n for n in "abcd" if (tmp_path / n).exists() and saved(swarm, n)) == writers
+
+
+async def test_when_a_writer_dies_the_next_one_writes(tmp_path: Path) -> None:
+    text = toml("peers = 1\nevery_rounds = 2")
+    async with a_swarm("abc", "", text, disks=tmp_path) as swarm:
+        await settled(swarm, "abc", more=4)
+        assert not (tmp_path / "b").exists()
+        swarm.crash("a")
+        assert swarm.master is not None
+        swarm.master.decide(swarm.master.coordinator.resume)
+        await settled(swarm, "bc", more=6)
+        assert saved(swarm, "b")[0].rounds > saved(swarm, "a")[0].rounds
+
+
+async def test_by_the_clock(tmp_path: Path) -> None:
+    async with a_swarm("abc", "", toml("every_s = 10.0"), disks=tmp_path) as swarm:
+        await swarm.until(lambda: all((tmp_path / name).exists() for name in "abc"))
+        began_s = trio.current_time()
+        assert began_s >= 10.0
+        await trio.sleep(30.0)
+        assert 3 <= len({m.rounds for name in "abc" for m in saved(swarm, name)}) <= 4 * 3
+        assert saved(swarm, "a")[0].written_s == pytest.approx(began_s + 30.0, abs=12.0)
+
+
+async def test_a_disk_that_is_full_costs_checkpoints_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("not a folder")
+    async with a_swarm("bc", "", toml("every_rounds = 2"), disks=tmp_path) as swarm:
+        swarm.add_peer("d")
+        checkpointer = swarm.peers["d"].service.checkpointer
+        checkpointer.place = FolderPlace(tmp_path / "a")
+        await settled(swarm, "bcd", more=6)
+        assert "a" in checkpointer.error
+        assert sum("no checkpoint" in text for text in swarm.peers["d"].service.report.told) == 1
+        assert saved(swarm, "b")
