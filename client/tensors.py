@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from numpy.typing import NDArray
 from torch import nn
 
@@ -92,13 +92,14 @@ class SharedTensor:
 
 
 def find_shared(model: nn.Module) -> tuple[SharedTensor, ...]:
-    """Everything of the model that the run shares; tied tensors under their first name only.
+    """Everything of the model that the run shares; tied tensors under their first name, once.
 
     Raises:
       ModelError: a tensor cannot be shared (it is named), or there is none.
     """
     found: list[SharedTensor] = []
-    seen: set[object] = set()
+    seen: dict[object, int] = {}  # what tells a tensor, and which of those found it is
+    aliases: dict[int, list[str]] = {}
     for prefix, module in _modules(model):
         for holder, key in _entries(module):
             tensor = holder[key]
@@ -106,12 +107,17 @@ def find_shared(model: nn.Module) -> tuple[SharedTensor, ...]:
                 continue
             name = f"{prefix}.{key}" if prefix else key
             _require_plain(name, tensor)
-            if not seen.isdisjoint(_identities(tensor)):
+            first = next((seen[each] for each in _identities(tensor) if each in seen), None)
+            if first is not None:
+                if name != found[first].spec.name:
+                    aliases.setdefault(first, []).append(name)
                 continue
-            seen.update(_identities(tensor))
+            seen.update((each, len(found)) for each in _identities(tensor))
             found.append(SharedTensor(_spec(name, tensor), holder, key))
     if not found:
         raise ModelError(f"the model ({type(model).__name__}) has no parameters to share")
+    for first, names in aliases.items():
+        found[first] = evolve(found[first], spec=evolve(found[first].spec, aliases=tuple(names)))
     return tuple(found)
 
 
@@ -136,13 +142,13 @@ def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Modules in the order of ``state_dict``, each once, with names that know no wrappers."""
+    """Modules in the order of ``state_dict``, under each of their names, which know no wrappers."""
     hidden = {
         f"{path}.{_PARALLEL}" if path else _PARALLEL
-        for path, module in model.named_modules()
+        for path, module in model.named_modules(remove_duplicate=False)
         if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel)
     }
-    for path, module in model.named_modules():
+    for path, module in model.named_modules(remove_duplicate=False):
         parts = path.split(".") if path else []
         kept = [
             part

@@ -3,6 +3,7 @@
     cli_run    what runs until something is over: master, join, demo, bench
     cli_ask    what asks a daemon on this machine: status, kick, backup, ...
     cli_plan   what needs no run yet: plan
+    cli_checkpoint   what lies on disk: checkpoint, export
 
 Commands do their work elsewhere; what they raise as ``UserError`` becomes one line, a hint and an
 exit status here. There is no traceback for what a person can mend.
@@ -22,6 +23,7 @@ import click
 from .. import __version__
 from ..protocol.errors import UserError
 from . import cli_ask, cli_run
+from .cli_checkpoint import checkpoint, export
 from .cli_plan import plan
 from .exit_codes import ExitCode
 from .simulate import simulate
@@ -136,6 +138,8 @@ for command in (
     cli_ask.pause,
     cli_ask.resume,
     cli_ask.backup,
+    checkpoint,
+    export,
     plan,
     cli_run.demo,
     simulate,

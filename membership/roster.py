@@ -337,7 +337,7 @@ def layout_difference(ours: Layout, theirs: Layout) -> str | None:
             continue
         if mine.name != other.name:
             return f"tensor {index} is {other.name!r} where the run has {mine.name!r}"
-        for name in ("shape", "dtype", "kind"):
+        for name in ("shape", "dtype", "kind", "aliases"):
             has, wants = getattr(other, name), getattr(mine, name)
             if has != wants:
                 return f"{mine.name!r} has {name} {_say(has)} where the run has {_say(wants)}"

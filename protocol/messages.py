@@ -124,6 +124,9 @@ class TensorSpec:
     dtype: str = field(validator=max_len(32))  # torch's name without "torch.": "float32"
     kind: str = field(validator=matches_re("parameter|buffer|counter"))
     # parameter: outer momentum; buffer: floating, averaged plainly; counter: integer or bool, max
+    aliases: tuple[str, ...] = field(  # its other names, if it is tied
+        default=(), validator=_each(_text, TENSORS_MAX)
+    )
 
 
 @frozen

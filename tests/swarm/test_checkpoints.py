@@ -22,9 +22,7 @@ def saved(swarm: Swarm, name: str) -> list[checkpoints.Manifest]:
     """What lies on a machine's disk, the newest first."""
     assert swarm.disks is not None
     place = FolderPlace(swarm.disks / name)
-    return [
-        checkpoints.open_checkpoint(place, each).manifest for each in checkpoints.names(place)
-    ]
+    return [checkpoints.open_checkpoint(place, each).manifest for each in checkpoints.names(place)]
 
 
 async def all_die(swarm: Swarm) -> None:

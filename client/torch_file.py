@@ -1,0 +1,38 @@
+"""``python -m holdfast.client.torch_file IN OUT``: exported weights in torch's own format.
+
+For ``holdfast export --format torch``, whose process never imports torch. A tied tensor is one tensor
+under all of its names, as in the state dict that it came from.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import OrderedDict
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+
+from ..protocol.files import sync_to_disk
+
+TIES_KEY = "holdfast.ties"
+
+
+def convert(source: Path, target: Path) -> None:
+    """Write the state dict of a safetensors file by ``torch.save``, whole or not at all."""
+    state: OrderedDict[str, torch.Tensor] = OrderedDict()
+    with safe_open(source, framework="pt") as file:
+        ties: dict[str, list[str]] = json.loads((file.metadata() or {}).get(TIES_KEY, "{}"))
+        for name in file.keys():  # noqa: SIM118 - it is no mapping
+            tensor = file.get_tensor(name)
+            state.update((each, tensor) for each in (name, *ties.get(name, ())))
+    scratch = source.with_name("model.pt")
+    torch.save(state, scratch)
+    sync_to_disk(scratch)
+    scratch.replace(target)
+    sync_to_disk(target.parent)
+
+
+if __name__ == "__main__":
+    convert(Path(sys.argv[1]), Path(sys.argv[2]))

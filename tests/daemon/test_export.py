@@ -1,0 +1,246 @@
+"""Export: what a plain model loads without holdfast, bit for bit what a trainer would have."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from safetensors.torch import load_file
+from torch import nn
+
+from holdfast.checkpoint import checkpoints
+from holdfast.checkpoint.checkpoints import Manifest
+from holdfast.checkpoint.place import FolderPlace
+from holdfast.checkpoint.state import SharedState
+from holdfast.client.tensors import find_shared, layout_of
+from holdfast.daemon.cli import commands
+from holdfast.daemon.export import to_bfloat16
+from holdfast.daemon.layout import fragments_of, sizes_of
+from holdfast.membership.spec import RunSpec
+from holdfast.protocol.arena import Arena, arena_bytes
+from holdfast.protocol.errors import UserError
+
+SPEC = "[diloco]\nfragments = 2\n"
+
+
+class Odd(nn.Module):
+    """Tensors of all kinds, some of them tied, in two layers and some outside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 4)
+        self.h = nn.ModuleList([nn.Linear(4, 4), nn.BatchNorm1d(4)])
+        self.again = self.h[0]  # a module under two names
+        self.head = nn.Linear(4, 11, bias=False)
+        self.head.weight = self.embed.weight  # a tensor under two names
+        self.coarse = nn.Parameter(torch.randn(3, 5).to(torch.bfloat16))
+        self.small = nn.Parameter(torch.randn(7).to(torch.float16))
+        self.fine = nn.Parameter(torch.randn(2, 2, dtype=torch.float32).double())
+        self.scale = nn.Parameter(torch.randn(()))
+        self.nothing = nn.Parameter(torch.zeros(0, 4))
+        self.register_buffer("mask", torch.tensor([True, False, True]))
+        self.register_buffer("octets", torch.tensor([1, 255], dtype=torch.uint8))
+        self.register_buffer("own", torch.randn(3), persistent=False)
+
+
+def saved(model: nn.Module, folder: Path, *, step: int = 300, spec: str = SPEC) -> Manifest:
+    """A checkpoint of a run that holds this model's weights."""
+    tensors = find_shared(model)
+    layout = layout_of(tensors)
+    fragments = fragments_of(layout, RunSpec.parse(spec).diloco)
+    sizes = sizes_of(fragments)
+    state = SharedState(sizes, Arena(bytearray(arena_bytes(sizes)), sizes), "run")
+    for number, fragment in enumerate(fragments):
+        values = np.zeros(fragment.value_count, np.float32)
+        counters = np.zeros(fragment.counter_count, np.int64)
+        for place in fragment.places:
+            tensor = tensors[place.index]
+            here = slice(place.offset, place.offset + place.count)
+            if tensor.spec.kind == "counter":
+                counters[here] = tensor.counters(copy=False).numpy()
+            else:
+                values[here] = tensor.read()
+        state.load_initial(number, values, counters)
+    manifest = checkpoints.manifest_of(
+        state,
+        lineage=state.lineage(),
+        term=1,
+        nonce=b"",
+        step=step,
+        layout=layout,
+        spec_toml=spec,
+        now_s=1e9,
+    )
+    assert manifest is not None
+    for _piece in checkpoints.write(
+        FolderPlace(folder), state, manifest, reader="checkpoint", writer="me"
+    ):
+        pass
+    return manifest
+
+
+def say(*words: object) -> Result:
+    return CliRunner().invoke(commands, [str(word) for word in words])
+
+
+def told(*words: object) -> Any:
+    result = say(*words, "--json")
+    assert result.exit_code == 0, result
+    return json.loads(result.stdout)
+
+
+def wrong(*words: object) -> UserError:
+    error = say(*words).exception
+    assert isinstance(error, UserError), error
+    return error
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return tmp_path / "saved"
+
+
+def same(model: nn.Module, other: nn.Module) -> None:
+    ours, theirs = model.state_dict(), other.state_dict()
+    assert list(ours) == list(theirs)
+    for name, tensor in ours.items():
+        assert tensor.dtype == theirs[name].dtype, name
+        assert tensor.shape == theirs[name].shape, name
+        assert torch.equal(tensor, theirs[name]), name
+
+
+def test_safetensors_load_into_the_plain_model(place: Path, tmp_path: Path) -> None:
+    model, out = Odd(), tmp_path / "model.safetensors"
+    saved(model, place)
+    answer = told("export", out, "--checkpoints", place)
+    assert answer["tensors"] == len(find_shared(model))
+    again = Odd()
+    again.load_state_dict(load_file(out))
+    same(model, again)
+
+
+def test_torchs_own_format(place: Path, tmp_path: Path) -> None:
+    model, out = Odd(), tmp_path / "model.pt"
+    saved(model, place)
+    told("export", "--format", "torch", out, "--checkpoints", place)
+    state = torch.load(out, weights_only=True)
+    again = Odd()
+    again.load_state_dict(state)
+    same(model, again)
+    assert state["head.weight"].data_ptr() == state["embed.weight"].data_ptr(), "tied as it was"
+    assert [path.name for path in tmp_path.iterdir() if path != place] == ["model.pt"]
+
+
+def test_no_holdfast_is_needed(place: Path, tmp_path: Path) -> None:
+    model = nn.Linear(3, 2)
+    manifest = saved(model, place, spec="")
+    out = tmp_path / "model.pt"
+    told("export", "--format", "torch", out, "--name", manifest.name, "--checkpoints", place)
+    script = (
+        "import sys, torch\n"
+        f"model = torch.nn.Linear(3, 2); model.load_state_dict(torch.load({str(out)!r}))\n"
+        "assert not [name for name in sys.modules if name.partition('.')[0] == 'holdfast']\n"
+        "print(model.weight.detach().tolist())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout) == model.weight.detach().tolist()
+
+
+def test_bfloat16_is_rounded_as_torch_does() -> None:
+    rng = np.random.default_rng(0)
+    values = rng.integers(0, 2**32, 100_000, dtype=np.uint32).view(np.float32)
+    values = values[~np.isnan(values)]
+    ties = np.arange(0, 2**32, 2**15, dtype=np.uint32).view(np.float32)
+    for each in (values, ties[~np.isnan(ties)]):
+        wanted = torch.from_numpy(each.copy()).to(torch.bfloat16).view(torch.int16).numpy()
+        assert np.array_equal(to_bfloat16(each), wanted.view(np.uint16))
+    assert to_bfloat16(np.array([np.nan], np.float32))[0] == 0x7FC0
+
+
+def test_ties_are_told_by_all_their_names() -> None:
+    names = {t.spec.name: t.spec.aliases for t in find_shared(Odd())}
+    assert names["embed.weight"] == ("head.weight",)
+    assert names["h.0.weight"] == ("again.weight",)
+    assert names["scale"] == ()
+    assert {*names, *(a for each in names.values() for a in each)} == set(Odd().state_dict())
+
+
+def test_what_is_there_is_not_replaced_unasked(place: Path, tmp_path: Path) -> None:
+    saved(Odd(), place)
+    out = tmp_path / "model.safetensors"
+    out.write_text("precious")
+    assert "is there already" in str(wrong("export", out, "--checkpoints", place))
+    assert out.read_text() == "precious"
+    told("export", out, "--force", "--checkpoints", place)
+    assert load_file(out)
+
+
+# ---------------------------------------------------------------- checkpoint list, show, ...
+
+
+def test_list_show_verify_and_delete(place: Path) -> None:
+    model = Odd()
+    names = [saved(model, place, step=step).name for step in (300, 400, 500)][::-1]
+    rows = told("checkpoint", "list", "--checkpoints", place)["checkpoints"]
+    assert [row["name"] for row in rows] == names
+    assert [row["step"] for row in rows] == [500, 400, 300]
+    assert names[1] in say("checkpoint", "list", "--checkpoints", place).stdout
+    shown = told("checkpoint", "show", "--checkpoints", place)
+    assert (shown["name"], shown["step"], len(shown["heads"])) == (names[0], 500, 2)
+    assert told("checkpoint", "show", "0400-", "--checkpoints", place)["name"] == names[1]
+    assert "lineage" in say("checkpoint", "show", "--checkpoints", place).stdout
+    verified = told("checkpoint", "verify", "--checkpoints", place)
+    assert verified["checkpoints"] == [{"name": name, "fault": ""} for name in names]
+    gone = told("checkpoint", "delete", "0300-", "0400-", "--checkpoints", place)["deleted"]
+    assert gone == [names[2], names[1]]
+    assert [path.name for path in place.iterdir()] == [names[0]]
+
+
+def test_a_damaged_one_is_named(place: Path, tmp_path: Path) -> None:
+    names = [saved(Odd(), place, step=step).name for step in (300, 400)]
+    path = place / names[1]
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    error = wrong("checkpoint", "verify", "--checkpoints", place)
+    assert "1 of 2 checkpoints are damaged" in str(error)
+    assert error.exit_code == 1
+    said = say("checkpoint", "verify", "--checkpoints", place).stdout
+    assert f"{names[0]}  whole" in said
+    assert "does not have its root" in said
+    out = tmp_path / "model.safetensors"
+    assert "does not have its root" in str(wrong("export", out, "--checkpoints", place))
+    assert not out.exists()
+    path.write_bytes(b"what is this")
+    listed = told("checkpoint", "list", "--checkpoints", place)["checkpoints"]
+    assert ["damaged" in row["fault"] for row in listed] == [True, False]
+    told("export", out, "--checkpoints", place)  # the newest that says what it is
+
+
+def test_where_there_is_none(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))
+    assert "no peer has checkpoints here" in str(wrong("checkpoint", "list"))
+    assert told("checkpoint", "list", "--checkpoints", place)["checkpoints"] == []
+    assert "there is no checkpoint" in str(wrong("checkpoint", "show", "--checkpoints", place))
+    assert "0 checkpoints" in str(wrong("checkpoint", "delete", "x", "--checkpoints", place))
+    assert "nosuch" in str(wrong("checkpoint", "list", "--checkpoints", "nosuch://x"))
+
+
+def test_the_only_one_here_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path))
+    saved(Odd(), tmp_path / "peers" / "a" / "checkpoints")
+    (tmp_path / "peers" / "b" / "checkpoints").mkdir(parents=True)
+    assert len(told("checkpoint", "list")["checkpoints"]) == 1
+    saved(Odd(), tmp_path / "peers" / "b" / "checkpoints")
+    assert "several peers" in str(wrong("checkpoint", "show"))
+    state = tmp_path / "peers" / "b"
+    assert str(state) in told("checkpoint", "show", "--state", state)["place"]
