@@ -8,6 +8,7 @@ due, messages are handled in the order in which they came:
     RoundEnded    committed: merge the fragment.  aborted: the delta stays where it is
     Load          take over the shared state, drop local deltas (a resync, or a promotion)
     Lift          the master is away: train on, past the round or the hold that we wait for
+    KeepState     write the optimizer's state and random numbers down, beside the steps that follow
     Finished      take over the shared state, ``finished`` becomes true
 
 The trainer waits in ``step`` (and only there) while a round that it posted is not over and no
@@ -25,6 +26,7 @@ import os
 import time
 import zlib
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import Self, SupportsFloat, cast
 
@@ -48,6 +50,7 @@ from ..protocol.messages import (
     FailureKind,
     Finished,
     InitialPosted,
+    KeepState,
     Lift,
     Load,
     Message,
@@ -65,6 +68,7 @@ from .connection import Connection
 from .errors import AttachRefused, DaemonGone, NoDaemonError
 from .last_words import LastWords
 from .opened import OpenedRound, must_wait, next_due_step
+from .own_state import OwnState
 from .pace import Pace
 from .ramp import Ramp
 from .tensors import SharedTensor, check_optimizer, find_shared, layout_of
@@ -110,6 +114,7 @@ class Run:
         self._ramp = Ramp()
         self._pace = Pace()
         self._arenas: Arenas | None = None
+        self._own_state: OwnState | None = None
         self._loaded = False
         self._rounds: dict[int, OpenedRound] = {}  # by fragment
         self._tokens_from: list[int] = []  # by fragment: tokens when it last contributed
@@ -201,6 +206,8 @@ class Run:
         self._last_words.withdraw()
         self._connection.close()
         self._arenas = None
+        if self._own_state is not None:
+            self._own_state.close()
 
     def __enter__(self) -> Self:
         return self
@@ -223,6 +230,9 @@ class Run:
             while not self._loaded:
                 self._handle(self._connection.receive())
             self._due_step = self._next_due_step()
+        if self._own_state is not None and self._own_state.restore(self._step):
+            self._idle_optimizer = None  # it knows more than a new one
+            self._ramp = Ramp()
         self._left_at_s = self._clock()
         self._pace.measure(self._own_step, self._clock() - self.waited_s)
 
@@ -232,6 +242,8 @@ class Run:
         descriptors = self._connection.take_descriptors()
         self._arenas = arenas = Arenas.open(message, descriptors, self._tensors)
         self._spoilt_max = message.nan_steps or COUNT_MAX
+        if message.own_state:
+            self._own_state = OwnState(Path(message.own_state), self._optimizer)
         self._tokens_from = [0] * len(arenas.mirrors)
         arenas.posted.loss[0] = math.nan  # none so far
         self._mail = arenas.shared.slots.data
@@ -352,6 +364,9 @@ class Run:
                 self.finished = message.finished
             case Lift():
                 self._lift(message)
+            case KeepState():
+                if self._own_state is not None and self._loaded and not self._spoilt_count:
+                    self._own_state.keep(self._step)
             case Finished():
                 self._finish()
             case ArenaOpened():

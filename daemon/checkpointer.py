@@ -19,6 +19,7 @@ from ..checkpoint import checkpoints
 from ..checkpoint.checkpoints import Manifest
 from ..checkpoint.place import Place, PlaceError
 from ..checkpoint.state import SharedState
+from ..protocol.messages import KeepState
 from .keeper import StateKeeper
 from .parts import Parts
 
@@ -63,26 +64,31 @@ class Checkpointer:
 
     def look(self) -> None:
         """A round was applied: begin to write if it is time. Waits for nothing."""
-        place, state = self.place, self._keeper.known_state
-        if place is None or state is None or self.writing or not self._ours():
+        parts, state = self._parts, self._keeper.known_state
+        if state is None or parts.known_spec is None or self.writing:
             return
         rounds = sum(head.version for head in state.heads())
         now_s = trio.current_time()
         if self._since is None:
             self._since = rounds - 1, now_s
-        if not (self._due(rounds, now_s) and self._parts.replica.settled):
+        if not (self._due(rounds, now_s) and parts.replica.settled):
             return
-        manifest = self._manifest(state)
-        if manifest is None or not checkpoints.pin(state, manifest, READER):
-            return  # being changed: the next look comes soon
+        if self.place is not None and self._ours():
+            manifest = self._manifest(state)
+            if manifest is None or not checkpoints.pin(state, manifest, READER):
+                return  # being changed: the next look comes soon
+            self.writing = True
+            parts.start(self._write, self.place, state, manifest)
         self._since = rounds, now_s
-        self.writing = True
-        self._parts.start(self._write, place, state, manifest)
+        if (
+            parts.spec.checkpoint.trainer
+            and parts.replica.trainer_loaded
+            and parts.replica.training
+        ):
+            parts.trainer.tell(KeepState())
 
     def _ours(self) -> bool:
         parts = self._parts
-        if parts.known_spec is None:
-            return False
         return parts.config.asked or parts.replica.keeps_checkpoints(parts.spec.checkpoint.peers)
 
     def _due(self, rounds: int, now_s: float) -> bool:

@@ -36,6 +36,7 @@ class PeerConfig:
     upload_bytes_per_s: float | None = None
     download_bytes_per_s: float | None = None
     patience_s: float | None = 120.0  # without any master for so long: give up; None: never
+    own_state: str = ""  # where the trainer may keep what is only its own
     asked: bool = False  # this peer's person wants checkpoints, whoever else writes some
     site: str = ""  # members with the same name share a line; empty: their addresses tell
 

@@ -22,6 +22,7 @@ from .exit_codes import ExitCode
 
 CONTROL_FILE = "control.json"
 CHECKPOINTS_FOLDER = "checkpoints"  # in a peer's state directory, unless it says where
+OWN_STATE_FILE = "trainer.safetensors"  # what is only the trainer's, beside it
 LOCK_FILE = "lock"
 
 

@@ -31,7 +31,7 @@ from .exit_codes import ExitCode
 from .http import Json, control_side
 from .parts import PeerConfig
 from .peer import PeerService
-from .places import CHECKPOINTS_FOLDER, make_private
+from .places import CHECKPOINTS_FOLDER, OWN_STATE_FILE, make_private
 from .session import BACKOFF_FIRST_S, BACKOFF_MAX_S, no_master
 from .supervisor import Supervisor, TrainerEnd
 from .tasks import wait_for_signals
@@ -108,6 +108,7 @@ class Peer:
                 patience_s=options.patience_s,
                 site=options.site,
                 asked=options.checkpoints is not None,
+                own_state=str((options.state / OWN_STATE_FILE).absolute()),
             )
             self.service = PeerService(
                 config,

@@ -194,6 +194,7 @@ class Training:
                 outer_lr=diloco.outer_lr,
                 outer_momentum=diloco.outer_momentum,
                 nesterov=diloco.nesterov,
+                own_state=parts.config.own_state if parts.spec.checkpoint.trainer else "",
             )
         )
         parts.perform(parts.replica.trainer_came())

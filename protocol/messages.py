@@ -851,6 +851,14 @@ class ArenaOpened(Message):
     outer_lr: float = field(default=0.0, validator=_finite)  # of that step, as the two that follow
     outer_momentum: float = field(default=0.0, validator=_finite)
     nesterov: bool = False
+    own_state: str = field(
+        default="", validator=_text
+    )  # where ``KeepState`` writes; empty: nowhere
+
+
+@frozen
+class KeepState(Message):
+    """Daemon: write down what is only yours (the optimizer's state, random numbers)."""
 
 
 @frozen

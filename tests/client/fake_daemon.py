@@ -155,6 +155,7 @@ class FakeDaemon:
         merge: str = "delta",
         nan_steps: int = 0,
         preview: tuple[float, float] | None = None,
+        own_state: str = "",
     ) -> None:
         """From the trainer's hello to its arenas; ``preview``: the outer rate and momentum."""
         outer_lr, outer_momentum = preview or (0.0, 0.0)
@@ -179,6 +180,7 @@ class FakeDaemon:
                 outer_lr,
                 outer_momentum,
                 nesterov=True,
+                own_state=own_state,
             ),
             files,
         )

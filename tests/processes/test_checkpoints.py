@@ -27,7 +27,9 @@ def newest(folder: Path) -> Manifest:
 def test_after_a_kill_of_everything_the_run_goes_on_from_the_newest_checkpoint(
     fleet: Fleet,
 ) -> None:
-    fleet.start_master(spec(min_members=2) + "[checkpoint]\nevery_rounds = 2\nkeep_count = 3\n")
+    fleet.start_master(
+        spec(min_members=2) + "[checkpoint]\nevery_rounds = 2\nkeep_count = 3\ntrainer = true\n"
+    )
     apart = fleet.folder / "apart"  # where c writes, by its own command line
 
     def join(name: str, rank: int, **options: bool) -> None:
@@ -42,6 +44,7 @@ def test_after_a_kill_of_everything_the_run_goes_on_from_the_newest_checkpoint(
     for name in NAMES:
         fleet.kill(name)
     folders = {n: fleet.nodes[n].folder / "checkpoints" for n in "ab"} | {"c": apart}
+    assert all((fleet.nodes[name].folder / "trainer.safetensors").exists() for name in NAMES)
     left = max((newest(folder) for folder in folders.values()), key=lambda m: m.rounds)
     assert left.rounds >= 4
 
@@ -60,6 +63,7 @@ def test_after_a_kill_of_everything_the_run_goes_on_from_the_newest_checkpoint(
     assert len(set(found.values())) == 1, found
 
     # What lies there loads into the plain model: see tests/daemon/test_export.py for the bits.
+    assert "is not used" not in "".join(fleet.nodes[name].log for name in NAMES)
     out = fleet.folder / "model.safetensors"
     exported = fleet.spawn("export", "export", str(out), "--checkpoints", str(apart))
     assert exported.wait() == 0

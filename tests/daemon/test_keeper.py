@@ -1,0 +1,129 @@
+"""What a peer takes up when it starts, and what it refuses, with the difference named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from attrs import evolve
+
+from holdfast.checkpoint import checkpoints
+from holdfast.checkpoint.checkpoints import CheckpointError, Manifest
+from holdfast.checkpoint.place import FolderPlace
+from holdfast.checkpoint.state import SharedState
+from holdfast.daemon.keeper import StateKeeper
+from holdfast.daemon.layout import fragments_of, sizes_of
+from holdfast.daemon.parts import Parts, PeerConfig, PeerReport
+from holdfast.daemon.simulation.trainer import SimTrainer, small_layout
+from holdfast.daemon.simulation.witness import Witness
+from holdfast.membership.replica import Replica
+from holdfast.membership.spec import RunSpec
+from holdfast.protocol.arena import Arena, arena_bytes
+from holdfast.protocol.messages import Layout
+
+ME = "a" * 32
+LAYOUT = small_layout((5, 3))
+
+
+def saved(folder: Path, run_id: str = "run", toml: str = "", step: int = 10) -> Manifest:
+    sizes = sizes_of(fragments_of(LAYOUT, RunSpec.parse(toml).diloco))
+    state = SharedState(sizes, Arena(bytearray(arena_bytes(sizes)), sizes), run_id)
+    for number, size in enumerate(sizes):
+        state.load_initial(
+            number, np.ones(size.value_count, np.float32), np.zeros(size.counter_count, np.int64)
+        )
+    manifest = checkpoints.manifest_of(
+        state,
+        lineage=state.lineage(),
+        term=4,
+        nonce=b"n",
+        step=step,
+        layout=LAYOUT,
+        spec_toml=toml,
+        now_s=0.0,
+    )
+    assert manifest is not None
+    for _piece in checkpoints.write(FolderPlace(folder), state, manifest, reader="x", writer="me"):
+        pass
+    return manifest
+
+
+def keeper(toml: str = "") -> StateKeeper:
+    trainer = SimTrainer(ME, LAYOUT, Witness(), step_s=0.1, delta=None)
+    parts = Parts(
+        PeerConfig(ME, "a", "run", (), ()),
+        None,  # type: ignore[arg-type]
+        None,  # type: ignore[arg-type]
+        trainer,
+        Replica(ME),
+        PeerReport(),
+        tell_master=lambda _message: None,
+        perform=lambda _deeds: None,
+        known_spec=RunSpec.parse(toml),
+    )
+    return StateKeeper(parts)
+
+
+def test_the_newest_whole_one_is_taken_up(tmp_path: Path) -> None:
+    saved(tmp_path, step=10)
+    manifest = saved(tmp_path, step=20)
+    broken = saved(tmp_path, step=30).name
+    data = bytearray((tmp_path / broken).read_bytes())
+    data[-1] ^= 1
+    (tmp_path / broken).write_bytes(data)
+    (tmp_path / saved(tmp_path, step=40).name).write_bytes(b"what is this")
+    told: list[str] = []
+    mine = keeper()
+    assert mine.restore(FolderPlace(tmp_path), told.append)
+    assert mine.restored == manifest
+    assert mine.state.heads() == manifest.fragment_heads()
+    replica = mine._parts.replica
+    assert (replica.step, replica.term, replica.nonce) == (20, 4, b"n")
+    assert replica.heads() == manifest.fragment_heads()
+    assert len(told) == 2
+    assert all("damaged" in text for text in told)
+
+
+def test_where_there_is_none_nothing_is_taken_up(tmp_path: Path) -> None:
+    assert not keeper().restore(FolderPlace(tmp_path / "none"))
+
+
+def test_another_runs_are_refused(tmp_path: Path) -> None:
+    saved(tmp_path, run_id="other")
+    mine = keeper()
+    with pytest.raises(CheckpointError, match="of run other, and this one is run"):
+        mine.restore(FolderPlace(tmp_path))
+    assert mine.known_state is None
+
+
+@pytest.mark.parametrize(
+    ("layout", "toml", "lineage", "why"),
+    [
+        (None, "", None, "the run has no weights yet"),
+        (small_layout((5, 4)), "", None, "'layer1.weight' has shape"),
+        (small_layout((5, 3), counters=2), "", None, "'steps' has shape"),
+        (LAYOUT, "[diloco]\nfragments = 2\n", None, "cut into 1 fragments in another way than"),
+        (LAYOUT, "", b"\1" * 32, "it began with other weights"),
+    ],
+)
+def test_what_differs_is_named(
+    tmp_path: Path, layout: Layout | None, toml: str, lineage: bytes | None, why: str
+) -> None:
+    manifest = saved(tmp_path)
+    mine = keeper(toml)
+    mine.restore(FolderPlace(tmp_path))
+    mine.check_restored(layout, lineage or bytes.fromhex(manifest.lineage))
+    assert why in mine._parts.report.told[0]
+    assert mine.known_state is None
+    assert mine.restored is None
+    assert mine._parts.replica.heads() == ()
+
+
+def test_what_is_the_runs_stays(tmp_path: Path) -> None:
+    manifest = saved(tmp_path)
+    mine = keeper()
+    mine.restore(FolderPlace(tmp_path))
+    mine.check_restored(evolve(LAYOUT), bytes.fromhex(manifest.lineage))
+    assert mine.restored == manifest
+    assert not mine._parts.report.told
