@@ -18,7 +18,17 @@ from collections.abc import Callable, Sequence
 
 from attrs import frozen
 
-from benchmarks import chaos, deaths, hot_swap, join, master_kills, scale, sections, wan_lab
+from benchmarks import (
+    chaos,
+    checkpoints,
+    deaths,
+    hot_swap,
+    join,
+    master_kills,
+    scale,
+    sections,
+    wan_lab,
+)
 from benchmarks.commands import BenchError
 from benchmarks.lanes import lanes, why_no_lanes
 from benchmarks.learning import learning, why_no_learning
@@ -69,6 +79,7 @@ SECTIONS = (
         "master-kills", "a master that dies again and again", _anywhere, master_kills.master_kills
     ),
     Section("hot-swap", "a spare takes a dead contributor's place", _anywhere, hot_swap.hot_swap),
+    Section("checkpoints", "a checkpoint at every round", _anywhere, checkpoints.checkpoints),
     Section("scale", "many members", _anywhere, scale.scale),
 )
 

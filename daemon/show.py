@@ -94,5 +94,10 @@ def _show_peer(console: Console, status: Mapping[str, Any]) -> None:
         f"loss {'-' if loss is None else format(loss, '.3f')}"
     )
     console.print(f"trainer: {status['trainer_state']}")
+    saved = status.get("checkpoints") or {}
+    if saved.get("newest"):
+        console.print(f"checkpoint: step {saved['step']}, in {saved['place']}")
+    if saved.get("error"):
+        console.print(f"! no checkpoint: {saved['error']}")
     for line in status["told"]:
         console.print(f"! {line}")

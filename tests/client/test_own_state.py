@@ -22,7 +22,6 @@ MAKERS: dict[str, Any] = {
     "amsgrad": lambda p: torch.optim.Adam(p, lr=0.1, amsgrad=True),
     "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
     "plain": lambda p: torch.optim.SGD(p, lr=0.1),
-    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1),
     "two groups": lambda p: torch.optim.AdamW(
         [{"params": [each], "lr": 0.1 * (i + 1)} for i, each in enumerate(p)]
     ),

@@ -80,7 +80,7 @@ def test_other_timeouts_follow_from_the_deadline() -> None:
         ("[run", "run.toml: "),
         ("[diloco]\nsync_every = '3'", "sync_every must be a whole number, got '3'"),
         ("[diloco]\nsync_every = true", "whole number, got True"),
-        ("[checkpoint]\npeers = 'master'", "\"every\", \"asked\" or a number from 1 to"),
+        ("[checkpoint]\npeers = 'master'", '"every", "asked" or a number from 1 to'),
         ("[checkpoint]\npeers = 0", "a number from 1 to"),
         ("[checkpoint]\npeers = true", "a number from 1 to"),
         ("[checkpoint]\nkeep_count = 0", "from 1 to"),
