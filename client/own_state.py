@@ -77,7 +77,7 @@ class OwnState:
 
     def _collect(self) -> tuple[Tensors, dict[str, Any]]:
         tensors: Tensors = {"random.torch": torch.get_rng_state()}
-        if torch.cuda.is_initialized():
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             for number, state in enumerate(torch.cuda.get_rng_state_all()):
                 tensors[f"random.cuda.{number}"] = state
         version, numbers, gauss = random.getstate()

@@ -193,7 +193,7 @@ def export(
         tensors = exporting.tensors_of(found)
         write = exporting.export_torch if form == "torch" else exporting.export_safetensors
         write(tensors, out)
-    told = {
+    told: dict[str, Any] = {
         "out": str(out),
         "format": form,
         "bytes": out.stat().st_size,

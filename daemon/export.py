@@ -63,7 +63,8 @@ class Tensor:
         if self.dtype == "BOOL":
             return (self.shared != 0).astype(np.uint8).tobytes()
         with np.errstate(over="ignore"):  # beyond float16 is infinity
-            return self.shared.astype(_NUMPY[self.dtype]).tobytes()
+            own = self.shared.astype(np.dtype(_NUMPY[self.dtype]))
+        return own.tobytes()
 
 
 def tensors_of(checkpoint: Checkpoint) -> list[Tensor]:

@@ -32,9 +32,9 @@ def test_after_a_kill_of_everything_the_run_goes_on_from_the_newest_checkpoint(
     )
     apart = fleet.folder / "apart"  # where c writes, by its own command line
 
-    def join(name: str, rank: int, **options: bool) -> None:
+    def join(name: str, rank: int, founder: bool = False) -> None:
         more = ["--checkpoints", str(apart)] if name == "c" else []
-        fleet.join(name, "--rank", str(rank), "--pause", "0.005", more=more, **options)
+        fleet.join(name, "--rank", str(rank), "--pause", "0.005", more=more, founder=founder)
 
     for rank, name in enumerate(NAMES):
         join(name, rank, founder=name == "a")
