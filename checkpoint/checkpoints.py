@@ -1,10 +1,11 @@
 """Checkpoints: the shared state at one instant, in one file that says what it is.
 
-    STEP-ROUNDS-DIGEST.safetensors     counters of all fragments, then values and momentum of each;
+    BRANCH-STEP-ROUNDS-DIGEST.safetensors   counters of all fragments, then values and momentum of each;
                                        as metadata, the manifest in JSON with a digest of its own
 
 The name follows from what is in it, so peers that write into one place write the same files, and the
-newest is the one whose name says so. What is read is believed as far as its digests go: the manifest
+newest is the one whose name says so: of the run's latest branch, since what was given up when it went
+back to an older version had come further. What is read is believed as far as its digests go: the manifest
 by its own, every fragment by its root, which binds run, fragment and version. Whether it is the run's
 newest state is not for a file to say; the master's journal knows.
 
@@ -43,7 +44,9 @@ MANIFEST_KEY = "holdfast"
 DIGEST_KEY = "holdfast.blake3"
 DIGEST_CHARS = 12  # of a name
 
-_NAME = re.compile(rf"(\d{{1,18}})-(\d{{1,18}})-[0-9a-f]{{{DIGEST_CHARS}}}\.safetensors")
+_NAME = re.compile(
+    rf"(\d{{1,18}})-(\d{{1,18}})-(\d{{1,18}})-[0-9a-f]{{{DIGEST_CHARS}}}\.safetensors"
+)
 _VALUES, _MOMENTUM, _COUNTERS = range(3)  # as ``Parts`` counts
 
 
@@ -65,6 +68,7 @@ class Manifest:
 
     Attributes:
       term, nonce: of the last master that was obeyed.
+      branch: of the run's history; it grows whenever versions are given up.
       step: the run's global step.
       spec_toml: the run's spec at that time; it says how the layout is cut into fragments.
       heads: of all fragments, in order.
@@ -75,6 +79,7 @@ class Manifest:
     lineage: str = field(validator=matches_re(r"[0-9a-f]{64}"))
     term: int
     nonce: str = field(validator=matches_re(r"([0-9a-f]{2}){0,128}"))
+    branch: int
     step: int
     written_s: float  # Unix time
     spec_toml: str
@@ -85,7 +90,8 @@ class Manifest:
     def __attrs_post_init__(self) -> None:
         if len(self.heads) != len(self.sizes):
             raise ValueError("its heads are not those of its fragments")
-        if any(number < 0 for number in (self.term, self.step, *(h.version for h in self.heads))):
+        versions = (head.version for head in self.heads)
+        if any(number < 0 for number in (self.term, self.branch, self.step, *versions)):
             raise ValueError("it counts below zero")
 
     @property
@@ -98,7 +104,8 @@ class Manifest:
         """Of its file."""
         roots = "".join(head.root for head in self.heads)
         digest = blake3(f"{self.lineage} {self.step} {roots}".encode()).hexdigest()
-        return f"{self.step:012d}-{self.rounds:09d}-{digest[:DIGEST_CHARS]}.safetensors"
+        digest = digest[:DIGEST_CHARS]
+        return f"{self.branch}-{self.step:09d}-{self.rounds:06d}-{digest}.safetensors"
 
     def fragment_heads(self) -> tuple[FragmentHead, ...]:
         return tuple(
@@ -107,8 +114,9 @@ class Manifest:
         )
 
     def same_state(self, other: Manifest) -> bool:
-        """Whether both are of the same bits."""
-        return (self.lineage, self.heads) == (other.lineage, other.heads)
+        """Whether both are of the same bits, on one branch."""
+        mine, theirs = ((each.lineage, each.branch, each.heads) for each in (self, other))
+        return mine == theirs
 
 
 def manifest_of(
@@ -117,6 +125,7 @@ def manifest_of(
     lineage: bytes,
     term: int,
     nonce: bytes,
+    branch: int,
     step: int,
     layout: Layout,
     spec_toml: str,
@@ -132,6 +141,7 @@ def manifest_of(
         lineage=lineage.hex(),
         term=term,
         nonce=nonce.hex(),
+        branch=branch,
         step=step,
         written_s=now_s,
         spec_toml=spec_toml,
@@ -271,10 +281,11 @@ def names(place: Place) -> list[str]:
     return sorted(filter(_NAME.fullmatch, place.names()), key=_age_of, reverse=True)
 
 
-def _age_of(name: str) -> tuple[int, int, str]:
+def _age_of(name: str) -> tuple[int, int, int, str]:
     found = _NAME.match(name)
     assert found is not None
-    return int(found.group(1)), int(found.group(2)), name
+    branch, step, rounds = map(int, found.groups())
+    return branch, step, rounds, name
 
 
 def open_checkpoint(place: Place, name: str) -> Checkpoint:

@@ -59,18 +59,21 @@ class Checkpointer:
         self._wall_clock = wall_clock
         # Since when, by rounds and by our clock, the next one is counted: from our first look on.
         self._since: tuple[int, float] | None = None
+        self._branch: int | None = None  # of the run's history, when we looked or wrote last
 
     # ------------------------------------------------------------ while rounds go on
 
     def look(self) -> None:
-        """A round was applied: begin to write if it is time. Waits for nothing."""
+        """A round was applied, or the view is another: begin to write if it is time."""
         parts, state = self._parts, self._keeper.known_state
         if state is None or parts.known_spec is None or self.writing:
             return
         rounds = sum(head.version for head in state.heads())
         now_s = trio.current_time()
         if self._since is None:
+            restored = self._keeper.restored
             self._since = rounds - 1, now_s
+            self._branch = parts.replica.branch if restored is None else restored.branch
         if not (self._due(rounds, now_s) and parts.replica.settled):
             return
         if self.place is not None and self._ours():
@@ -79,7 +82,7 @@ class Checkpointer:
                 return  # being changed: the next look comes soon
             self.writing = True
             parts.start(self._write, self.place, state, manifest)
-        self._since = rounds, now_s
+        self._since, self._branch = (rounds, now_s), parts.replica.branch
         if (
             parts.spec.checkpoint.trainer
             and parts.replica.trainer_loaded
@@ -92,8 +95,11 @@ class Checkpointer:
         return parts.config.asked or parts.replica.keeps_checkpoints(parts.spec.checkpoint.peers)
 
     def _due(self, rounds: int, now_s: float) -> bool:
-        """Every so many rounds, at multiples of that: peers write the same states."""
+        """Every so many rounds, at multiples of that: peers write the same states. And whenever the
+        run has gone back: what it has given up must not be the newest for long."""
         assert self._since is not None
+        if self._branch != self._parts.replica.branch:
+            return True
         table, (rounds_then, then_s) = self._parts.spec.checkpoint, self._since
         by_rounds = table.every_rounds and rounds // table.every_rounds != (
             rounds_then // table.every_rounds
@@ -183,6 +189,7 @@ class Checkpointer:
             lineage=replica.lineage,
             term=replica.term,
             nonce=replica.nonce,
+            branch=replica.branch,
             step=replica.step,
             layout=layout,
             spec_toml=toml,

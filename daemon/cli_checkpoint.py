@@ -80,7 +80,7 @@ def show(name: str | None, where: str | None, state: Path | None, as_json: bool)
     \b
     Examples:
       holdfast checkpoint show
-      holdfast checkpoint show 000000000400 --json
+      holdfast checkpoint show 000000400 --json
     """
     with told_plainly():
         found = choose(find_place(where, state), name)
@@ -106,7 +106,7 @@ def verify(name: str | None, where: str | None, state: Path | None, as_json: boo
     \b
     Examples:
       holdfast checkpoint verify
-      holdfast checkpoint verify 000000000400 --state /srv/peer
+      holdfast checkpoint verify 000000400 --state /srv/peer
     """
     with told_plainly():
         place = find_place(where, state)
@@ -136,7 +136,7 @@ def delete(names: tuple[str, ...], where: str | None, state: Path | None, as_jso
 
     \b
     Examples:
-      holdfast checkpoint delete 000000000400-000000004
+      holdfast checkpoint delete 0-000000400-000004
     """
     with told_plainly():
         place = find_place(where, state)

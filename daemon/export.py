@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from attrs import frozen
@@ -63,7 +64,7 @@ class Tensor:
         if self.dtype == "BOOL":
             return (self.shared != 0).astype(np.uint8).tobytes()
         with np.errstate(over="ignore"):  # beyond float16 is infinity
-            own = self.shared.astype(np.dtype(_NUMPY[self.dtype]))
+            own: NDArray[Any] = self.shared.astype(np.dtype(_NUMPY[self.dtype]))
         return own.tobytes()
 
 

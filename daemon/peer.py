@@ -294,6 +294,7 @@ class PeerService:
             case View():
                 self.hub.set_members(message.members)
                 self._perform(self.replica.receive(message))
+                self.checkpointer.look()
             case Found():
                 self.training.found()
             case Probe():

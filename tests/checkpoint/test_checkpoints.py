@@ -29,12 +29,15 @@ EMPTY = FragmentSize(0, 0, 0)
 READER = "checkpoint"
 
 
-def manifest_of(state: SharedState, *, step: int = 400, now_s: float = 0.0) -> Manifest:
+def manifest_of(
+    state: SharedState, *, step: int = 400, now_s: float = 0.0, branch: int = 0
+) -> Manifest:
     manifest = checkpoints.manifest_of(
         state,
         lineage=LINEAGE,
         term=3,
         nonce=b"n" * 80,
+        branch=branch,
         step=step,
         layout=LAYOUT,
         spec_toml="",
@@ -44,8 +47,10 @@ def manifest_of(state: SharedState, *, step: int = 400, now_s: float = 0.0) -> M
     return manifest
 
 
-def save(place: Place, state: SharedState, *, step: int = 400, now_s: float = 0.0) -> Manifest:
-    manifest = manifest_of(state, step=step, now_s=now_s)
+def save(
+    place: Place, state: SharedState, *, step: int = 400, now_s: float = 0.0, branch: int = 0
+) -> Manifest:
+    manifest = manifest_of(state, step=step, now_s=now_s, branch=branch)
     for _written in checkpoints.write(place, state, manifest, reader=READER, writer="me"):
         pass
     return manifest
@@ -142,7 +147,15 @@ def test_a_state_that_is_not_whole_has_none() -> None:
     state.load_initial(1, whole.values(1), whole.counters(1))
     assert (
         checkpoints.manifest_of(
-            state, lineage=LINEAGE, term=1, nonce=b"", step=1, layout=LAYOUT, spec_toml="", now_s=0
+            state,
+            lineage=LINEAGE,
+            term=1,
+            nonce=b"",
+            branch=0,
+            step=1,
+            layout=LAYOUT,
+            spec_toml="",
+            now_s=0,
         )
         is None
     )
@@ -153,6 +166,7 @@ def test_the_newest_is_the_one_that_went_furthest(place: FolderPlace) -> None:
     wanted = [save(place, state, step=9).name]
     advance(state)
     wanted += [save(place, state, step=step).name for step in (9, 10, 1000)]
+    wanted += [save(place, founded(SMALL), step=10, branch=b).name for b in (1, 2, 10_000_000)]
     (place.root / "notes.txt").write_text("not ours")
     (place.root / f"{wanted[0]}.me.part").write_text("half")
     assert checkpoints.names(place) == wanted[::-1]
@@ -251,7 +265,7 @@ def test_bytes_of_any_kind_are_refused(data: bytes, shape: int) -> None:
         b"\x40" + bytes(7) + data,
     ][shape]
     place = place_at("memory://any")
-    name = "000000000001-000000001-0123456789ab.safetensors"
+    name = "0-000000001-000001-0123456789ab.safetensors"
     for _written in place.write(name, "me", [framed]):
         pass
     with pytest.raises(CheckpointError):
@@ -368,10 +382,11 @@ def test_names_tell_states_apart() -> None:
     manifest = manifest_of(state)
     others = [
         evolve(manifest, step=401),
+        evolve(manifest, branch=1),
         evolve(manifest, lineage="0" * 64),
         evolve(manifest, heads=(evolve(manifest.heads[0], root="0" * 64),)),
     ]
-    assert len({manifest.name, *(each.name for each in others)}) == 4
+    assert len({manifest.name, *(each.name for each in others)}) == 5
     assert evolve(manifest, term=4, written_s=1.0).name == manifest.name
 
 

@@ -73,6 +73,7 @@ def saved(model: nn.Module, folder: Path, *, step: int = 300, spec: str = SPEC) 
         lineage=state.lineage(),
         term=1,
         nonce=b"",
+        branch=0,
         step=step,
         layout=layout,
         spec_toml=spec,

@@ -38,6 +38,7 @@ def saved(folder: Path, run_id: str = "run", toml: str = "", step: int = 10) -> 
         lineage=state.lineage(),
         term=4,
         nonce=b"n",
+        branch=0,
         step=step,
         layout=LAYOUT,
         spec_toml=toml,

@@ -69,6 +69,24 @@ async def test_when_all_die_the_run_goes_on_from_the_newest_checkpoint(
         assert all(m.rounds > newest.rounds for m in (saved(swarm, name)[0] for name in "abcd"))
 
 
+async def test_what_a_run_has_given_up_is_not_what_it_goes_on_from(tmp_path: Path) -> None:
+    """One place for all. Whoever holds the newest is lost for good, the others go on without it."""
+    text = toml("every_rounds = 1\nkeep_count = 100")
+    async with a_swarm("abc", "", text, disks=tmp_path) as swarm:
+        await swarm.until(lambda: swarm.committed >= 3)
+        given_up = max(m.rounds for m in saved(swarm, "a"))
+        for name in "abc":  # as if they had lost the last rounds' checkpoints
+            place = FolderPlace(tmp_path / name)
+            for each in checkpoints.names(place):
+                if checkpoints.open_checkpoint(place, each).manifest.rounds > given_up - 2:
+                    place.delete(each)
+        await all_die(swarm)
+        await swarm.until(lambda: versions(swarm)[0] == given_up - 2, within_s=20)
+        await swarm.until(lambda: all(saved(swarm, n)[0].branch == 1 for n in "abc"), within_s=20)
+        assert min(m.rounds for m in saved(swarm, "a") if m.branch == 1) == given_up - 2
+        await settled(swarm, "abc")
+
+
 @pytest.mark.parametrize("turns", [0, 1, 2, 4, 5])
 async def test_when_all_die_in_the_middle_of_writing(tmp_path: Path, turns: int) -> None:
     """Each of them a bit further than the one before; what one has whole is the run's."""
