@@ -15,7 +15,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from attrs import frozen
@@ -64,8 +63,8 @@ class Tensor:
         if self.dtype == "BOOL":
             return (self.shared != 0).astype(np.uint8).tobytes()
         with np.errstate(over="ignore"):  # beyond float16 is infinity
-            own: NDArray[Any] = self.shared.astype(np.dtype(_NUMPY[self.dtype]))
-        return own.tobytes()
+            own = self.shared.astype(np.dtype(_NUMPY[self.dtype]))
+        return bytes(own.tobytes())
 
 
 def tensors_of(checkpoint: Checkpoint) -> list[Tensor]:

@@ -10,8 +10,10 @@ import trio
 
 from holdfast.checkpoint import checkpoints
 from holdfast.checkpoint.place import FolderPlace
+from holdfast.daemon.simulation.services import WitnessedPeer
 from holdfast.daemon.simulation.swarm import Swarm
 from holdfast.daemon.simulation.trainer import small_layout
+from holdfast.protocol.messages import Commit
 from tests.swarm.test_swarm import a_swarm, settled, spec
 
 
@@ -106,6 +108,35 @@ async def test_when_all_die_in_the_middle_of_writing(tmp_path: Path, turns: int)
         await swarm.until(lambda: versions(swarm) == [h.version for h in newest.heads], within_s=20)
         await settled(swarm, "abc", more=5)
         assert all(len(saved(swarm, name)) <= 2 for name in "abc")
+
+
+def lag(service: WitnessedPeer) -> None:
+    """Its outer steps of fragment 0 take longer than those of the others, which come after."""
+    apply = service._apply
+
+    async def later(commit: Commit) -> None:
+        await trio.sleep(0.5 if commit.fragment == 0 else 0.0)
+        await apply(commit)
+
+    service._apply = later  # type: ignore[method-assign]
+
+
+async def test_what_is_written_is_what_some_commit_left(tmp_path: Path) -> None:
+    text = toml("every_rounds = 1\nkeep_count = 100", fragments=3)
+    text = text.replace("sync_every = 4", "sync_every = 12\noverlap = 11")  # rounds side by side
+    layout = small_layout((5, 3, 4))
+    async with a_swarm("abc", "", text, disks=tmp_path, layout=layout) as swarm:
+        for sim in swarm.peers.values():
+            lag(sim.service)
+        target = swarm.committed + 12
+        await swarm.until(lambda: swarm.committed >= target, within_s=60)
+        states, at = {(0, 0, 0)}, [0, 0, 0]
+        for commit in swarm.witness.commits:
+            at[commit.fragment] = commit.version + 1
+            states.add((at[0], at[1], at[2]))
+        found = {tuple(h.version for h in m.heads) for name in "abc" for m in saved(swarm, name)}
+        assert len(found) >= 4
+        assert found <= states
 
 
 async def test_rounds_go_on_while_a_checkpoint_is_written(tmp_path: Path) -> None:
