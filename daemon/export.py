@@ -61,10 +61,10 @@ class Tensor:
         if self.dtype == "BF16":
             return to_bfloat16(self.shared.astype(np.float32, copy=False)).tobytes()
         if self.dtype == "BOOL":
-            return (self.shared != 0).astype(np.uint8).tobytes()
+            return bytes((self.shared != 0).astype(np.uint8).tobytes())
         with np.errstate(over="ignore"):  # beyond float16 is infinity
             own = self.shared.astype(np.dtype(_NUMPY[self.dtype]))
-        return bytes(own.tobytes())
+        return own.tobytes()
 
 
 def tensors_of(checkpoint: Checkpoint) -> list[Tensor]:
