@@ -37,6 +37,7 @@ from benchmarks.overlap import overlap
 from benchmarks.progress import say
 from benchmarks.report import RESULTS, RESULTS_MD, Record, new_record, render
 from benchmarks.sections import Measured
+from benchmarks.transfer import transfer
 
 
 def _anywhere() -> str:
@@ -69,6 +70,7 @@ SECTIONS = (
     Section("residential", "homes with slow uplinks", _lab, sections.residential),
     Section("kill", "a peer dies in the middle of a round", _lab, deaths.deaths),
     Section("join", "a newcomer copies the state beside rounds", _lab, join.joins),
+    Section("transfer", "the state between processes of one machine", _anywhere, transfer),
     Section("memory", "what a round needs", _anywhere, sections.memory),
     Section("caps", "limits that a volunteer sets", _anywhere, sections.caps),
     Section("lanes", "how many connections a link opens", why_no_lanes, lanes),

@@ -1,20 +1,22 @@
 """A donor: it serves index and blocks of the fragments that this node holds.
 
     Donor.run                    until cancelled
-     └── Donor._serve            a few per receiver, while it waits for blocks
+     └── Donor._serve            one per request
 
-What goes before what on the line, the links know: blocks come after rounds' frames.
+The blocks of a request are a source of frames: a lane reads each when it can send it, in the lane's
+own thread, so nothing is queued and a copy never holds more than what is on its way. What goes before
+what on the line, the links know: blocks come after rounds' frames.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
 from functools import partial
 
 import trio
-from attrs import Factory, define, frozen
 
+from ..collectives.courtesy import Rank
+from ..collectives.outlet import Frame, Load
 from ..protocol.errors import PeerLostError, RemoteProtocolError
 from ..protocol.lane import FrameHeader, FrameKind
 from ..protocol.messages import BlocksRefused, BlocksRequest, FragmentHead, Index, IndexRequest
@@ -22,37 +24,49 @@ from ..protocol.network import Network
 from .state import NotHeldError, SharedState
 from .transfer import BlockHub, BlockLink
 
-# What a donor queues for one receiver; honest joiners ask for WINDOW_MAX a fragment.
+# What one receiver may have asked for and not been sent; honest joiners ask for WINDOW_MAX a fragment.
 QUEUED_MAX = 1_024
-SENDERS_MAX = 4  # frames handed to one link at once: enough to keep its lanes busy
 
 
-@frozen
-class _Wanted:
-    """One block, or the index (``block`` None), asked for over a link; the answer takes that link.
+class _Batch:
+    """The blocks of one request, as frames; see ``collectives.outlet.FrameSource``.
 
-    Frames of a transfer that its joiner has forgotten, because it was restarted, would hold up the
-    lanes of its new link.
+    Attributes:
+      refusal: why the rest of it is not sent: the version is gone.
     """
 
-    link: BlockLink
-    request: IndexRequest | BlocksRequest
-    block: int | None
+    def __init__(self, state: SharedState, request: BlocksRequest) -> None:
+        self.request = request
+        self.refusal = ""
+        self._state = state
+        self._blocks = deque(request.blocks)
 
+    def next_frame(self) -> Load | None:
+        try:
+            return partial(self._frame, self._blocks.popleft())
+        except IndexError:  # not asked before: another lane's thread may find the version gone
+            return None
 
-def _asked_over(link: BlockLink, wanted: _Wanted) -> bool:
-    return wanted.link is link
+    def exhausted(self) -> bool:
+        return not self._blocks
 
-
-@define(eq=False)
-class _Receiver:
-    queue: deque[_Wanted] = Factory(deque)
-    senders: int = 0
-
-    def forget(self, unwanted: Callable[[_Wanted], bool]) -> None:
-        kept = [wanted for wanted in self.queue if not unwanted(wanted)]
-        self.queue.clear()
-        self.queue.extend(kept)
+    def _frame(self, block: int) -> Frame | None:
+        request = self.request
+        try:
+            payload = self._state.block(request.fragment, request.version, block)
+        except NotHeldError as error:
+            self.refusal = str(error)
+            self._blocks.clear()
+            return None
+        header = FrameHeader(
+            kind=FrameKind.BLOCK,
+            round=0,
+            attempt=0,
+            index=block,
+            transfer=request.transfer,
+            payload_bytes=len(payload),
+        )
+        return header, payload
 
 
 class Donor:
@@ -62,21 +76,27 @@ class Donor:
         self._state = state
         self._hub = hub
         self._network = network
-        self._receivers: dict[str, _Receiver] = {}
         self._nursery: trio.Nursery | None = None
+        self._early: list[tuple[str, BlockLink, IndexRequest | BlocksRequest]] = []
+        self._asked: Counter[str] = Counter()  # blocks that were not sent yet, by receiver
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled; requests that came before wait for it."""
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
-                for peer in list(self._receivers):
-                    self._start_senders(peer)
+                for early in self._early:
+                    nursery.start_soon(self._serve, *early)
+                self._early.clear()
                 task_status.started()
                 await trio.sleep_forever()
         finally:
             self._nursery = None
-            self._receivers.clear()
+
+    @property
+    def busy(self) -> bool:
+        """Whether anybody was promised something that it has not got."""
+        return bool(+self._asked)
 
     def receive(self, peer: str, message: IndexRequest | BlocksRequest) -> None:
         """Take a request that came over a link.
@@ -84,10 +104,8 @@ class Donor:
         Raises:
           RemoteProtocolError: it asks for what does not exist, or for far too much at once.
         """
-        blocks: tuple[int | None, ...]
         if isinstance(message, IndexRequest):
             self._check_fragment(message.head.fragment)
-            blocks = (None,)
         else:
             self._check_fragment(message.fragment)
             block_count = len(self._state.places(message.fragment))
@@ -95,44 +113,43 @@ class Donor:
                 raise RemoteProtocolError(f"fragment {message.fragment} has no such block")
             if message.transfer >= 2**32:
                 raise RemoteProtocolError("a transfer's number has 32 bits")
-            blocks = message.blocks
-        receiver = self._receivers.setdefault(peer, _Receiver())
-        if len(receiver.queue) + len(blocks) > QUEUED_MAX:
+        if self._asked[peer] + _count(message) > QUEUED_MAX:
             raise RemoteProtocolError(f"more than {QUEUED_MAX} blocks asked for at once")
-        if (link := self._hub.links.get(peer)) is not None:
-            receiver.queue.extend(_Wanted(link, message, block) for block in blocks)
-        self._start_senders(peer)
+        # The answer takes this link, or none: frames of a transfer that its joiner has forgotten,
+        # because it was restarted, would hold up the lanes of its new link.
+        if (link := self._hub.links.get(peer)) is None:
+            return
+        self._asked[peer] += _count(message)
+        if self._nursery is None:
+            self._early.append((peer, link, message))
+        else:
+            self._nursery.start_soon(self._serve, peer, link, message)
 
     def _check_fragment(self, fragment: int) -> None:
         if fragment >= len(self._state.sizes):
             raise RemoteProtocolError(f"there is no fragment {fragment}")
 
-    def _start_senders(self, peer: str) -> None:
-        receiver = self._receivers[peer]
-        if self._nursery is not None:
-            while receiver.senders < min(SENDERS_MAX, len(receiver.queue)):
-                receiver.senders += 1
-                self._nursery.start_soon(self._serve, peer, receiver)
-        if not receiver.senders and not receiver.queue:
-            del self._receivers[peer]
-
-    async def _serve(self, peer: str, receiver: _Receiver) -> None:
+    async def _serve(
+        self, peer: str, link: BlockLink, request: IndexRequest | BlocksRequest
+    ) -> None:
         try:
-            while receiver.queue:
-                wanted = receiver.queue.popleft()
-                link = wanted.link
-                try:
-                    if isinstance(wanted.request, IndexRequest):
-                        await link.send(await self._index(wanted.request.head))
-                    else:
-                        assert wanted.block is not None
-                        await self._send_block(link, receiver, wanted.request, wanted.block)
-                except PeerLostError:
-                    receiver.forget(partial(_asked_over, link))
+            if isinstance(request, IndexRequest):
+                await link.send(await self._index(request.head))
+                return
+            batch = _Batch(self._state, request)
+            await link.send_from(batch, Rank.COPY)
+            if batch.refusal:
+                await link.send(
+                    BlocksRefused(
+                        request.fragment, request.version, request.transfer, batch.refusal
+                    )
+                )
+        except PeerLostError:
+            pass  # it will ask again, over another link
         finally:
-            receiver.senders -= 1
-            if not receiver.senders and self._receivers.get(peer) is receiver:
-                del self._receivers[peer]
+            self._asked[peer] -= _count(request)
+            if not self._asked[peer]:
+                del self._asked[peer]
 
     async def _index(self, head: FragmentHead) -> Index | BlocksRefused:
         try:
@@ -144,29 +161,6 @@ class Donor:
             return BlocksRefused(head.fragment, head.version, 0, "our copy has another root")
         return Index(head, digests)
 
-    async def _send_block(
-        self, link: BlockLink, receiver: _Receiver, request: BlocksRequest, block: int
-    ) -> None:
-        read = partial(self._state.block, request.fragment, request.version, block)
-        try:
-            payload = await self._network.run_sync(read)
-        except NotHeldError as error:
-            receiver.forget(
-                lambda other: (
-                    isinstance(other.request, BlocksRequest)
-                    and other.request.transfer == request.transfer
-                )
-            )
-            await link.send(
-                BlocksRefused(request.fragment, request.version, request.transfer, str(error))
-            )
-            return
-        header = FrameHeader(
-            kind=FrameKind.BLOCK,
-            round=0,
-            attempt=0,
-            index=block,
-            transfer=request.transfer,
-            payload_bytes=len(payload),
-        )
-        await link.send_frame(header, payload)
+
+def _count(request: IndexRequest | BlocksRequest) -> int:
+    return 1 if isinstance(request, IndexRequest) else len(request.blocks)

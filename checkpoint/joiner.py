@@ -4,6 +4,8 @@
      └── _Fetch._draw            one per donor: asks it for the next blocks as it delivers
           └── _Fetch._watch      wakes it when the link is lost
 
+    _Fetch.place, deliver        lanes' threads: a block is checked and put where it belongs as it comes
+
 A donor that has nothing left to give takes over what others have owed for long. What came and was
 checked is never fetched again, whatever becomes of this fetch: the next one, of this version or
 another, finds the blocks whose bytes it wants.
@@ -20,6 +22,7 @@ from functools import partial
 import trio
 from attrs import Factory, define, frozen
 
+from ..collectives.loop import Loop
 from ..protocol.errors import PeerLostError, StateMismatchError
 from ..protocol.lane import FrameHeader, FrameKind
 from ..protocol.messages import (
@@ -30,7 +33,8 @@ from ..protocol.messages import (
     SyncFragment,
 )
 from ..protocol.network import Network
-from .state import Incoming, SharedState
+from .incoming import Incoming
+from .state import SharedState
 from .transfer import BlockHub, BlockLink, FetchFailedError, FetchReport
 
 # A donor that has sent nothing it was asked for in this long is given up; longer than a megabyte
@@ -89,13 +93,8 @@ class _Rate:
         return (bytes_ - then_bytes) / past_s if past_s > 0 else 0.0
 
 
-@frozen
-class _Arrived:
-    block: int
-    payload: memoryview
-
-
-_Item = _Arrived | Index | BlocksRefused | PeerLostError | None  # None: look for work again
+# None: look for work again.
+_Item = Index | BlocksRefused | PeerLostError | StateMismatchError | None
 
 
 @define(eq=False)
@@ -103,7 +102,8 @@ class _DonorView:
     """A donor as the joiner sees it.
 
     Attributes:
-      inbox: what came from it. Unbounded, but nothing enters it that was not asked for.
+      inbox: what it said, and that a block has come. Unbounded, but nothing enters it that was not
+        asked for.
       window: how many blocks may be outstanding.
       outstanding: blocks asked for, with the time of asking.
       heard_s: when its last block came, or when it was asked while it owed nothing.
@@ -122,6 +122,11 @@ class _DonorView:
     gave: int = 0
     refusals: int = 0
     gone: bool = False
+
+    @property
+    def has_room(self) -> bool:
+        """Half of its window is: requests for single blocks would cost more than they bring."""
+        return 2 * len(self.outstanding) <= self.window
 
 
 class Joiner:
@@ -211,6 +216,11 @@ class _Fetch:
         }
         self._incoming: Incoming | None = None
         self._beginning = trio.Lock()
+        self._loop = Loop()
+        self._ended = False
+        # Memory for frames of which nothing is kept once they were put into the fragment.
+        self._rooms: list[memoryview] = []
+        self._awaited: set[int] = set()  # blocks that have not come, as the event loop knows
         self._unassigned: deque[int] = deque()
         self._done_count = 0
         self._done_bytes = 0
@@ -224,44 +234,79 @@ class _Fetch:
     async def run(self) -> FetchReport:
         try:
             await self._begin_with_our_own_index()
-            with self._hub.register((FrameKind.BLOCK, self._transfer), self):
+            with self._hub.register((FrameKind.BLOCK, self._transfer), self, threads=True):
                 with self._done:
                     if not self._complete():
                         async with trio.open_nursery() as nursery:
                             for donor in self._donors.values():
                                 nursery.start_soon(self._draw, donor)
-            if self._incoming is None or self._incoming.missing:
+            if self._incoming is None or self._awaited:
                 raise FetchFailedError(self._head, self._bad, self._reasons)
             await self._network.run_sync(self._incoming.finish)
         finally:
+            self._ended = True
             if self._incoming is not None:
                 self._incoming.abandon()
         givers = tuple(donor.peer for donor in self._donors.values() if donor.gave)
         return FetchReport(self._head, self._received_bytes, givers, tuple(self._bad))
 
-    # ------------------------------------------------------------ the hub's side
+    # ------------------------------------------------------------ the hub's side, in lanes' threads
 
     def place(self, peer: str, header: FrameHeader) -> memoryview | None:
-        """A new buffer for each frame: bytes that are not checked yet touch no state."""
+        """Not the block's own place: bytes that are not checked yet touch no state."""
         donor = self._donors.get(peer)
         if donor is None or header.index not in donor.outstanding:
             return None
+        try:
+            room = self._rooms.pop()
+        except IndexError:
+            return memoryview(bytearray(header.payload_bytes))
+        if len(room) == header.payload_bytes:
+            return room
         return memoryview(bytearray(header.payload_bytes))
 
     def deliver(self, peer: str, header: FrameHeader, payload: memoryview) -> None:
-        donor = self._donors[peer]
-        asked_s = donor.outstanding.get(header.index)
-        if asked_s is None or donor.gone:
+        donor, incoming = self._donors[peer], self._incoming
+        if incoming is None or header.index not in donor.outstanding or donor.gone:
             return
-        donor.heard_s = trio.current_time()
-        if donor.heard_s - asked_s <= WINDOW_S:
-            donor.window = min(donor.window + 1, WINDOW_MAX)
-        else:
-            donor.window = max(donor.window - 1, WINDOW_FIRST)
-        donor.send.send_nowait(_Arrived(header.index, payload))
+        try:
+            new = incoming.accept(header.index, payload)
+        except StateMismatchError as error:
+            self._loop.soon(partial(donor.send.send_nowait, error))
+            return
+        if incoming.in_place:
+            self._rooms.append(payload)
+        size_bytes = len(payload) if new else 0
+        self._loop.soon(partial(self._accepted, donor, header.index, size_bytes))
 
     def abandon(self, peer: str, header: FrameHeader, view: memoryview) -> None:
         """Nothing to take back: the block is still outstanding."""
+
+    # ------------------------------------------------------------ on the event loop
+
+    def _accepted(self, donor: _DonorView, block: int, size_bytes: int) -> None:
+        """A block has come, perhaps for the second time (0 bytes)."""
+        if self._ended:
+            return
+        donor.heard_s = trio.current_time()
+        donor.refusals = 0
+        if (asked_s := donor.outstanding.get(block)) is not None:
+            if donor.heard_s - asked_s <= WINDOW_S:
+                donor.window = min(donor.window + 1, WINDOW_MAX)
+            else:
+                donor.window = max(donor.window - 1, WINDOW_FIRST)
+        if size_bytes:
+            self._awaited.discard(block)
+            self._done_count += 1
+            self._done_bytes += size_bytes
+            self._received_bytes += size_bytes
+            self._rate.add(size_bytes)
+            donor.gave += 1
+        for other in self._donors.values():
+            other.outstanding.pop(block, None)
+        self._tell_progress()
+        if not self._complete() and donor.has_room:
+            donor.send.send_nowait(None)
 
     def hear(self, peer: str, message: Index | BlocksRefused) -> None:
         donor = self._donors.get(peer)
@@ -322,8 +367,13 @@ class _Fetch:
     async def _ask(self, link: BlockLink, donor: _DonorView) -> None:
         if not self._joiner.has_turn(self, donor.peer):
             return
+        if not donor.has_room:
+            return
         room = donor.window - len(donor.outstanding)
-        blocks = [self._unassigned.popleft() for _ in range(min(room, len(self._unassigned)))]
+        blocks: list[int] = []
+        while self._unassigned and len(blocks) < room:
+            if (block := self._unassigned.popleft()) in self._awaited:
+                blocks.append(block)
         if blocks and not self._unassigned:
             self._joiner.next_turn()
         if not blocks and not donor.outstanding:
@@ -364,14 +414,12 @@ class _Fetch:
                 raise PeerLostError(donor.peer, f"it sent nothing for {self._stall_s:g} s")
 
     async def _take(self, donor: _DonorView, item: _Item) -> None:
-        if isinstance(item, PeerLostError):
+        if isinstance(item, PeerLostError | StateMismatchError):
             raise item
         if isinstance(item, Index):
             await self._begin(item.digests)
         elif isinstance(item, BlocksRefused):
             await self._refused(donor, item)
-        elif isinstance(item, _Arrived) and item.block in donor.outstanding:
-            await self._accept(donor, item)
 
     async def _refused(self, donor: _DonorView, message: BlocksRefused) -> None:
         """It may not have got to that version yet; meanwhile others give what it was to."""
@@ -381,23 +429,9 @@ class _Fetch:
         self._take_back(donor)
         await trio.sleep(RETRY_S)
         while donor.inbox.statistics().current_buffer_used:  # what it said to the same request
-            if isinstance(item := donor.inbox.receive_nowait(), PeerLostError):
+            item = donor.inbox.receive_nowait()
+            if isinstance(item, PeerLostError | StateMismatchError):
                 raise item
-
-    async def _accept(self, donor: _DonorView, item: _Arrived) -> None:
-        assert self._incoming is not None
-        donor.refusals = 0
-        if item.block in self._incoming.missing:
-            await self._network.run_sync(partial(self._incoming.accept, item.block, item.payload))
-            self._done_count += 1
-            self._done_bytes += len(item.payload)
-            self._received_bytes += len(item.payload)
-            self._rate.add(len(item.payload))
-            donor.gave += 1
-        for other in self._donors.values():
-            other.outstanding.pop(item.block, None)
-        self._tell_progress()
-        self._complete()
 
     def _tell_progress(self) -> None:
         if self._progress is not None:
@@ -456,6 +490,7 @@ class _Fetch:
             await run_sync(partial(self._begin_sync, digests))
             assert self._incoming is not None
             missing = sorted(self._incoming.missing)
+            self._awaited.update(missing)
             self._unassigned.extend(missing)
             places = self._state.places(self._head.fragment)
             self._all_bytes = sum(place.size_bytes for place in places)
@@ -471,7 +506,7 @@ class _Fetch:
 
     def _complete(self) -> bool:
         """Whether all blocks are here; then everything that still waits for some is ended."""
-        complete = self._incoming is not None and not self._incoming.missing
+        complete = self._incoming is not None and not self._awaited
         if complete:
             self._done.cancel()
         return complete

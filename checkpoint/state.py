@@ -20,11 +20,10 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
 import numpy as np
 from attrs import Factory, define
-from blake3 import blake3
 
 from ..protocol.arena import Arena, Counters, Values
 from ..protocol.errors import HoldfastError, LocalProtocolError, StateMismatchError
@@ -35,11 +34,12 @@ from .blocks import (
     Bytes,
     Parts,
     block_places,
-    differing_blocks,
     digest_blocks,
     fragment_root,
     lineage,
+    zeros_digest,
 )
+from .incoming import Find, Incoming
 
 Step = Callable[[Values, Values, Values], None]  # (values, momentum, mean), in place
 
@@ -74,6 +74,8 @@ class FragmentState:
       digests: of the live arrays' blocks, as of ``head``.
       incoming: the transfer that will replace it, if one is open.
       kept: blocks, by digest, that came for transfers that ended too early to be installed.
+      blank: nothing was ever written to the arrays: they are zeros.
+      changes_count: how often the live arrays were, or may have been, overwritten.
     """
 
     def __init__(self, number: int, size: FragmentSize, arena: Arena) -> None:
@@ -87,11 +89,19 @@ class FragmentState:
         self.digests = b""
         self.incoming: Incoming | None = None
         self.kept: dict[bytes, Bytes] = {}
+        self.blank = True
+        self.changes_count = 0
         self.changes = threading.Lock()  # held for as long as the live arrays change
         self._writing = False  # True: the live arrays serve no version
         self._pins: dict[int, Pin] = {}
         # Held for moments only: while a block is copied out, while a pin is changed.
         self._lock = threading.Lock()
+
+    def digest_all(self) -> bytes:
+        """The digests of all blocks as they are now, whatever they were."""
+        if self.blank:  # fresh memory: not even its pages are there yet
+            return b"".join(zeros_digest(place.size_bytes) for place in self.places)
+        return digest_blocks(self.parts, self.places)
 
     # ------------------------------------------------------------ old versions
 
@@ -151,6 +161,8 @@ class FragmentState:
         The block must end with ``became``; if it raises, the fragment holds nothing whole.
         """
         self._stop_serving()
+        self.blank = False
+        self.changes_count += 1
         try:
             yield
         except BaseException:
@@ -176,128 +188,6 @@ class FragmentState:
         with self._lock:
             self.head, self.digests = head, digests
             self._writing = False
-
-
-class Incoming:
-    """A fragment on its way here, block by verified block.
-
-    Attributes:
-      head: what it will be.
-      missing: indices of the blocks that have not come yet; those whose bytes we held before the
-        transfer are not among them.
-    """
-
-    def __init__(
-        self, state: SharedState, fragment: FragmentState, head: FragmentHead, digests: bytes
-    ) -> None:
-        self.head = head
-        self.missing: set[int] = set()
-        self._state = state
-        self._fragment = fragment
-        self._digests = digests
-        self._staged: dict[int, Bytes] = {}
-        self._in_place = fragment.head is None
-        self._marked: AbstractContextManager[None] | None = None
-
-    @property
-    def open(self) -> bool:
-        return self._fragment.incoming is self
-
-    def place(self, index: int) -> BlockPlace:
-        """Which bytes a block is."""
-        return self._fragment.places[index]
-
-    def accept(self, index: int, data: bytes | bytearray | memoryview) -> None:
-        """Take one block; ``data`` must not change any more.
-
-        Raises:
-          StateMismatchError: these are not the bytes that the index promises; nothing was changed.
-        """
-        self._check_open()
-        if blake3(data).digest() != self._digest(index):
-            raise StateMismatchError(
-                f"block {index} of fragment {self.head.fragment} does not match its digest",
-                (index,),
-            )
-        self._put(index, np.frombuffer(data, np.uint8))
-
-    def _digest(self, index: int) -> bytes:
-        return self._digests[DIGEST_BYTES * index : DIGEST_BYTES * (index + 1)]
-
-    def _put(self, index: int, block: Bytes) -> None:
-        if self._in_place:
-            self.place(index).of(self._fragment.parts)[:] = block
-        else:
-            self._staged[index] = block
-        self.missing.discard(index)
-
-    def finish(self) -> FragmentHead:
-        """Install the fragment, after digesting all of it once more.
-
-        Raises:
-          LocalProtocolError: blocks are missing, or the transfer was given up.
-          StateMismatchError: the whole does not have the promised root; the fragment is not valid.
-        """
-        self._check_open()
-        if self.missing:
-            raise LocalProtocolError(f"{len(self.missing)} blocks are still missing")
-        fragment = self._fragment
-        try:
-            with fragment.changes, fragment.changing():
-                self._mark()
-                for index, block in self._staged.items():
-                    self.place(index).of(fragment.parts)[:] = block
-                digests = digest_blocks(fragment.parts, fragment.places)
-                if digests != self._digests:
-                    raise StateMismatchError(
-                        f"fragment {fragment.number} changed while it was received",
-                        differing_blocks(digests, self._digests),
-                    )
-                self._unmark()
-                fragment.became(self.head, digests)
-                self._staged.clear()
-        finally:
-            self.abandon()
-        return self.head
-
-    def abandon(self) -> None:
-        """Give the transfer up: a valid fragment stays what it was. Harmless when finished.
-
-        What came is kept for the next one.
-        """
-        if self.open:
-            self._fragment.incoming = None
-            self._fragment.kept.update(
-                (self._digest(index), block) for index, block in self._staged.items()
-            )
-        self._staged.clear()
-
-    def start(self) -> None:
-        """Find out which blocks we hold already; ``SharedState.begin`` calls it."""
-        if self._in_place:
-            self._mark()
-        fragment = self._fragment
-        ours = digest_blocks(fragment.parts, fragment.places)
-        self.missing = set(differing_blocks(ours, self._digests))
-        kept, fragment.kept = fragment.kept, {}
-        for index in sorted(self.missing):
-            if (block := kept.get(self._digest(index))) is not None:
-                self._put(index, block)
-
-    def _check_open(self) -> None:
-        if not self.open:
-            raise LocalProtocolError(f"the transfer of {self.head} was given up or is finished")
-
-    def _mark(self) -> None:
-        """Tell the trainer that the arena's fragment is being written, from now to the end."""
-        if self._marked is None:
-            self._marked = self._state.arena.writing(self._fragment.number, self.head.version)
-            self._marked.__enter__()
-
-    def _unmark(self) -> None:
-        if self._marked is not None:
-            self._marked.__exit__(None, None, None)
-            self._marked = None
 
 
 class SharedState:
@@ -332,6 +222,10 @@ class SharedState:
     def counters(self, fragment: int) -> Counters:
         """Int64 counters; a view, to be read only."""
         return self._fragments[fragment].parts.counters
+
+    def parts(self, fragment: int) -> Parts:
+        """All its arrays; views, to be read only."""
+        return self._fragments[fragment].parts
 
     def places(self, fragment: int) -> tuple[BlockPlace, ...]:
         """Where the fragment's blocks are."""
@@ -435,10 +329,13 @@ class SharedState:
             self.run_id, head.fragment, head.version, self.sizes[head.fragment], digests
         )
 
-    def begin(self, head: FragmentHead, digests: bytes) -> Incoming:
+    def begin(self, head: FragmentHead, digests: bytes, find: Find | None = None) -> Incoming:
         """Start to replace a fragment by ``head``; an earlier transfer of it is given up.
 
         Our own bytes are digested afresh, so a copy that was damaged in memory heals too.
+
+        Args:
+          find: where else to look for blocks than in our memory.
 
         Raises:
           StateMismatchError: the digests are not that head's.
@@ -449,8 +346,8 @@ class SharedState:
         with state.changes:
             if state.incoming is not None:
                 state.incoming.abandon()
-            incoming = state.incoming = Incoming(self, state, head, digests)
-            incoming.start()
+            incoming = state.incoming = Incoming(self.arena, state, head, digests)
+            incoming.start(find)
         return incoming
 
     def _digest(self, state: FragmentState, version: int) -> FragmentHead:

@@ -21,8 +21,10 @@ from typing import Protocol
 import trio
 from attrs import frozen
 
+from ..collectives.courtesy import Rank
+from ..collectives.outlet import FrameSource
 from ..protocol.errors import StateMismatchError
-from ..protocol.lane import Buffer, FrameHeader
+from ..protocol.lane import FrameHeader
 from ..protocol.messages import FragmentHead, Message
 
 
@@ -34,7 +36,7 @@ class BlockLink(Protocol):
 
     async def send(self, message: Message) -> None: ...
 
-    async def send_frame(self, header: FrameHeader, payload: Buffer) -> None: ...
+    async def send_from(self, source: FrameSource, rank: Rank = ..., age: int = ...) -> None: ...
 
 
 class BlockSink(Protocol):
@@ -55,7 +57,9 @@ class BlockHub(Protocol):
 
     async def link(self, peer: str, deadline_s: float = ...) -> BlockLink: ...
 
-    def register(self, key: tuple[int, ...], sink: BlockSink) -> AbstractContextManager[None]: ...
+    def register(
+        self, key: tuple[int, ...], sink: BlockSink, *, threads: bool = ...
+    ) -> AbstractContextManager[None]: ...
 
 
 class FetchFailedError(StateMismatchError):

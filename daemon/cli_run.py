@@ -12,6 +12,7 @@ import trio
 from ..protocol.addresses import Address
 from .bench_allreduce import allreduce
 from .bench_lanes import lanes
+from .bench_transfer import transfer
 from .cli_options import (
     NAME_CHARS_MAX,
     Amount,
@@ -252,6 +253,7 @@ def bench() -> None:
 
 bench.add_command(allreduce)
 bench.add_command(lanes)
+bench.add_command(transfer)
 
 
 @bench.command()

@@ -358,8 +358,8 @@ def test_while_it_is_received_a_fragment_has_no_head() -> None:
     incoming.abandon()
     assert target.heads() == old
     assert content(target) == before
-    with pytest.raises(LocalProtocolError, match="given up"):
-        incoming.accept(0, source.block(0, 0, 0))
+    assert not incoming.accept(0, source.block(0, 0, 0))
+    assert content(target) == before
     with pytest.raises(LocalProtocolError, match="given up"):
         incoming.finish()
 
@@ -422,7 +422,7 @@ def test_a_change_behind_our_back_is_found_at_the_end() -> None:
         incoming.finish()
     assert caught.value.blocks == (3,)
     assert target.heads() == ()
-    assert receive(target, source) == [3]
+    assert receive(target, source) == []  # zeros need not travel
 
 
 def test_a_round_that_comes_after_the_transfer_began_is_found_at_its_end() -> None:
@@ -438,7 +438,7 @@ def test_a_round_that_comes_after_the_transfer_began_is_found_at_its_end() -> No
     with pytest.raises(StateMismatchError):
         incoming.finish()
     assert target.heads() == ()
-    assert receive(target, source) == list(range(6))
+    assert receive(target, source) == [0, 1, 2, 5]  # momentum is zero there: it need not travel
 
 
 def test_founding_ends_a_transfer() -> None:
@@ -446,8 +446,8 @@ def test_founding_ends_a_transfer() -> None:
     incoming = target.begin(source.heads()[0], source.index(0, 0))
     head = target.load_initial(0, np.ones(7, np.float32), np.zeros(2, np.int64))
     assert target.heads() == (head,)
-    with pytest.raises(LocalProtocolError, match="given up"):
-        incoming.accept(0, source.block(0, 0, 0))
+    assert not incoming.accept(0, source.block(0, 0, 0))
+    assert target.values(0).tolist() == [1.0] * 7
 
 
 def test_changes_wait_for_each_other() -> None:

@@ -26,7 +26,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.checkpoint.state import Incoming
+from holdfast.checkpoint.incoming import Incoming
 from holdfast.collectives.allreduce import Reduction
 from holdfast.collectives.arithmetic import Factors
 from holdfast.collectives.ledger import Ledger
