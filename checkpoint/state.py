@@ -322,6 +322,22 @@ class SharedState:
                 state.parts.counters[:] = mean_counters
                 return self._digest(state, version_after)
 
+    def digest_now(self, fragment: int) -> tuple[FragmentHead, bytes] | None:
+        """Version, root and block digests by the bytes that are in memory now.
+
+        Not what was remembered when they got there: who compares memories wants to know. Heavy.
+
+        Returns:
+          None: the fragment is not whole, or is being received.
+        """
+        state = self._fragments[fragment]
+        with state.changes:
+            if state.head is None or state.incoming is not None:
+                return None
+            version, digests = state.head.version, digest_blocks(state.parts, state.places)
+        root = fragment_root(self.run_id, fragment, version, state.size, digests)
+        return FragmentHead(fragment, version, root), digests
+
     def check_index(self, head: FragmentHead, digests: bytes) -> bool:
         """Whether these are the block digests of that head."""
         places = self._fragments[head.fragment].places

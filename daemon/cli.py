@@ -140,6 +140,7 @@ for command in (
     cli_ask.backup,
     checkpoint,
     export,
+    cli_ask.verify,
     plan,
     cli_run.demo,
     simulate,

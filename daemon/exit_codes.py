@@ -18,4 +18,5 @@ class ExitCode(enum.IntEnum):
     TRAINER = 9  # the training command fails again and again, or cannot be started
     SUPERSEDED = 10  # another master has taken the run over; this one must not go on
     VIOLATION = 11  # a simulated run broke a promise
+    DIFFERS = 12  # peers hold other bytes than the run's
     INTERRUPTED = 130  # a second Ctrl+C: stopped without draining

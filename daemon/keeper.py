@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 
 import trio
 
@@ -27,6 +28,7 @@ from ..protocol.errors import PeerLostError, RemoteProtocolError, StateMismatchE
 from ..protocol.messages import (
     BlocksRefused,
     BlocksRequest,
+    BlocksVerified,
     CopyProgress,
     Donate,
     Founded,
@@ -38,6 +40,9 @@ from ..protocol.messages import (
     Message,
     Release,
     SyncFragment,
+    Verified,
+    Verify,
+    VerifyBlocks,
 )
 from .layout import fragments_of, sizes_of
 from .parts import Parts, cancel
@@ -210,6 +215,26 @@ class StateKeeper:
         lineage = state.lineage()
         parts.replica.founded(lineage, heads)
         parts.tell_master(Founded(layout, state.sizes, heads, lineage))
+
+    async def verify(self, order: Verify | VerifyBlocks) -> None:
+        """Tell the master what the bytes in our memory come to, one fragment after the other."""
+        state, run_sync = self.known_state, self._parts.network.run_sync
+        heads: list[FragmentHead] = []
+        if isinstance(order, Verify):
+            for fragment in range(0 if state is None else len(state.sizes)):
+                assert state is not None
+                if (found := await run_sync(partial(state.digest_now, fragment))) is not None:
+                    heads.append(found[0])
+            self._parts.tell_master(Verified(order.number, tuple(heads)))
+            return
+        digests = b""
+        if state is not None and order.fragment < len(state.sizes):
+            found = await run_sync(partial(state.digest_now, order.fragment))
+            if found is not None and found[0].version == order.version:
+                digests = found[1]
+        self._parts.tell_master(
+            BlocksVerified(order.number, order.fragment, order.version, digests)
+        )
 
     # ------------------------------------------------------------ giving it to others
 

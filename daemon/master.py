@@ -41,6 +41,7 @@ from ..protocol.enrol import Admission, Refusal, answer_newcomer
 from ..protocol.errors import HoldfastError, RemoteProtocolError, UserError
 from ..protocol.messages import (
     TEXT_CHARS_MAX,
+    BlocksVerified,
     Claim,
     Heartbeat,
     Hello,
@@ -52,6 +53,7 @@ from ..protocol.messages import (
     Renew,
     Renewed,
     Role,
+    Verified,
     View,
     Welcome,
 )
@@ -59,6 +61,7 @@ from ..protocol.network import Channel, Network, Party
 from ..protocol.stream import MessageStream
 from .exit_codes import ExitCode
 from .store import GrantRow, Store, TokenError
+from .verifier import Verifier
 
 log = logging.getLogger("holdfast.master")
 
@@ -132,6 +135,7 @@ class MasterService:
         self._write_since_s: float | None = None  # the record that is being written
         self._write_fault = ""
         self._superseded = trio.Event()
+        self.verifier = Verifier(coordinator.context, self._attached, self._tell)
 
     async def run(
         self, *, task_status: trio.TaskStatus[Sequence[Address]] = trio.TASK_STATUS_IGNORED
@@ -322,6 +326,14 @@ class MasterService:
                 if session.welcomed:
                     self._send(session, Heartbeat(sequence))
 
+    def _attached(self, peer: str) -> bool:
+        return peer in self.sessions
+
+    def _tell(self, peer: str, message: Message) -> None:
+        """What no decision stands behind."""
+        if (session := self.sessions.get(peer)) is not None:
+            self._send(session, message)
+
     # ------------------------------------------------------------ other masters
 
     async def _end_if_superseded(self) -> None:
@@ -490,6 +502,9 @@ class MasterService:
                     continue  # it goes as soon as it may be told
                 if isinstance(message, Renew):
                     self._renew(session, message)
+                    continue
+                if isinstance(message, Verified | BlocksVerified):  # nothing follows from it
+                    self.verifier.hear(session.peer, message)
                     continue
                 self._hear(session.peer, message)
         except RemoteProtocolError as error:

@@ -68,6 +68,8 @@ from ..protocol.messages import (
     Repair,
     Told,
     TrainerAttached,
+    Verify,
+    VerifyBlocks,
     View,
     Welcome,
 )
@@ -299,6 +301,8 @@ class PeerService:
                 self.training.found()
             case Probe():
                 self.parts.start(self._probe, message)
+            case Verify() | VerifyBlocks():
+                self.parts.start(self.keeper.verify, message)
             case Told():
                 log.warning("the master says: %s", message.text)
                 self.report.told.append(message.text)

@@ -175,6 +175,7 @@ class Master:
                 "invite": self._act_invite,
                 "withdraw": self._act_withdraw,
                 "kick": self._act_kick,
+                "verify": self._act_verify,
                 "pause": self._act_pause,
                 "resume": self._act_resume,
                 "stop": self._act_stop,
@@ -323,6 +324,9 @@ class Master:
                 hint="`holdfast status` lists the members; use the peer id's first digits",
             )
         return matches[0]
+
+    async def _act_verify(self, _body: Json) -> Json:
+        return await self.service.verifier.run()
 
     async def _act_pause(self, _body: Json) -> Json:
         await self.service.see_through(self.coordinator.pause)

@@ -81,6 +81,27 @@ def show_invites(answer: Mapping[str, Any]) -> None:
     console.print(table)
 
 
+def show_verified(answer: Mapping[str, Any]) -> None:
+    """Print who holds which bytes."""
+    console = Console(highlight=False)
+    for peer in answer["peers"]:
+        console.print(f"{peer['name']} ({str(peer['peer'])[:8]}): {peer['text']}")
+    for each in answer["differences"]:
+        console.print(
+            f"[bold]{each['name']} ({str(each['peer'])[:8]}) differs in fragment "
+            f"{each['fragment']}[/bold], version {each['version']}: {each['text']}"
+        )
+    if answer["same"]:
+        console.print("all peers hold the same bytes")
+    elif not answer["differences"]:
+        console.print("not all peers could be compared")
+    else:
+        console.print(
+            "a peer that differs is healed when the fragment's next round is committed; "
+            "a machine that differs again has bad memory: `holdfast kick` it"
+        )
+
+
 def _show_peer(console: Console, status: Mapping[str, Any]) -> None:
     loss = status["loss"]
     console.print(

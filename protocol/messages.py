@@ -525,6 +525,24 @@ class SyncFailed(Message):
 
 
 @frozen
+class Verified(Message):
+    """Peer, after ``Verify``: the roots of the bytes in its memory. Nothing of what is not whole."""
+
+    number: int = field(validator=_count)
+    heads: tuple[FragmentHead, ...] = field(validator=max_len(FRAGMENTS_MAX))
+
+
+@frozen
+class BlocksVerified(Message):
+    """Peer, after ``VerifyBlocks``: 32 bytes per block; none if it is not at that version."""
+
+    number: int = field(validator=_count)
+    fragment: int = field(validator=_count)
+    version: int = field(validator=_count)
+    digests: bytes = field(validator=max_len(32 * BLOCKS_MAX))
+
+
+@frozen
 class Leaving(Message):
     """Peer: it wants to go; it stays until ``Released``."""
 
@@ -691,6 +709,22 @@ class Release(Message):
     fragment: int = field(validator=_count)
     version: int = field(validator=_count)
     receiver: str = field(validator=_peer)
+
+
+@frozen
+class Verify(Message):
+    """Master, for its owner: digest all of your state as it is in memory now, and say its roots."""
+
+    number: int = field(validator=_count)
+
+
+@frozen
+class VerifyBlocks(Message):
+    """Master: the same by block, for a fragment whose root was not everybody's."""
+
+    number: int = field(validator=_count)
+    fragment: int = field(validator=_count)
+    version: int = field(validator=_count)
 
 
 @frozen

@@ -396,6 +396,9 @@ def test_status_and_invite_and_leave(live: Fleet) -> None:
     assert Invite.decode(made["invite"]).role is Role.SPARE
     assert Invite.decode(ask(live, "invite").out).run_id == as_json["run_id"]
 
+    unfounded = ask(live, "verify")
+    assert (unfounded.status, "no state yet" in unfounded.err) == (ExitCode.FAILED, True)
+
     own = ["--state", str(peer.folder)]
     for more in ([], ["--json"]):
         done = subprocess.run(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.daemon.show import show_status
+from holdfast.daemon.show import show_status, show_verified
 from tests.membership.test_trees import LAB, OUTSIDE, a_tree
 
 
@@ -24,3 +24,30 @@ def test_a_round_that_is_a_tree_says_what_it_saves(
     for peer in (*LAB[1:], *OUTSIDE):
         table.leave(peer)
     show_status("master", {**table.master.status(table.now_s), "name": "run"})
+
+
+@pytest.mark.parametrize(
+    ("same", "differences", "said"),
+    [
+        (True, 0, "all peers hold the same bytes"),
+        (False, 0, "not all peers could be compared"),
+        (False, 1, "healed when the fragment's next round is committed"),
+    ],
+)
+def test_a_verification_ends_with_what_it_means(
+    same: bool,
+    differences: int,
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    peer = {"peer": "f" * 32, "name": "b", "text": "1 of 3 fragments differ"}
+    found = {**peer, "fragment": 2, "version": 7, "text": "block 4 of 9, compared with a"}
+    show_verified({"same": same, "peers": [peer], "differences": [found] * differences})
+    out = capsys.readouterr().out
+    assert "b (ffffffff): 1 of 3 fragments differ" in out
+    assert ("b (ffffffff) differs in fragment 2, version 7: block 4 of 9" in out) == (
+        differences > 0
+    )
+    assert said in out

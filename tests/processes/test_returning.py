@@ -51,3 +51,6 @@ def test_the_run_goes_on_from_what_its_peers_kept_on_disk(fleet: Fleet) -> None:
     assert damaged.read_bytes() == data, "people may look at it"
     found = fleet.settle(*"abc")
     assert len(set(found.values())) == 1, found
+    verified = fleet.act("verify", {})
+    assert verified["same"], verified
+    assert [len(peer["fragments"]) for peer in verified["peers"]] == [1, 1, 1]
