@@ -19,4 +19,5 @@ class ExitCode(enum.IntEnum):
     SUPERSEDED = 10  # another master has taken the run over; this one must not go on
     VIOLATION = 11  # a simulated run broke a promise
     DIFFERS = 12  # peers hold other bytes than the run's
+    MEMORY = 13  # the run's state does not fit into this machine's memory
     INTERRUPTED = 130  # a second Ctrl+C: stopped without draining

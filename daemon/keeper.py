@@ -45,6 +45,7 @@ from ..protocol.messages import (
     VerifyBlocks,
 )
 from .layout import fragments_of, sizes_of
+from .memory import check_room
 from .parts import Parts, cancel
 
 log = logging.getLogger("holdfast.peer")
@@ -91,7 +92,11 @@ class StateKeeper:
     # ------------------------------------------------------------ its making
 
     def use_layout(self, layout: Layout) -> bool:
-        """The run's tensors are known: make room for the shared state. False: it was there."""
+        """The run's tensors are known: make room for the shared state. False: it was there.
+
+        Raises:
+          UserError: this machine has not the memory for it.
+        """
         if self.layout == layout and self.known_state is not None and self._donor is not None:
             return False
         parts = self._parts
@@ -108,6 +113,7 @@ class StateKeeper:
         return sizes_of(fragments_of(layout, self._parts.spec.diloco))
 
     def _make_room(self, layout: Layout, sizes: tuple[FragmentSize, ...]) -> None:
+        check_room(sizes, self._parts.config.memory_bytes)
         shared, self.known_posted = self._parts.trainer.open_arenas(sizes)
         self.known_state = SharedState(sizes, shared, self._parts.config.run_id)
         self.layout = layout

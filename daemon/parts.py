@@ -39,6 +39,7 @@ class PeerConfig:
     own_state: str = ""  # where the trainer may keep what is only its own
     asked: bool = False  # this peer's person wants checkpoints, whoever else writes some
     site: str = ""  # members with the same name share a line; empty: their addresses tell
+    memory_bytes: int | None = None  # of this machine; None: no state is too large
 
 
 @define

@@ -29,6 +29,7 @@ from .bridge import UnixBridge
 from .checkpointer import Checkpointer
 from .exit_codes import ExitCode
 from .http import Json, control_side
+from .memory import machine_bytes
 from .parts import PeerConfig
 from .peer import PeerService
 from .places import CHECKPOINTS_FOLDER, OWN_STATE_FILE, make_private
@@ -109,6 +110,7 @@ class Peer:
                 site=options.site,
                 asked=options.checkpoints is not None,
                 own_state=str((options.state / OWN_STATE_FILE).absolute()),
+                memory_bytes=machine_bytes(),
             )
             self.service = PeerService(
                 config,

@@ -275,6 +275,10 @@ class Swarm:
                 await sim.service.run()
             except EvictedError as error:
                 sim.ended = error
+            except BaseExceptionGroup as group:
+                if not isinstance(told := told_error(group), UserError):
+                    raise
+                sim.ended = told  # a process says so, and ends
             if sim.alive:
                 self._bury(sim)  # the process ended: its connections close
 

@@ -1,0 +1,59 @@
+"""A state that is too large for the machine is refused before a byte of it is fetched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import trio
+
+from holdfast.daemon import memory
+from holdfast.daemon.exit_codes import ExitCode
+from holdfast.daemon.memory import MEMORY_LEFT_BYTES, check_room, machine_bytes, state_bytes
+from holdfast.daemon.simulation.trainer import small_layout
+from holdfast.protocol.errors import UserError
+from holdfast.protocol.messages import FragmentSize
+from tests.swarm.test_swarm import a_swarm
+
+GIB = 2**30
+SIZES = (FragmentSize(GIB // 4, GIB // 4, 0), FragmentSize(GIB // 8, GIB // 8, 2))
+
+
+def test_what_a_state_takes() -> None:
+    # 3 GiB of values and momentum, 1.5 of posted values, and the larger fragment once more.
+    assert state_bytes(SIZES) == pytest.approx(6.5 * GIB, rel=1e-6)
+    assert state_bytes(()) < 2**20
+
+
+def test_it_must_leave_something_to_the_others() -> None:
+    needed = state_bytes(SIZES)
+    check_room(SIZES, None)
+    check_room(SIZES, needed + MEMORY_LEFT_BYTES)
+    with pytest.raises(UserError) as caught:
+        check_room(SIZES, needed + MEMORY_LEFT_BYTES - 1)
+    assert caught.value.exit_code == ExitCode.MEMORY
+    assert "6.5 GiB here, and of 7.5 GiB 1.0 GiB must stay free" in str(caught.value)
+    assert "nothing was fetched" in caught.value.hint
+
+
+def test_a_containers_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr(memory, "LIMITS", (str(tmp_path / "none"), str(limit)))
+    whole = machine_bytes()
+    assert whole > 2**28
+    limit.write_text("max\n")
+    assert machine_bytes() == whole
+    limit.write_text("104857600\n")
+    assert machine_bytes() == 100 * 2**20
+
+
+async def test_a_joiner_without_the_memory_ends_and_fetches_nothing() -> None:
+    async with a_swarm("abc", layout=small_layout((5_000,))) as swarm:
+        late = swarm.add_peer("late", founder=False)
+        late.service.config.memory_bytes = MEMORY_LEFT_BYTES + 5_000
+        await swarm.until(lambda: late.ended is not None)
+        assert isinstance(late.ended, UserError)
+        assert "does not fit into this machine's memory" in str(late.ended)
+        assert (late.service.keeper.received_bytes, late.service.state) == (0, None)
+        await trio.sleep(30)
+        assert swarm.in_sync("a")
