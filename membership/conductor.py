@@ -47,12 +47,17 @@ class Conductor:
     """
 
     def __init__(
-        self, context: Context, syncing: Syncing, succession: Succession, evict: Evict
+        self,
+        context: Context,
+        syncing: Syncing,
+        succession: Succession,
+        bandwidths: Bandwidths,
+        evict: Evict,
     ) -> None:
         self.context = context
         self.syncing = syncing
         self.succession = succession
-        self.bandwidths = Bandwidths()
+        self.bandwidths = bandwidths
         self.elastic = context.spec.diloco.pace == "elastic"
         self.ledger = Ledger(context, evict)
         self.clock = RoundClock(context, self.ledger)

@@ -68,6 +68,7 @@ from ..protocol.messages import (
 )
 from . import invariants, status, trainers
 from .admission import founding_fault, layout_refusal, refusal
+from .bandwidth import Bandwidths
 from .conductor import Conductor
 from .context import Context, quoted, said
 from .effects import Effect, EventKind, StandDown
@@ -123,10 +124,13 @@ class Coordinator:
     def _start(self, spec: RunSpec, run_id: str, history: History, term: int) -> None:
         self.context = Context(spec, run_id, history, term)
         self.succession = Succession(self.context)
-        self.syncing = Syncing(self.context, self.succession)
+        bandwidths = Bandwidths()
+        self.syncing = Syncing(self.context, self.succession, bandwidths)
         self.lineage = Lineage(self.context, self.syncing, self.succession, self._evict)
-        self.conductor = Conductor(self.context, self.syncing, self.succession, self._evict)
-        self.probing = Probing(self.context, self.conductor.bandwidths)
+        self.conductor = Conductor(
+            self.context, self.syncing, self.succession, bandwidths, self._evict
+        )
+        self.probing = Probing(self.context, bandwidths)
         self.syncing.missing = set(history.places)
         self.syncing.unheard = set(history.places)
         self._missing_until_s: float | None = None  # set by the first event after a restart

@@ -29,8 +29,10 @@ from ..protocol.messages import (
     SyncFailed,
     SyncFragment,
 )
+from .bandwidth import Bandwidths
 from .context import Context, quoted, said
 from .copies import NEXT_STATE, RECEIVED_STATES, CopyEvent
+from .donors import choose_donors
 from .effects import EventKind
 from .journal import RootKnown
 from .keeping_up import KeepingUp
@@ -38,7 +40,6 @@ from .roster import Copy, CopyState, Fetch, Member, holds_newest
 from .succession import Succession
 
 SYNC_ATTEMPTS_MAX = 5  # transfers that fail in a row before the member has to come back anew
-DONORS_MAX = 4  # per transfer: more do not make it faster, and each holds a pin
 # Fragments that one member fetches at a time: one that is coming to its end and the next. Of each the
 # results of all rounds since have to be kept meanwhile.
 FETCHES_MAX = 2
@@ -54,9 +55,10 @@ Excluded = Callable[[Member, int], bool]
 class Syncing:
     """Votes on roots, and all copies' transitions."""
 
-    def __init__(self, context: Context, succession: Succession) -> None:
+    def __init__(self, context: Context, succession: Succession, bandwidths: Bandwidths) -> None:
         self.context = context
         self.succession = succession
+        self.bandwidths = bandwidths
         self.keeping_up = KeepingUp(context)
         self.votes: dict[tuple[int, int], dict[str, bytes]] = {}  # (fragment, version) -> by peer
         # Contributors from before the master's restart: who has not come back, who has not voted.
@@ -400,36 +402,7 @@ class Syncing:
         return changed
 
     def _donors(self, member: Member, head: FragmentHead) -> list[Member]:
-        """Who holds exactly this version or is about to, those with the fewest transfers first."""
-        held = [other for other in self.context.roster if self._holds(other, head, head.version)]
-        # A commit has just been sent to these; they keep what they are about to make of it.
-        coming = [
-            other
-            for other in self.context.roster
-            if other.in_sync and self._holds(other, head, head.version - 1)
-        ]
-        able = [other for other in (*held, *coming) if other is not member]
-        if not held:
-            return []
-        trusted = [other for other in able if other.peer not in member.bad_donors]
-        if able and not trusted:
-            # If everybody seems bad, the one who says so may be the odd one; its failures count.
-            member.bad_donors.clear()
-            trusted = able
-        busy = Counter(
-            donor
-            for receiver in self.context.roster
-            for copy in receiver.copies
-            if copy.fetch is not None
-            for donor in copy.fetch.donors
-        )
-        trusted.sort(key=lambda other: (other.draining, busy[other.peer], other.number))
-        return trusted[:DONORS_MAX]
-
-    @staticmethod
-    def _holds(member: Member, head: FragmentHead, version: int) -> bool:
-        copy = member.copies[head.fragment]
-        return copy.state is CopyState.HELD and copy.version == version
+        return choose_donors(self.context.roster, member, head, self.bandwidths)
 
     # ------------------------------------------------------------ one copy
 

@@ -1,0 +1,52 @@
+"""Who is chosen to give: fast lines first, as far as they are not busy giving to others."""
+
+from __future__ import annotations
+
+from holdfast.protocol.messages import Measured, Synced, SyncFragment
+from tests.membership.table import Table, head_of
+
+PEERS = [f"{letter * 8}{0:024x}" for letter in "abcdef"]
+A, B, C, D, E, F = PEERS
+LATE, LATER, LAST = (f"{digit * 8}{0:024x}" for digit in "789")
+
+
+def with_lines(megabytes_per_s: dict[str, float], *peers: str) -> Table:
+    table = Table()
+    table.start(*peers)
+    for peer, rate in megabytes_per_s.items():
+        sent = int(rate * 1e6 * 20)
+        table.say(peer, Measured(sent, 20.0, sent, 20.0, ()))
+    return table
+
+
+def donors_of(table: Table, joiner: str) -> tuple[str, ...]:
+    table.join(joiner)
+    return table.hear(joiner, SyncFragment).donors
+
+
+def test_the_fastest_four_give() -> None:
+    rates = dict(zip(PEERS, (1.0, 5.0, 2.0, 9.0, 3.0, 0.5), strict=True))
+    assert donors_of(with_lines(rates, *PEERS), LATE) == (D, B, E, C)
+
+
+def test_a_line_that_gives_to_others_counts_for_what_it_has_left() -> None:
+    table = with_lines({A: 10.0, B: 10.0, C: 4.0, D: 4.0, E: 3.0}, A, B, C, D, E)
+    assert donors_of(table, LATE) == (A, B, C, D)
+    assert donors_of(table, LATER) == (A, B, E, C)  # 5, 5, 3, 2 and 2
+    table.say(LATE, Synced(head_of(0, 0), 64))
+    assert donors_of(table, LAST)[:2] == (A, B)
+
+
+def test_where_nothing_is_known_the_idle_ones_give() -> None:
+    table = Table()
+    table.start(*PEERS)
+    assert donors_of(table, LATE) == (A, B, C, D)
+    assert donors_of(table, LATER) == (E, F, A, B)
+
+
+def test_who_leaves_gives_only_if_it_must() -> None:
+    table = with_lines({A: 10.0, B: 1.0, C: 1.0}, A, B, C)
+    leaver = table.master.context.roster.get(A)
+    assert leaver is not None
+    leaver.draining = True  # as after Leaving, while the run still needs it
+    assert donors_of(table, LATE) == (B, C, A)
