@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 import trio
-from attrs import Factory, define, frozen
+from attrs import Factory, define
 
 from ..collectives.loop import Loop
 from ..protocol.errors import PeerLostError, StateMismatchError
@@ -34,6 +34,8 @@ from ..protocol.messages import (
 )
 from ..protocol.network import Network
 from .incoming import Incoming
+from .spool import FragmentSpool, Spool
+from .standing import Rate, Standing
 from .state import SharedState
 from .transfer import BlockHub, BlockLink, FetchFailedError, FetchReport
 
@@ -50,47 +52,8 @@ WINDOW_FIRST = 2
 WINDOW_MAX = 32
 WINDOW_S = 1.0
 OWED_S_MAX = 3.0  # a block that is owed for longer is asked of who has nothing else to give, too
-RATE_S = 10.0  # what comes in is measured over the last so many seconds
 
 Progress = Callable[["Standing"], None]
-
-
-@frozen
-class Standing:
-    """How far a fetch is.
-
-    Attributes:
-      done_blocks: of ``all_blocks``; those that were here before the fetch count, too.
-      received_bytes: in this fetch.
-      donors: peer ids of those that give, or are asked to.
-      bytes_per_s: of late; 0.0: not known yet.
-    """
-
-    done_blocks: int
-    all_blocks: int
-    done_bytes: int
-    all_bytes: int
-    received_bytes: int
-    donors: tuple[str, ...]
-    bytes_per_s: float
-
-
-class _Rate:
-    """Bytes per second, of late."""
-
-    def __init__(self) -> None:
-        self._came: deque[tuple[float, int]] = deque([(trio.current_time(), 0)])  # (when, in all)
-
-    def add(self, count: int) -> None:
-        now_s = trio.current_time()
-        self._came.append((now_s, self._came[-1][1] + count))
-        while now_s - self._came[0][0] > RATE_S:
-            self._came.popleft()
-
-    def bytes_per_s(self) -> float:
-        (then_s, then_bytes), (_last_s, bytes_) = self._came[0], self._came[-1]
-        past_s = trio.current_time() - then_s
-        return (bytes_ - then_bytes) / past_s if past_s > 0 else 0.0
 
 
 # None: look for work again.
@@ -134,15 +97,25 @@ class Joiner:
 
     Args:
       stall_s: see ``STALL_S``.
+      spool: where blocks of a copy that takes long are kept, for the case that this process ends in
+        the middle of it.
     """
 
     def __init__(
-        self, state: SharedState, hub: BlockHub, network: Network, *, stall_s: float = STALL_S
+        self,
+        state: SharedState,
+        hub: BlockHub,
+        network: Network,
+        *,
+        stall_s: float = STALL_S,
+        spool: Spool | None = None,
     ) -> None:
         self.state = state
         self.hub = hub
         self.network = network
         self.stall_s = stall_s
+        self.spool = spool
+        self.keep_from_s = math.inf  # blocks that come later are kept in ``spool``
         self._fetches: dict[int, _Fetch] = {}
         self._turns: dict[int, trio.Lock] = {}
 
@@ -171,6 +144,8 @@ class Joiner:
         the next fetch.
         """
         fragment = order.head.fragment
+        if self.spool is not None:
+            self.keep_from_s = min(self.keep_from_s, trio.current_time() + self.spool.after_s)
         async with self._turns.setdefault(fragment, trio.Lock()):
             fetch = self._fetches[fragment] = _Fetch(self, order, progress)
             try:
@@ -178,6 +153,12 @@ class Joiner:
             finally:
                 del self._fetches[fragment]
                 self.next_turn()
+
+    async def whole(self) -> None:
+        """Nothing is missing any more: what was kept on disk goes."""
+        if self.spool is not None and self.keep_from_s < math.inf:
+            self.keep_from_s = math.inf
+            await self.network.run_sync(self.spool.clear)
 
     def has_turn(self, fetch: _Fetch, peer: str) -> bool:
         """Whether a fetch may ask this donor: no earlier one has anything left to ask it for.
@@ -221,12 +202,13 @@ class _Fetch:
         # Memory for frames of which nothing is kept once they were put into the fragment.
         self._rooms: list[memoryview] = []
         self._awaited: set[int] = set()  # blocks that have not come, as the event loop knows
+        self._spool: FragmentSpool | None = None
         self._unassigned: deque[int] = deque()
         self._done_count = 0
         self._done_bytes = 0
         self._all_bytes = 0
         self._received_bytes = 0
-        self._rate = _Rate()
+        self._rate = Rate()
         self._bad: list[str] = []
         self._reasons: dict[str, str] = {}
         self._done = trio.CancelScope()
@@ -274,6 +256,8 @@ class _Fetch:
         except StateMismatchError as error:
             self._loop.soon(partial(donor.send.send_nowait, error))
             return
+        if new and self._spool is not None and self._loop.time_s() >= self._joiner.keep_from_s:
+            self._spool.put(incoming.digest(header.index), payload)
         if incoming.in_place:
             self._rooms.append(payload)
         size_bytes = len(payload) if new else 0
@@ -502,7 +486,13 @@ class _Fetch:
 
     def _begin_sync(self, digests: bytes) -> None:
         # Kept here, not by the caller: whoever is cancelled in the meantime must still abandon it.
-        self._incoming = self._state.begin(self._head, digests)
+        if self._joiner.spool is None:
+            self._incoming = self._state.begin(self._head, digests)
+            return
+        spool = self._joiner.spool.fragment(self._head.fragment)
+        self._incoming = self._state.begin(self._head, digests, spool.find)
+        spool.drop_unless(self._incoming.wanted())
+        self._spool = spool
 
     def _complete(self) -> bool:
         """Whether all blocks are here; then everything that still waits for some is ended."""

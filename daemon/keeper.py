@@ -18,8 +18,10 @@ import trio
 from ..checkpoint import checkpoints
 from ..checkpoint.checkpoints import Checkpoint, CheckpointError, Manifest
 from ..checkpoint.donor import Donor
-from ..checkpoint.joiner import Joiner, Standing
+from ..checkpoint.joiner import Joiner
 from ..checkpoint.place import Place
+from ..checkpoint.spool import Spool
+from ..checkpoint.standing import Standing
 from ..checkpoint.state import SharedState
 from ..checkpoint.transfer import FetchFailedError
 from ..membership.roster import layout_difference
@@ -71,6 +73,7 @@ class StateKeeper:
         self._donor: Donor | None = None
         self._donor_scope = trio.CancelScope()
         self._joiner: Joiner | None = None
+        self._copying = False  # since we were in sync last
         self._fetches: dict[int, trio.CancelScope] = {}
         self._standings: dict[int, tuple[int, Standing]] = {}  # version and how far, by fragment
 
@@ -105,7 +108,11 @@ class StateKeeper:
         self._donor_scope.cancel()
         self._donor_scope = trio.CancelScope()
         self._donor = Donor(self.state, parts.hub, parts.network)
-        self._joiner = Joiner(self.state, parts.hub, parts.network)
+        folder = parts.config.partial
+        if self._joiner is not None and self._joiner.spool is not None:
+            self._joiner.spool.close()
+        spool = None if folder is None else Spool(folder)
+        self._joiner = Joiner(self.state, parts.hub, parts.network, spool=spool)
         parts.start(self._donate, self._donor, self._donor_scope)
         return True
 
@@ -270,12 +277,19 @@ class StateKeeper:
     # ------------------------------------------------------------ getting it from others
 
     def fetch(self, order: SyncFragment) -> None:
+        self._copying = True
         scope = self._fetches[order.head.fragment] = trio.CancelScope()
         self._parts.start(self._fetch, order, scope)
 
     def stop_fetch(self, fragment: int) -> None:
         cancel(self._fetches, fragment)
         self._standings.pop(fragment, None)
+
+    def note_whole(self) -> None:
+        """We are in sync: what a copy has left on disk is of no use any more."""
+        if self._copying and self._joiner is not None:
+            self._copying = False
+            self._parts.start(self._joiner.whole)
 
     def copies(self) -> tuple[CopyProgress, ...]:
         """How far copies that run are."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 
 import trio
 from attrs import define, field
@@ -39,6 +40,7 @@ class PeerConfig:
     own_state: str = ""  # where the trainer may keep what is only its own
     asked: bool = False  # this peer's person wants checkpoints, whoever else writes some
     site: str = ""  # members with the same name share a line; empty: their addresses tell
+    partial: Path | None = None  # a folder for what has come of a copy; None: nothing is kept
     memory_bytes: int | None = None  # of this machine; None: no state is too large
 
 

@@ -296,6 +296,8 @@ class PeerService:
             case View():
                 self.hub.set_members(message.members)
                 self._perform(self.replica.receive(message))
+                if self.replica.in_sync:
+                    self.keeper.note_whole()
                 self.checkpointer.look()
             case Found():
                 self.training.found()

@@ -41,6 +41,7 @@ from .training import said_of
 log = logging.getLogger("holdfast.peer")
 
 CERTIFICATE_LEFT_MIN_S = 3600.0  # with less left, the invite's token is used again
+PARTIAL_FOLDER = "partial"  # in the state directory: blocks of a copy that is not whole yet
 KEEPING_TOLD_S = 5.0  # between two words about how far the keeping of the state is
 FAREWELL_S = 120.0  # after the run's end, for the trainer to evaluate, save and exit
 
@@ -110,6 +111,7 @@ class Peer:
                 site=options.site,
                 asked=options.checkpoints is not None,
                 own_state=str((options.state / OWN_STATE_FILE).absolute()),
+                partial=options.state / PARTIAL_FOLDER,
                 memory_bytes=machine_bytes(),
             )
             self.service = PeerService(

@@ -48,5 +48,5 @@ def test_who_leaves_gives_only_if_it_must() -> None:
     table = with_lines({A: 10.0, B: 1.0, C: 1.0}, A, B, C)
     leaver = table.master.context.roster.get(A)
     assert leaver is not None
-    leaver.draining = True  # as after Leaving, while the run still needs it
+    leaver.draining_s = table.now_s  # as after Leaving, while the run still needs it
     assert donors_of(table, LATE) == (B, C, A)
