@@ -161,7 +161,7 @@ def scene(case: str, state_mib: int, *, kill: bool) -> Join:
     with (
         tempfile.TemporaryDirectory(prefix="holdfast-bench-") as directory,
         WanLab(HOSTS) as lab,
-        LabRun(lab, Path(directory), _script(state_mib)) as run,
+        LabRun(lab, Path(directory), script(state_mib)) as run,
     ):
         run.start_master(SPEC)
         for host, name in enumerate(DONORS, 1):
@@ -172,7 +172,7 @@ def scene(case: str, state_mib: int, *, kill: bool) -> Join:
         return _follow(run, case, before, state_mib * MIB, victim=DONORS[-1] if kill else "")
 
 
-def _script(state_mib: int) -> list[str]:
+def script(state_mib: int) -> list[str]:
     values_mib = state_mib // 2  # the other half is the outer momentum
     options = {"mib": values_mib, "step-s": STEP_S, "tensors": FRAGMENTS, "all-in": ALL_IN_STEPS}
     return [str(TRAINER), *(f"--{name}={value}" for name, value in options.items())]
@@ -184,7 +184,7 @@ def _rounds_with_all(run: LabRun) -> Status:
 
     def full(status: Status) -> bool:
         nonlocal said
-        count = len(_reductions(status, len(DONORS)))
+        count = len(reductions(status, len(DONORS)))
         if count > said:
             said = count
             say(f"{count} rounds of three")
@@ -193,7 +193,7 @@ def _rounds_with_all(run: LabRun) -> Status:
     return run.until(full, "rounds with all donors", WAIT_S)
 
 
-def _reductions(status: Status, contributors: int) -> list[dict[str, Any]]:
+def reductions(status: Status, contributors: int) -> list[dict[str, Any]]:
     return [
         each
         for each in status["past_rounds"]
@@ -201,7 +201,7 @@ def _reductions(status: Status, contributors: int) -> list[dict[str, Any]]:
     ]
 
 
-def _row(status: Status, name: str) -> dict[str, Any] | None:
+def row_of(status: Status, name: str) -> dict[str, Any] | None:
     return next((m for m in status["members"] if m["name"] == name), None)
 
 
@@ -212,8 +212,8 @@ def _sent_bytes(status: Status) -> int:
     return sum(last.values())
 
 
-def _copied_bytes(status: Status) -> int:
-    row = _row(status, JOINER)
+def copied_bytes(status: Status) -> int:
+    row = row_of(status, JOINER)
     return 0 if row is None else int(row["bytes"]["state_received"])
 
 
@@ -226,14 +226,14 @@ def _follow(run: LabRun, case: str, before: Status, state_bytes: int, victim: st
     begun_s = time.monotonic()
     while True:
         status = run.master()
-        row = _row(status, JOINER)
-        copied = _copied_bytes(status)
+        row = row_of(status, JOINER)
+        copied = copied_bytes(status)
         if row is not None and time.monotonic() - said_s > 5:
             said_s = time.monotonic()
             say(f"{copied / MIB:.0f} MiB; {row['why']}")
         if first is None and copied:
             first = status
-        if first is not None and (last is None or copied > _copied_bytes(last)):
+        if first is not None and (last is None or copied > copied_bytes(last)):
             last = status
         if victim and not killed_s and copied > state_bytes / 2:
             say(f"{victim} is killed")
@@ -247,25 +247,25 @@ def _follow(run: LabRun, case: str, before: Status, state_bytes: int, victim: st
     if first is None or last is None or first is last:
         raise BenchError("the copy was over before it was seen: take a larger state")
     copy_s = last["now_s"] - first["now_s"]
-    copied_bytes = _copied_bytes(last) - _copied_bytes(first)
-    round_bytes = max(0, _sent_bytes(last) - _sent_bytes(first) - copied_bytes)
+    all_bytes = copied_bytes(last) - copied_bytes(first)
+    round_bytes = max(0, _sent_bytes(last) - _sent_bytes(first) - all_bytes)
     donor_s = len(DONORS) * copy_s - (last["now_s"] - killed_s if killed_s else 0.0)
     left = (donor_s * CARRIED * UP_MBIT * 1e6 / 8 - round_bytes) / copy_s
-    begun = [each for each in _reductions(status, 2) if _closed_s(each) >= first["now_s"]]
+    begun = [each for each in reductions(status, 2) if _closed_s(each) >= first["now_s"]]
     during_s = [each["reduce_s"] for each in begun if _closed_s(each) < last["now_s"]]
     if not during_s:
         raise BenchError(
-            f"no round began during the copy of {copied_bytes / MIB:.0f} MiB in {copy_s:.1f} s: "
+            f"no round began during the copy of {all_bytes / MIB:.0f} MiB in {copy_s:.1f} s: "
             "take a larger state"
         )
     return Join(
         case=case,
         state_bytes=state_bytes,
-        before_s=[e["reduce_s"] for e in _reductions(before, len(DONORS))][DISCARDED_COUNT:],
+        before_s=[e["reduce_s"] for e in reductions(before, len(DONORS))][DISCARDED_COUNT:],
         during_s=during_s,
-        joined_to_sync_s=status["now_s"] - _joined_s(status),
+        joined_to_sync_s=status["now_s"] - joined_s(status),
         copy_s=copy_s,
-        copied_bytes=copied_bytes,
+        copied_bytes=all_bytes,
         round_bytes=round_bytes,
         given_bytes_per_s=min(CARRIED * DOWN_MBIT * 1e6 / 8, left),
     )
@@ -275,8 +275,8 @@ def _closed_s(round_: dict[str, Any]) -> float:
     return float(round_["opened_s"] + round_["open_s"])
 
 
-def _joined_s(status: Status) -> float:
-    row = _row(status, JOINER)
+def joined_s(status: Status) -> float:
+    row = row_of(status, JOINER)
     assert row is not None
     return float(status["now_s"] - row["attached_s"])
 

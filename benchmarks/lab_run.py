@@ -100,22 +100,35 @@ class LabRun:
         self._invites[name] = str(self.act("invite", body)["invite"])
 
     def join(
-        self, name: str, host: int, *, founder: bool = False, more: Sequence[str] = ()
+        self,
+        name: str,
+        host: int,
+        *,
+        founder: bool = False,
+        more: Sequence[str] = (),
+        program: Sequence[str] = HOLDFAST,
     ) -> None:
         """Start a peer with its trainer; one that was here before comes back as itself.
 
         Args:
           more: further arguments of its training script.
+          program: what runs the command ``join``.
         """
         if name not in self._invites:
             self.invite(name, founder=founder)
         listen = f"{self._lab.address(host)}:{MASTER_PORT + 1}"
         arguments = ["join", self._invites[name], "--name", name, "--listen", listen]
         arguments += ["--patience", f"{PATIENCE_S:g}"]
-        self._spawn(name, host, *arguments, command=[sys.executable, *self._script, *more])
+        command = [sys.executable, *self._script, *more]
+        self._spawn(name, host, *arguments, command=command, program=program)
 
     def _spawn(
-        self, name: str, host: int, *arguments: str, command: list[str] | None = None
+        self,
+        name: str,
+        host: int,
+        *arguments: str,
+        command: list[str] | None = None,
+        program: Sequence[str] = HOLDFAST,
     ) -> None:
         state = ["--state", str(self._folder / name), "--http", "127.0.0.1:0"]
         after = ["--", *command] if command else []
@@ -123,7 +136,7 @@ class LabRun:
         with (self._folder / f"{name}.log").open("ab") as log:
             self._processes[name] = self._lab.popen(
                 host,
-                [*HOLDFAST, "--log-level", "info", *arguments, *state, *after],
+                [*program, "--log-level", "info", *arguments, *state, *after],
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

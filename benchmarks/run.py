@@ -30,6 +30,7 @@ from benchmarks import (
     wan_lab,
 )
 from benchmarks.commands import BenchError
+from benchmarks.copying import copies
 from benchmarks.lanes import lanes, why_no_lanes
 from benchmarks.learning import learning, why_no_learning
 from benchmarks.namespaces import LabError
@@ -70,6 +71,7 @@ SECTIONS = (
     Section("residential", "homes with slow uplinks", _lab, sections.residential),
     Section("kill", "a peer dies in the middle of a round", _lab, deaths.deaths),
     Section("join", "a newcomer copies the state beside rounds", _lab, join.joins),
+    Section("copy", "the state over slow lines, from donors that die or lie", _lab, copies),
     Section("transfer", "the state between processes of one machine", _anywhere, transfer),
     Section("memory", "what a round needs", _anywhere, sections.memory),
     Section("caps", "limits that a volunteer sets", _anywhere, sections.caps),

@@ -12,7 +12,7 @@ from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.checkpoint import blocks, spool
+from holdfast.checkpoint import blocks
 from holdfast.checkpoint.joiner import Joiner
 from holdfast.checkpoint.spool import FragmentSpool, Spool
 from holdfast.checkpoint.transfer import FetchReport
@@ -107,7 +107,7 @@ def test_a_disk_that_fails_ends_the_keeping_only(
 ) -> None:
     kept = FragmentSpool(path)
     kept.put(DIGESTS[0], BLOCKS[0])
-    with mock.patch.object(spool.os, "pwritev", side_effect=OSError(28, "No space left")):
+    with mock.patch("os.pwritev", side_effect=OSError(28, "No space left")):
         kept.put(DIGESTS[1], BLOCKS[1])
     kept.put(DIGESTS[2], BLOCKS[2])
     assert [kept.find(digest) for digest in DIGESTS] == [None] * 5

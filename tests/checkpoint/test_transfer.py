@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import random
+import shutil
+import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -18,6 +21,7 @@ from hypothesis import strategies as st
 from holdfast.checkpoint import blocks
 from holdfast.checkpoint.donor import QUEUED_MAX, Donor
 from holdfast.checkpoint.joiner import Joiner
+from holdfast.checkpoint.spool import Spool
 from holdfast.checkpoint.state import SharedState
 from holdfast.checkpoint.transfer import BlockSink, FetchFailedError, FetchReport
 from holdfast.collectives.courtesy import Rank
@@ -99,6 +103,7 @@ class Faults:
     Attributes:
       corrupt: blocks that it serves with a flipped bit.
       cut: blocks that it serves too short.
+      lost: blocks of which nothing ever comes, though the link is fine.
       bad_index: it serves a wrong index.
       refusals: index requests that it refuses before it answers one.
       frames_max: blocks that it sends before ``then``.
@@ -108,6 +113,7 @@ class Faults:
 
     corrupt: frozenset[int] = frozenset()
     cut: frozenset[int] = frozenset()
+    lost: frozenset[int] = frozenset()
     bad_index: bool = False
     refusals: int = 0
     frames_max: int = 10**9
@@ -120,7 +126,8 @@ class Faults:
 
     @property
     def serves_all(self) -> bool:
-        return not self.lies and self.frames_max >= BLOCK_COUNT and self.refusals < 5
+        whole = not self.lost and self.frames_max >= BLOCK_COUNT
+        return not self.lies and whole and self.refusals < 5
 
 
 @define(eq=False)
@@ -221,6 +228,8 @@ class World:
                     lose("it broke")
                 elif faults.then == "refuse":
                     self.joiner.receive(peer, BlocksRefused(0, 2, header.transfer, "no more"))
+                return
+            if header.index in faults.lost:
                 return
             served.append(header.index)
             self.nursery.start_soon(frame_arrives, header, payload)
@@ -734,6 +743,7 @@ some_faults = st.builds(
     Faults,
     corrupt=some_blocks,
     cut=st.one_of(st.just(frozenset()), some_blocks),
+    lost=st.one_of(st.just(frozenset()), some_blocks, st.just(EVERY_BLOCK)),
     bad_index=st.sampled_from([False, False, False, True]),
     refusals=st.sampled_from([0, 0, 1, 4, 5]),
     frames_max=st.one_of(st.just(10**9), st.integers(0, BLOCK_COUNT)),
@@ -792,3 +802,60 @@ def test_the_same_state_or_an_error_that_names_the_liars(
             nursery.cancel_scope.cancel()
 
     run_virtually(main, seed=0)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    lives=st.lists(
+        st.tuples(
+            st.lists(st.one_of(st.just(Faults()), some_faults), min_size=1, max_size=4),
+            st.sampled_from([0.05, 1.0, 3.0, 30.0]),
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    seed=st.integers(0, 2**32),
+)
+def test_however_often_its_machine_reboots_a_copy_comes_to_the_same_state(
+    lives: list[tuple[list[Faults], float]], seed: int
+) -> None:
+    """Each life has other donors and ends after so many seconds; the last one's donor is good."""
+    source = trained()
+    folder = Path(tempfile.mkdtemp(prefix="holdfast-test-"))
+    came: set[int] = set()
+
+    async def live(number: int, donors: list[Faults], seconds: float) -> None:
+        target = make_state()
+        if number == len(lives):
+            event(f"{10 * (len(came) * 10 // BLOCK_COUNT)} % came before the last life")
+        async with trio.open_nursery() as nursery:
+            world = World(nursery, target, seed + number)
+            spool = Spool(folder / "partial", after_s=0.0)
+            world.joiner = Joiner(target, world.hub, world.network, spool=spool)
+            for peer, faults in enumerate(donors, 1):
+                await world.add_donor(peer, source, faults)
+            with trio.move_on_after(seconds):
+                outcome = await outcome_of(world, source.heads()[0])
+                if isinstance(outcome, FetchReport):
+                    assert content(target) == content(source)
+                    assert target.heads() == source.heads()
+            if number == len(lives):
+                served = [block for each in world.served.values() for block in each]
+                assert target.heads() == source.heads()
+                assert not came & set(served), "what is on disk is not fetched again"
+            came.update(
+                block
+                for block in EVERY_BLOCK
+                if spool.fragment(0).find(source.index(0, 2)[32 * block : 32 * (block + 1)])
+            )
+            nursery.cancel_scope.cancel()
+        spool.close()
+
+    async def main() -> None:
+        for number, (donors, seconds) in enumerate([*lives, ([Faults()], 600.0)]):
+            await live(number, donors, seconds)
+
+    try:
+        run_virtually(main, seed=0)
+    finally:
+        shutil.rmtree(folder)

@@ -16,7 +16,9 @@ pytestmark = pytest.mark.slow
 def test_the_run_goes_on_from_what_its_peers_kept_on_disk(fleet: Fleet) -> None:
     fleet.start_master(spec(min_members=2))
     for rank, name in enumerate("abc"):
-        fleet.join(name, "--rank", str(rank), "--pause", "0.005", founder=name == "a")
+        fleet.join(
+            name, "--rank", str(rank), "--pause", "0.005", "--every-kind", founder=name == "a"
+        )
     fleet.until(lambda s: contributing(s, *"abc"), "a, b and c train")
     fleet.settle(*"abc")
     before = fleet.master()
@@ -36,7 +38,7 @@ def test_the_run_goes_on_from_what_its_peers_kept_on_disk(fleet: Fleet) -> None:
 
     fleet.restart_master()
     for rank, name in enumerate("abc"):
-        fleet.join(name, "--rank", str(rank), "--pause", "0.005")
+        fleet.join(name, "--rank", str(rank), "--pause", "0.005", "--every-kind")
     status = fleet.until(lambda s: in_sync(s, *"abc"), "all are in sync again")
     assert digests(status, *"abc") == digests(before, *"abc"), "the run is paused as it was"
     fleet.act("resume", {})
