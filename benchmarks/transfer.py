@@ -38,6 +38,7 @@ def transfer() -> Measured:
                 f"{figures['copier_cpu_s']:.2f}",
                 f"{figures['donor_cpu_s']:.2f}",
                 f"{equal_s:.3f}",
+                f"{figures['memory_bytes'] / MIB - size_mib:.0f}",
             ]
         )
         digest = figures["digest"]
@@ -56,11 +57,13 @@ def transfer() -> Measured:
             "CPU of the copier, s",
             "of a donor",
             "found equal, s",
+            "memory beside the state, MiB",
         ],
         rows,
         [
             "The copier begins with fresh memory each time. Found equal: the order to copy what is "
-            f"here already; all bytes are digested, none travels. {PCCL}"
+            f"here already; all bytes are digested, none travels. Memory: the copier's peak, less what "
+            f"it had before and the state. {PCCL}"
         ],
     )
     digested = Table(

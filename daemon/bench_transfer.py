@@ -111,6 +111,9 @@ def show(report: dict[str, Any], json_path: Path | None) -> None:
         f"  a copy takes {report['copier_cpu_s'] * 1e3:.0f} ms of CPU at the copier, "
         f"{report['donor_cpu_s'] * 1e3:.0f} at a donor"
     )
+    click.echo(
+        f"  the copier takes {report['memory_bytes'] / 1e6:.0f} MB at the most, the state included"
+    )
     digest = report["digest"]
     click.echo(
         f"  digests: {digest['ours_gb_s']:.2f} GB/s; BLAKE3 itself {digest['one_gb_s']:.2f} on one "

@@ -40,6 +40,7 @@ from ..protocol.messages import (
 )
 from ..protocol.sockets import SocketNetwork
 from .bench_links import Rank, become_member
+from .bench_rank import PeakMemory
 from .rendezvous import Rendezvous
 
 LINK_S = 60.0  # for a link to come up
@@ -96,6 +97,7 @@ class Figures:
     copy: list[float] = field(factory=list)
     copier_cpu: list[float] = field(factory=list)
     donor_cpu: list[float] = field(factory=list)  # the busiest donor's
+    memory_bytes: list[int] = field(factory=list)  # the copier's, the state included
     equal: list[float] = field(factory=list)
     ours: list[float] = field(factory=list)
     one: list[float] = field(factory=list)
@@ -119,6 +121,8 @@ class Copier:
 
     async def turn(self, figures: Figures) -> None:
         """Copy, copy what is equal, digest: each once."""
+        self.joiner = None  # and with it the state of the last turn
+        memory = PeakMemory()
         state = make_state(self.options)
         self.joiner = Joiner(state, self.node.hub, self.node.network)
         before = await self._cpu_s()
@@ -126,6 +130,7 @@ class Copier:
         used = [then - was for then, was in zip(await self._cpu_s(), before, strict=True)]
         figures.copier_cpu.append(used[0])
         figures.donor_cpu.append(max(used[1:]))
+        figures.memory_bytes.append(memory.extra_bytes())
         if list(state.heads()) != self.heads:
             raise UserError("the copy is not what the donors have")
         figures.equal.append(await self._fetch_all(self.joiner))
@@ -267,6 +272,7 @@ def report_of(options: Options, figures: Figures) -> dict[str, Any]:
         "copy": times(figures.copy),
         "copier_cpu_s": statistics.median(figures.copier_cpu[options.warm_up :]),
         "donor_cpu_s": statistics.median(figures.donor_cpu[options.warm_up :]),
+        "memory_bytes": max(figures.memory_bytes[options.warm_up :]),
         "equal": times(figures.equal),
         "digest": {
             "ours_gb_s": rate(figures.ours),

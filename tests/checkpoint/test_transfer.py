@@ -484,6 +484,15 @@ async def test_a_donor_that_serves_wrong_bytes_is_dropped_and_named(liar: Faults
     assert world.served[peers[0]]
 
 
+async def test_a_few_wrong_blocks_among_good_ones_are_enough_to_be_named() -> None:
+    few = Faults(corrupt=frozenset(range(3, BLOCK_COUNT, 13)))
+    report, world, peers = await fetch_with(make_state(), Faults(), few, Faults())
+    assert report.bad_donors == (peers[1],)
+    assert peers[1] in report.donors, "what it gave before is good, for it was checked"
+    good = [block for peer in (peers[0], peers[2]) for block in world.served[peer]]
+    assert set(good) >= few.corrupt & set(world.served[peers[1]])
+
+
 async def test_a_donor_with_a_wrong_index_is_dropped_and_named() -> None:
     report, world, peers = await fetch_with(make_state(), Faults(bad_index=True), Faults())
     assert report.bad_donors == (peers[0],)
