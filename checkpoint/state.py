@@ -195,7 +195,7 @@ class SharedState:
 
     Args:
       sizes: the fragments' sizes.
-      arena: the shared arena, of the same sizes.
+      arena: the shared arena, of the same sizes; nothing was ever written to it.
       run_id: goes into every root, so state of another run never passes for this one's.
     """
 
