@@ -20,7 +20,6 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 import trio
-from attrs import Factory, define
 
 from ..collectives.loop import Loop
 from ..protocol.errors import PeerLostError, StateMismatchError
@@ -33,6 +32,7 @@ from ..protocol.messages import (
     SyncFragment,
 )
 from ..protocol.network import Network
+from .donor_view import DonorView, Item, owed_since
 from .incoming import Incoming
 from .spool import FragmentSpool, Spool
 from .standing import Rate, Standing
@@ -46,50 +46,9 @@ LINK_WAIT_S = 15.0  # for the link to a donor to come up
 # A donor may hear of the version, or get to it, a moment later than we do: ask it again.
 REFUSALS_MAX = 5
 RETRY_S = 1.0
-# Blocks asked of a donor and not yet here. It grows while blocks come within WINDOW_S of being asked
-# for, so each donor is kept busy, and slow ones are not left with many blocks at the end.
-WINDOW_FIRST = 2
-WINDOW_MAX = 32
-WINDOW_S = 1.0
 OWED_S_MAX = 3.0  # a block that is owed for longer is asked of who has nothing else to give, too
 
 Progress = Callable[["Standing"], None]
-
-
-# None: look for work again.
-_Item = Index | BlocksRefused | PeerLostError | StateMismatchError | None
-
-
-@define(eq=False)
-class _DonorView:
-    """A donor as the joiner sees it.
-
-    Attributes:
-      inbox: what it said, and that a block has come. Unbounded, but nothing enters it that was not
-        asked for.
-      window: how many blocks may be outstanding.
-      outstanding: blocks asked for, with the time of asking.
-      heard_s: when its last block came, or when it was asked while it owed nothing.
-      asked_index: an answer to ``IndexRequest`` is due.
-      gave: blocks it gave.
-      refusals: in a row.
-    """
-
-    peer: str
-    send: trio.MemorySendChannel[_Item]
-    inbox: trio.MemoryReceiveChannel[_Item]
-    window: int = WINDOW_FIRST
-    outstanding: dict[int, float] = Factory(dict)
-    heard_s: float = -math.inf
-    asked_index: bool = False
-    gave: int = 0
-    refusals: int = 0
-    gone: bool = False
-
-    @property
-    def has_room(self) -> bool:
-        """Half of its window is: requests for single blocks would cost more than they bring."""
-        return 2 * len(self.outstanding) <= self.window
 
 
 class Joiner:
@@ -192,7 +151,7 @@ class _Fetch:
         self._transfer = secrets.randbits(32)
         self._progress = progress
         self._donors = {
-            peer: _DonorView(peer, *trio.open_memory_channel[_Item](math.inf))
+            peer: DonorView(peer, *trio.open_memory_channel[Item](math.inf))
             for peer in order.donors
         }
         self._incoming: Incoming | None = None
@@ -268,17 +227,11 @@ class _Fetch:
 
     # ------------------------------------------------------------ on the event loop
 
-    def _accepted(self, donor: _DonorView, block: int, size_bytes: int) -> None:
+    def _accepted(self, donor: DonorView, block: int, size_bytes: int) -> None:
         """A block has come, perhaps for the second time (0 bytes)."""
         if self._ended:
             return
-        donor.heard_s = trio.current_time()
-        donor.refusals = 0
-        if (asked_s := donor.outstanding.get(block)) is not None:
-            if donor.heard_s - asked_s <= WINDOW_S:
-                donor.window = min(donor.window + 1, WINDOW_MAX)
-            else:
-                donor.window = max(donor.window - 1, WINDOW_FIRST)
+        donor.came(block, trio.current_time())
         if size_bytes:
             self._awaited.discard(block)
             self._done_count += 1
@@ -309,7 +262,7 @@ class _Fetch:
 
     # ------------------------------------------------------------ one donor
 
-    async def _draw(self, donor: _DonorView) -> None:
+    async def _draw(self, donor: DonorView) -> None:
         """Get what this donor can give, until all has come or it is of no use any more."""
         try:
             link = await self._hub.link(donor.peer, LINK_WAIT_S)
@@ -326,11 +279,11 @@ class _Fetch:
             self._bad.append(donor.peer)
             self._drop(donor, str(errors.exceptions[0]))
 
-    async def _watch(self, link: BlockLink, donor: _DonorView) -> None:
+    async def _watch(self, link: BlockLink, donor: DonorView) -> None:
         await link.lost.wait()
         donor.send.send_nowait(PeerLostError(donor.peer, link.reason))
 
-    async def _ask_index(self, link: BlockLink, donor: _DonorView) -> None:
+    async def _ask_index(self, link: BlockLink, donor: DonorView) -> None:
         """Nobody has given it yet; whoever answers first begins the transfer."""
         donor.asked_index = True
         donor.heard_s = trio.current_time()
@@ -348,7 +301,7 @@ class _Fetch:
             if not donor.gone:
                 donor.send.send_nowait(None)
 
-    async def _ask(self, link: BlockLink, donor: _DonorView) -> None:
+    async def _ask(self, link: BlockLink, donor: DonorView) -> None:
         if not self._joiner.has_turn(self, donor.peer):
             return
         if not donor.has_room:
@@ -361,7 +314,8 @@ class _Fetch:
         if blocks and not self._unassigned:
             self._joiner.next_turn()
         if not blocks and not donor.outstanding:
-            blocks = self._owed_for_long()[:room]
+            long_ago_s = trio.current_time() - OWED_S_MAX
+            blocks = owed_since(long_ago_s, self._donors.values())[:room]
         if not blocks:
             return
         now_s = trio.current_time()
@@ -373,17 +327,7 @@ class _Fetch:
         )
         await self._within_stall(link.send(request), donor)
 
-    def _owed_for_long(self) -> list[int]:
-        """Blocks that have been asked of one donor only, and long ago; the oldest first."""
-        asked_s: dict[int, list[float]] = {}
-        for donor in self._donors.values():
-            for block, when_s in donor.outstanding.items():
-                asked_s.setdefault(block, []).append(when_s)
-        long_ago_s = trio.current_time() - OWED_S_MAX
-        owed = [(when[0], b) for b, when in asked_s.items() if len(when) == 1]
-        return [block for when_s, block in sorted(owed) if when_s <= long_ago_s]
-
-    async def _next_item(self, donor: _DonorView) -> _Item:
+    async def _next_item(self, donor: DonorView) -> Item:
         """The next thing from this donor; raises PeerLostError if it owes us and is silent."""
         owes = donor.outstanding or donor.asked_index
         if not owes and self._incoming is not None:  # it has nothing to give; others may be slow
@@ -397,7 +341,7 @@ class _Fetch:
             if trio.current_time() >= donor.heard_s + self._stall_s:
                 raise PeerLostError(donor.peer, f"it sent nothing for {self._stall_s:g} s")
 
-    async def _take(self, donor: _DonorView, item: _Item) -> None:
+    async def _take(self, donor: DonorView, item: Item) -> None:
         if isinstance(item, PeerLostError | StateMismatchError):
             raise item
         if isinstance(item, Index):
@@ -405,7 +349,7 @@ class _Fetch:
         elif isinstance(item, BlocksRefused):
             await self._refused(donor, item)
 
-    async def _refused(self, donor: _DonorView, message: BlocksRefused) -> None:
+    async def _refused(self, donor: DonorView, message: BlocksRefused) -> None:
         """It may not have got to that version yet; meanwhile others give what it was to."""
         donor.refusals += 1
         if donor.refusals >= REFUSALS_MAX:
@@ -432,19 +376,19 @@ class _Fetch:
                 )
             )
 
-    async def _within_stall(self, sending: Awaitable[None], donor: _DonorView) -> None:
+    async def _within_stall(self, sending: Awaitable[None], donor: DonorView) -> None:
         with trio.move_on_after(self._stall_s) as scope:
             await sending
         if scope.cancelled_caught:
             raise PeerLostError(donor.peer, "its link takes no messages")
 
-    def _drop(self, donor: _DonorView, reason: str) -> None:
+    def _drop(self, donor: DonorView, reason: str) -> None:
         """Give the donor up; the others get what it owed."""
         donor.gone = True
         self._reasons[donor.peer] = reason
         self._take_back(donor)
 
-    def _take_back(self, donor: _DonorView) -> None:
+    def _take_back(self, donor: DonorView) -> None:
         """What it owes is for the others, unless another one was asked for it, too."""
         blocks, donor.outstanding = sorted(donor.outstanding, reverse=True), {}
         owed = {block for other in self._donors.values() for block in other.outstanding}

@@ -132,7 +132,7 @@ class Coordinator:
         )
         self.probing = Probing(self.context, bandwidths)
         self.syncing.missing = set(history.places)
-        self.syncing.unheard = set(history.places)
+        self.syncing.votes.unheard = set(history.places)
         self._missing_until_s: float | None = None  # set by the first event after a restart
         self.founder: str | None = None  # who was sent Found
         self._finish_due_s = (
@@ -253,7 +253,7 @@ class Coordinator:
         if peer in self.context.roster:
             self._evict(peer, RefusalCode.KICKED, f"removed by the run's owner: {quoted(reason)}")
         self.syncing.missing.discard(peer)
-        self.syncing.unheard.discard(peer)
+        self.syncing.votes.unheard.discard(peer)
         self._settle()
         return self.context.take_effects()
 
@@ -316,7 +316,7 @@ class Coordinator:
             self.lineage.due_s,
             self._finish_due_s if not self._finish_sent else math.inf,
             self._missing_until_s
-            if (self.syncing.missing or self.syncing.unheard)
+            if (self.syncing.missing or self.syncing.votes.unheard)
             and self._missing_until_s is not None
             and not self.succession.waiting
             else math.inf,
@@ -582,7 +582,7 @@ class Coordinator:
     def _give_up_missing(self) -> bool:
         """A deadline after a restart, contributors that have not come back lose their places."""
         syncing = self.syncing
-        if not (syncing.missing or syncing.unheard) or self._missing_until_s is None:
+        if not (syncing.missing or syncing.votes.unheard) or self._missing_until_s is None:
             return False
         if self.succession.waiting or self.context.now_s < self._missing_until_s:
             return False
@@ -594,7 +594,7 @@ class Coordinator:
                 f"{self.context.name(peer)} did not come back after the master's restart",
             )
         syncing.missing.clear()
-        syncing.unheard.clear()
+        syncing.votes.unheard.clear()
         return True
 
     def _give_places(self) -> bool:

@@ -1,10 +1,7 @@
 """Copies of the state: which root a version has, who differs from it, who fetches from whom.
 
-*Roots.* Members report the digest of each version that they reach. A version's root is what more
-than half of the members in sync report (all have reported and no half agrees: the largest group, and
-of equal ones that with the oldest member). After a restart of the master, contributors from before
-count as silent voters until they report or the deadline is over, so the first to return cannot
-decide alone.
+*Roots.* Members report the digest of each version that they reach, and vote on it thereby: see
+``votes``.
 
 *Transfers.* A joiner receives the result of every reduction that begins after it attached. So it may
 fetch the committed version as soon as no reduction of that fragment runs without it: whatever is
@@ -15,7 +12,6 @@ ordered streams, so what they pin is exactly that version.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable
 
 from ..protocol.messages import (
@@ -38,13 +34,13 @@ from .journal import RootKnown
 from .keeping_up import KeepingUp
 from .roster import Copy, CopyState, Fetch, Member, holds_newest
 from .succession import Succession
+from .votes import Votes
 
 SYNC_ATTEMPTS_MAX = 5  # transfers that fail in a row before the member has to come back anew
 # Fragments that one member fetches at a time: one that is coming to its end and the next. Of each the
 # results of all rounds since have to be kept meanwhile.
 FETCHES_MAX = 2
 ROOT_BYTES = 32  # a head without a root says nothing about what is held
-VOTED_VERSIONS = 3  # newest versions of a fragment whose roots are still voted on
 STALL_DEADLINES = 4  # a transfer that has not moved for so many deadlines has failed
 
 
@@ -60,10 +56,10 @@ class Syncing:
         self.succession = succession
         self.bandwidths = bandwidths
         self.keeping_up = KeepingUp(context)
-        self.votes: dict[tuple[int, int], dict[str, bytes]] = {}  # (fragment, version) -> by peer
-        # Contributors from before the master's restart: who has not come back, who has not voted.
-        self.missing: set[str] = set()
-        self.unheard: set[str] = set()
+        self.votes = Votes(context)
+        self.missing: set[str] = (
+            set()
+        )  # contributors from before the master's restart, not back yet
 
     # ------------------------------------------------------------ coming and going
 
@@ -72,7 +68,7 @@ class Syncing:
         history = self.context.history
         self.missing.discard(member.peer)
         if not history.founded or hello.lineage != history.lineage:
-            self.unheard.discard(member.peer)
+            self.votes.unheard.discard(member.peer)
             for copy in member.copies:
                 copy.why = (
                     "it holds another run's state" if hello.lineage else "it holds no state yet"
@@ -94,18 +90,19 @@ class Syncing:
         version = self.context.history.versions[head.fragment]
         if head.version == version or about_to_apply:
             copy.version, copy.root = head.version, head.root
-            self._vote(member, head)
+            self.votes.cast(member, head)
             self._check(member, head.fragment)
         else:
             copy.why = f"it holds version {head.version}, the run is at {version}"
             if head.version + 1 < version:
-                self.unheard.discard(member.peer)  # it cannot be about to apply the newest one
+                self.votes.unheard.discard(
+                    member.peer
+                )  # it cannot be about to apply the newest one
 
     def judge_again(self, fragment: int) -> None:
         """The committed version is another one than it was, without a round: who holds it?"""
         newest = self.context.history.versions[fragment]
-        for key in [key for key in self.votes if key[0] == fragment and key[1] > newest]:
-            del self.votes[key]
+        self.votes.forget_beyond(fragment, newest)
         for member in self.context.roster.by_number():
             copy, head = member.copies[fragment], member.told.get(fragment)
             if copy.state in RECEIVED_STATES:
@@ -140,8 +137,7 @@ class Syncing:
     def removed(self, member: Member) -> None:
         """Forget a member that is no longer in the roster: its votes, pins and transfers."""
         self.keeping_up.removed(member.peer)
-        for votes in self.votes.values():
-            votes.pop(member.peer, None)
+        self.votes.forget_peer(member.peer)
         for copy in member.copies:
             self._release(member, copy)
         for other in self.context.roster:
@@ -160,7 +156,7 @@ class Syncing:
         if copy.state is CopyState.FETCHING:
             return  # what it holds is being replaced; its Synced will say
         member.told[head.fragment] = head
-        self._vote(member, head)
+        self.votes.cast(member, head)
         copy.version, copy.root, copy.mute = head.version, head.root, False
         newest = self.context.history.versions[head.fragment]
         if copy.state is not CopyState.STALE or head.version == newest:
@@ -185,7 +181,7 @@ class Syncing:
         self._check(member, head.fragment)
         if copy.state in RECEIVED_STATES:
             member.sync_failures = 0
-            self._vote(member, head)
+            self.votes.cast(member, head)
 
     def failed(self, member: Member, message: SyncFailed) -> None:
         if message.fragment >= len(member.copies):
@@ -261,7 +257,7 @@ class Syncing:
                 self.late(member, commit.fragment, why)
             elif copy.state in RECEIVED_STATES and math.isinf(copy.due_s):
                 copy.due_s = deadline_s
-        self._prune_votes()
+        self.votes.prune()
 
     # ------------------------------------------------------------ deciding
 
@@ -275,18 +271,8 @@ class Syncing:
         known = history.root(fragment, version)
         if known:
             return known
-        votes = self.votes.get((fragment, version), {})
-        voters = self._voters(fragment)
-        counts = Counter(votes[m.peer] for m in voters if m.peer in votes)
-        if not counts:
-            return b""
-        oldest = {
-            root: min(m.number for m in voters if votes.get(m.peer) == root) for root in counts
-        }
-        best = min(counts, key=lambda root: (-counts[root], oldest[root]))
-        electorate = len(voters) + len(self.unheard)
-        agreed = counts[best] * 2 > electorate or sum(counts.values()) == electorate
-        if not agreed and not force:
+        best = self.votes.winner(fragment, version, force=force)
+        if not best:
             return b""
         self.context.record(RootKnown(FragmentHead(fragment, version, best)))
         for member in self.context.roster.by_number():
@@ -295,24 +281,13 @@ class Syncing:
                 self._check(member, fragment)
         return best
 
-    def _voters(self, fragment: int) -> list[Member]:
-        """Members in sync; while there is none, whoever holds a copy that nothing speaks against."""
-        in_sync = [member for member in self.context.roster if member.in_sync]
-        if in_sync:
-            return in_sync
-        return [
-            member
-            for member in self.context.roster
-            if member.copies and member.copies[fragment].state is CopyState.UNCHECKED
-        ]
-
     def settle(self, excluded: Excluded) -> bool:
         """Agree on roots and settle who is in sync. True if anything changed."""
         history = self.context.history
         if not history.founded:
             return False
         changed = False
-        for fragment, version in list(self.votes):
+        for fragment, version in self.votes.asked():
             if not history.root(fragment, version):
                 changed |= bool(self.decide(fragment, version))
         for member in self.context.roster.by_number():
@@ -424,13 +399,6 @@ class Syncing:
         else:
             self._fail(member, fragment, why)
 
-    def _vote(self, member: Member, head: FragmentHead) -> None:
-        newest = self.context.history.versions[head.fragment]
-        if head.version == newest:
-            self.unheard.discard(member.peer)
-        if newest - VOTED_VERSIONS < head.version <= newest:
-            self.votes.setdefault((head.fragment, head.version), {})[member.peer] = head.root
-
     def _check(self, member: Member, fragment: int) -> None:
         """Compare what the member reported with the run's root of that version."""
         copy = member.copies[fragment]
@@ -504,9 +472,3 @@ class Syncing:
             default=math.inf,
         )
         return min(stalled_s, self.keeping_up.next_deadline_s())
-
-    def _prune_votes(self) -> None:
-        versions = self.context.history.versions
-        for fragment, version in list(self.votes):
-            if version <= versions[fragment] - VOTED_VERSIONS:
-                del self.votes[fragment, version]

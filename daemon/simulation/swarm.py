@@ -22,7 +22,6 @@ from ...checkpoint.place import FolderPlace
 from ...membership.coordinator import Coordinator
 from ...membership.effects import Effect
 from ...membership.journal import RunCreated, TermStarted
-from ...membership.replica import Phase
 from ...membership.spec import TOPK_CODECS, RunSpec
 from ...protocol.addresses import Address
 from ...protocol.errors import EvictedError, UserError
@@ -33,6 +32,7 @@ from ..master import CROWD_MIN
 from ..parts import PeerConfig
 from ..store import GrantRow
 from ..tasks import told_error
+from .holdings import keeps_state
 from .services import (
     SimPeer,
     WitnessedMaster,
@@ -466,43 +466,10 @@ class Swarm:
     def survives_without(self, name: str) -> bool:
         """Whether anybody else holds the committed state, or is about to: memory is all there is."""
         return any(
-            self._keeps_state(self.peers[other])
+            keeps_state(self.peers[other], self.witness, self.master)
             for other in self.peers
             if other != name and other not in self.left
         )
-
-    def _keeps_state(self, sim: SimPeer) -> bool:
-        """It holds every committed version, or the one before and the result that makes it."""
-        if not (sim.alive and sim.holds_everything):
-            return False
-        decided = self._decided()
-        results = {
-            (here.fragment, here.version)
-            for here in sim.service.replica.rounds.values()
-            if here.phase in (Phase.REDUCED, Phase.APPLYING) and here.round in decided
-        }
-        for head in sim.service.replica.heads():
-            committed = self._newest(head.fragment)
-            step_away = (head.fragment, head.version) in results
-            if head.version != committed and not (head.version == committed - 1 and step_away):
-                return False
-        return True
-
-    def _decided(self) -> set[int]:
-        """Rounds that are committed, or will be as soon as the master's disk takes it."""
-        rounds = {commit.round for commit in self.witness.commits}
-        if self.master is not None:
-            history = self.master.coordinator.context.history
-            rounds.update(commit.round for commit in history.commits.values())
-        return rounds
-
-    def _newest(self, fragment: int) -> int:
-        """The version that is committed, or will be as soon as the master's disk takes it."""
-        known = self.witness.versions.get(fragment, 0)
-        if self.master is None:
-            return known
-        history = self.master.coordinator.context.history
-        return max(known, history.versions[fragment]) if history.founded else known
 
     def role(self, name: str) -> Role:
         return self.peers[name].service.replica.role

@@ -215,7 +215,7 @@ class Witness:
             return
         if head.root == self.truth[head.fragment]:
             return
-        votes = world.master.syncing.votes[head.fragment, head.version]
+        votes = world.master.syncing.votes.of(head.fragment, head.version)
         assert len(votes) > 1 or len(world.master.conductor.contributors()) < 2, "one decided alone"
         self.true.add((head.fragment, head.version, head.root))
         self.truth[head.fragment] = head.root  # from now on this is what the run goes by

@@ -1,0 +1,45 @@
+"""Who has what the run has committed, or will have committed as soon as the master's disk takes it."""
+
+from __future__ import annotations
+
+from ...membership.replica import Phase
+from .services import SimPeer, WitnessedMaster
+from .witness import Witness
+
+
+def keeps_state(sim: SimPeer, witness: Witness, master: WitnessedMaster | None) -> bool:
+    """It holds every committed version, or the one before and the result that makes it.
+
+    Args:
+      master: None: it is dead.
+    """
+    if not (sim.alive and sim.holds_everything):
+        return False
+    decided = _decided(witness, master)
+    results = {
+        (here.fragment, here.version)
+        for here in sim.service.replica.rounds.values()
+        if here.phase in (Phase.REDUCED, Phase.APPLYING) and here.round in decided
+    }
+    for head in sim.service.replica.heads():
+        committed = _newest(head.fragment, witness, master)
+        step_away = (head.fragment, head.version) in results
+        if head.version != committed and not (head.version == committed - 1 and step_away):
+            return False
+    return True
+
+
+def _decided(witness: Witness, master: WitnessedMaster | None) -> set[int]:
+    rounds = {commit.round for commit in witness.commits}
+    if master is not None:
+        history = master.coordinator.context.history
+        rounds.update(commit.round for commit in history.commits.values())
+    return rounds
+
+
+def _newest(fragment: int, witness: Witness, master: WitnessedMaster | None) -> int:
+    known = witness.versions.get(fragment, 0)
+    if master is None:
+        return known
+    history = master.coordinator.context.history
+    return max(known, history.versions[fragment]) if history.founded else known
