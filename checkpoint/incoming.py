@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .state import FragmentState
 
 Find = Callable[[bytes], bytes | None]
-"""Gives the bytes that have a digest, if they are somewhere here; they are checked once more."""
+"""Gives the bytes that have a digest, if they are somewhere here; it has checked them."""
 
 
 class Incoming:

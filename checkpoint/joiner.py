@@ -114,9 +114,10 @@ class Joiner:
                 self.next_turn()
 
     async def whole(self) -> None:
-        """Nothing is missing any more: what was kept on disk goes."""
-        if self.spool is not None and self.keep_from_s < math.inf:
-            self.keep_from_s = math.inf
+        """Nothing is missing any more: what was kept for the next fetch goes, an earlier process's too."""
+        self.keep_from_s = math.inf
+        await self.network.run_sync(self.state.forget_kept)
+        if self.spool is not None:
             await self.network.run_sync(self.spool.clear)
 
     def has_turn(self, fetch: _Fetch, peer: str) -> bool:

@@ -366,6 +366,12 @@ class SharedState:
             incoming.start(find)
         return incoming
 
+    def forget_kept(self) -> None:
+        """Nothing is missing: blocks of transfers that ended too early are of no use."""
+        for state in self._fragments:
+            with state.changes:
+                state.kept.clear()
+
     def _digest(self, state: FragmentState, version: int) -> FragmentHead:
         digests = digest_blocks(state.parts, state.places)
         root = fragment_root(self.run_id, state.number, version, state.size, digests)

@@ -73,7 +73,7 @@ class StateKeeper:
         self._donor: Donor | None = None
         self._donor_scope = trio.CancelScope()
         self._joiner: Joiner | None = None
-        self._copying = False  # since we were in sync last
+        self._copying = True  # since we were in sync last, in this life or an earlier one
         self._fetches: dict[int, trio.CancelScope] = {}
         self._standings: dict[int, tuple[int, Standing]] = {}  # version and how far, by fragment
 

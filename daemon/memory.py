@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..membership.syncing import FETCHES_MAX
 from ..protocol.arena import arena_bytes
 from ..protocol.errors import UserError
 from ..protocol.messages import FragmentSize
@@ -32,13 +33,13 @@ def machine_bytes() -> int:
 def state_bytes(sizes: Sequence[FragmentSize]) -> int:
     """What a daemon holds at the most, beside rounds.
 
-    The state once, the arena in which the trainer posts, and one fragment on its way here or kept as
-    it was for somebody who copies it.
+    The state once, the arena in which the trainer posts, and the fragments that are on their way here,
+    or kept as they were for somebody who copies them.
     """
-    fragments = [
+    fragments = sorted(
         4 * (size.value_count + size.momentum_count) + 8 * size.counter_count for size in sizes
-    ]
-    return sum(fragments) + arena_bytes(sizes) + max(fragments, default=0)
+    )
+    return sum(fragments) + arena_bytes(sizes) + sum(fragments[-FETCHES_MAX:])
 
 
 def check_room(sizes: Sequence[FragmentSize], memory_bytes: int | None) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import pytest
 import trio
 from blake3 import blake3
@@ -179,3 +180,19 @@ async def test_a_machine_that_loses_its_power_in_a_copy_goes_on_where_it_was(
             assert again.service.keeper.received_bytes < 320_008 - 200_000 + 11 * 9_000
             await trio.sleep(1)
             assert not (tmp_path / "partial").exists()
+
+
+async def test_what_an_earlier_life_left_goes_when_nothing_is_missing(tmp_path: Path) -> None:
+    filled(tmp_path / "partial" / "0.blocks")
+    async with a_swarm("ab") as swarm:
+        late = swarm.add_peer("late", founder=False)
+        late.service.config.partial = tmp_path / "partial"
+        await swarm.until(lambda: swarm.in_sync("late"))
+        state = late.service.state
+        assert state is not None
+        state._fragments[0].kept[b"of a copy that was given up"] = np.zeros(9, np.uint8)
+        late.service.keeper._copying = True
+        swarm.crash("b")  # the view is another
+        await trio.sleep(5)
+        assert not (tmp_path / "partial").exists()
+        assert not state._fragments[0].kept

@@ -16,12 +16,12 @@ from holdfast.protocol.messages import FragmentSize
 from tests.swarm.test_swarm import a_swarm
 
 GIB = 2**30
-SIZES = (FragmentSize(GIB // 4, GIB // 4, 0), FragmentSize(GIB // 8, GIB // 8, 2))
+SIZES = tuple(FragmentSize(GIB // part, GIB // part, 2) for part in (4, 16, 8))
 
 
 def test_what_a_state_takes() -> None:
-    # 3 GiB of values and momentum, 1.5 of posted values, and the larger fragment once more.
-    assert state_bytes(SIZES) == pytest.approx(6.5 * GIB, rel=1e-6)
+    # 3.5 GiB of values and momentum, 1.75 of posted values, and the two larger fragments once more.
+    assert state_bytes(SIZES) == pytest.approx(8.25 * GIB, rel=1e-6)
     assert state_bytes(()) < 2**20
 
 
@@ -32,7 +32,7 @@ def test_it_must_leave_something_to_the_others() -> None:
     with pytest.raises(UserError) as caught:
         check_room(SIZES, needed + MEMORY_LEFT_BYTES - 1)
     assert caught.value.exit_code == ExitCode.MEMORY
-    assert "6.5 GiB here, and of 7.5 GiB 1.0 GiB must stay free" in str(caught.value)
+    assert "8.3 GiB here, and of 9.3 GiB 1.0 GiB must stay free" in str(caught.value)
     assert "nothing was fetched" in caught.value.hint
 
 
