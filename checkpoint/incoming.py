@@ -33,7 +33,7 @@ from .blocks import (
 if TYPE_CHECKING:
     from .state import FragmentState
 
-Find = Callable[[bytes], bytes | None]
+Find = Callable[[bytes], bytes | memoryview | None]
 """Gives the bytes that have a digest, if they are somewhere here; it has checked them."""
 
 

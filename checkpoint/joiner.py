@@ -27,13 +27,15 @@ from ..protocol.lane import FrameHeader, FrameKind
 from ..protocol.messages import (
     BlocksRefused,
     BlocksRequest,
+    FragmentHead,
     Index,
     IndexRequest,
     SyncFragment,
 )
 from ..protocol.network import Network
+from .blocks import DIGEST_BYTES, Parts, digest_blocks
 from .donor_view import DonorView, Item, owed_since
-from .incoming import Incoming
+from .incoming import Find, Incoming
 from .spool import FragmentSpool, Spool
 from .standing import Rate, Standing
 from .state import SharedState
@@ -58,6 +60,7 @@ class Joiner:
       stall_s: see ``STALL_S``.
       spool: where blocks of a copy that takes long are kept, for the case that this process ends in
         the middle of it.
+      on_disk: gives a version that lies in a checkpoint here, checked; called in a thread.
     """
 
     def __init__(
@@ -68,12 +71,14 @@ class Joiner:
         *,
         stall_s: float = STALL_S,
         spool: Spool | None = None,
+        on_disk: Callable[[FragmentHead], Parts | None] = lambda _head: None,
     ) -> None:
         self.state = state
         self.hub = hub
         self.network = network
         self.stall_s = stall_s
         self.spool = spool
+        self.on_disk = on_disk
         self.keep_from_s = math.inf  # blocks that come later are kept in ``spool``
         self._fetches: dict[int, _Fetch] = {}
         self._turns: dict[int, trio.Lock] = {}
@@ -399,13 +404,26 @@ class _Fetch:
     # ------------------------------------------------------------ the whole
 
     async def _begin_with_our_own_index(self) -> None:
-        """If we hold the head already, only our memory is checked against it."""
+        """If we hold the head already, only our memory is checked against it; it may also be on disk."""
         held = self._state.head(self._head.fragment)
         if held is not None and held == self._head:
             await self._begin(self._state.index(held.fragment, held.version))
+            return
+        found = await self._network.run_sync(partial(self._joiner.on_disk, self._head))
+        if found is not None:
+            places = self._state.places(self._head.fragment)
+            digests = await self._network.run_sync(partial(digest_blocks, found, places))
+            blocks = {
+                digests[DIGEST_BYTES * index :][:DIGEST_BYTES]: place.of(found).data
+                for index, place in enumerate(places)
+            }
+            await self._begin(digests, blocks.get)
 
-    async def _begin(self, digests: bytes) -> None:
+    async def _begin(self, digests: bytes, find: Find | None = None) -> None:
         """Start the transfer with an index; later indices are only checked.
+
+        Args:
+          find: see ``SharedState.begin``.
 
         Raises:
           StateMismatchError: the index does not hash to the root.
@@ -416,7 +434,7 @@ class _Fetch:
                 if not await run_sync(partial(self._state.check_index, self._head, digests)):
                     raise StateMismatchError("its index does not fit the root")
                 return
-            await run_sync(partial(self._begin_sync, digests))
+            await run_sync(partial(self._begin_sync, digests, find))
             assert self._incoming is not None
             missing = sorted(self._incoming.missing)
             self._awaited.update(missing)
@@ -429,10 +447,10 @@ class _Fetch:
             self._complete()
             self.look_again()
 
-    def _begin_sync(self, digests: bytes) -> None:
+    def _begin_sync(self, digests: bytes, find: Find | None) -> None:
         # Kept here, not by the caller: whoever is cancelled in the meantime must still abandon it.
-        if self._joiner.spool is None:
-            self._incoming = self._state.begin(self._head, digests)
+        if self._joiner.spool is None or find is not None:
+            self._incoming = self._state.begin(self._head, digests, find)
             return
         spool = self._joiner.spool.fragment(self._head.fragment)
         self._incoming = self._state.begin(self._head, digests, spool.find)

@@ -12,14 +12,16 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from itertools import islice
 
 import trio
 
 from ..checkpoint import checkpoints
+from ..checkpoint.blocks import Parts as FragmentParts
 from ..checkpoint.checkpoints import Checkpoint, CheckpointError, Manifest
 from ..checkpoint.donor import Donor
 from ..checkpoint.joiner import Joiner
-from ..checkpoint.place import Place
+from ..checkpoint.place import Place, PlaceError
 from ..checkpoint.spool import Spool
 from ..checkpoint.standing import Standing
 from ..checkpoint.state import SharedState
@@ -28,6 +30,7 @@ from ..membership.roster import layout_difference
 from ..protocol.arena import Arena
 from ..protocol.errors import PeerLostError, RemoteProtocolError, StateMismatchError
 from ..protocol.messages import (
+    KEPT_STATES_MAX,
     BlocksRefused,
     BlocksRequest,
     BlocksVerified,
@@ -61,6 +64,7 @@ class StateKeeper:
       state, posted: there as soon as the layout is.
       received_bytes: of blocks, since the service began.
       restored: the checkpoint that we began with; None if there was none that we use.
+      kept: older ones of the same state, the newest first; none once we were in sync.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -69,6 +73,7 @@ class StateKeeper:
         self.known_posted: Arena | None = None
         self.received_bytes = 0
         self.restored: Manifest | None = None
+        self.kept: list[Checkpoint] = []
         self._parts = parts
         self._donor: Donor | None = None
         self._donor_scope = trio.CancelScope()
@@ -112,7 +117,9 @@ class StateKeeper:
         if self._joiner is not None and self._joiner.spool is not None:
             self._joiner.spool.close()
         spool = None if folder is None else Spool(folder)
-        self._joiner = Joiner(self.state, parts.hub, parts.network, spool=spool)
+        self._joiner = Joiner(
+            self.state, parts.hub, parts.network, spool=spool, on_disk=self._on_disk
+        )
         parts.start(self._donate, self._donor, self._donor_scope)
         return True
 
@@ -138,7 +145,29 @@ class StateKeeper:
           PlaceError: it cannot be read.
         """
         found = checkpoints.newest(place, self._fits, tell)
-        return any(self._take_up(each, tell) for each in found)
+        if not any(self._take_up(each, tell) for each in found):
+            return False
+        self.kept = list(islice(filter(self._same_run, found), KEPT_STATES_MAX))
+        return True
+
+    def _same_run(self, other: Checkpoint) -> bool:
+        taken, manifest = self.restored, other.manifest
+        assert taken is not None
+        return (manifest.lineage, manifest.layout, manifest.sizes) == (
+            taken.lineage,
+            taken.layout,
+            taken.sizes,
+        )
+
+    def _on_disk(self, head: FragmentHead) -> FragmentParts | None:
+        """A fragment of one of those that are kept, checked; blocks: for a thread."""
+        for each in self.kept:
+            if each.manifest.fragment_heads()[head.fragment] == head:
+                try:
+                    return each.checked_parts(head.fragment)
+                except (CheckpointError, PlaceError) as error:
+                    log.warning("%s", error)
+        return None
 
     def _fits(self, manifest: Manifest) -> str:
         run_id = self._parts.config.run_id
@@ -202,6 +231,7 @@ class StateKeeper:
         return ""
 
     def _forget(self) -> None:
+        self.kept = []
         self.layout = self.known_state = self.known_posted = None
 
     # ------------------------------------------------------------ its end
@@ -288,7 +318,7 @@ class StateKeeper:
     def note_whole(self) -> None:
         """We are in sync: what a copy has left on disk is of no use any more."""
         if self._copying and self._joiner is not None:
-            self._copying = False
+            self._copying, self.kept = False, []
             self._parts.start(self._joiner.whole)
 
     def copies(self) -> tuple[CopyProgress, ...]:

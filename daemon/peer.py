@@ -55,6 +55,7 @@ from ..protocol.messages import (
     Found,
     Heartbeat,
     Hello,
+    KeptState,
     Layout,
     Leaving,
     Load,
@@ -257,6 +258,7 @@ class PeerService:
             config.site,
             replica.term,
             replica.nonce,
+            tuple(KeptState(each.manifest.fragment_heads()) for each in self.keeper.kept),
         )
 
     def _welcome(self, message: Welcome) -> RunSpec:

@@ -53,7 +53,8 @@ def _check_copies(coordinator: Coordinator) -> None:
             fetching = copy.state is CopyState.FETCHING
             assert fetching == (copy.fetch is not None)
             if copy.fetch is not None:
-                assert copy.fetch.donors, "a transfer without donors"
+                source = copy.fetch.donors or member.has_on_disk(copy.fetch.head)
+                assert source, "a transfer without donors"
                 assert member.peer not in copy.fetch.donors
                 assert set(copy.fetch.donors) <= set(context.roster.members)
                 assert copy.fetch.head.version <= history.versions[fragment]

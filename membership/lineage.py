@@ -6,7 +6,7 @@ Two things can happen to the newest version:
                            contributors hold one version beyond it, with one root; or nobody holds
                            the journal's, all came, and this is what most hold      --> adopted
     nobody holds it        all holders are gone, and somebody has an older state of the run, complete,
-                           with its roots, from memory or from a checkpoint: after ``rewind_s``, or
+                           with its roots, in memory or in any checkpoint: after ``rewind_s``, or
                            at once if all who were ever in the run have begun anew --> rewound
 
 Both are recorded. Weights that the run never had are never taken: what counts is a version whose
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 
 from attrs import frozen
 
@@ -114,11 +115,12 @@ class Lineage:
         """When the run goes back: at once if nobody can come any more who holds what is lost.
 
         That is when everybody who ever was in the run is here, each in a process that began after
-        the last commit: then what they say they hold is all there is.
+        the last commit: then what they say they hold is all there is. A journal that may lack its end
+        does not know who was in the run.
         """
         history, roster = self.context.history, self.context.roster
         admitted = [a for peer, a in history.admitted.items() if peer not in history.revoked]
-        anew = all(
+        anew = not history.behind and all(
             record.peer in roster.members and record.number >= history.number_at_commit
             for record in admitted
         )
@@ -173,9 +175,9 @@ class Lineage:
             return None
         holders: dict[tuple[int, ...], list[str]] = {}
         for member in self.context.roster.by_number():
-            versions = self._holds(member)
-            if versions is not None:
-                holders.setdefault(versions, []).append(member.peer)
+            for versions in (self._holds(member), *self._keeps(member)):
+                if versions is not None:
+                    holders.setdefault(versions, []).append(member.peer)
         best: Fallback | None = None
         for versions, peers in holders.items():
             undone = history.earlier(versions)
@@ -189,13 +191,20 @@ class Lineage:
 
     def _holds(self, member: Member) -> tuple[int, ...] | None:
         """The versions of a member's state, if every root of it is one that the journal knows."""
-        history = self.context.history
-        if member.relay or member.draining or len(member.told) != history.fragment_count:
+        if len(member.told) != self.context.history.fragment_count:
             return None
-        for fragment, head in member.told.items():
-            if not head.root or history.root(fragment, head.version) != head.root:
-                return None
-        return tuple(member.told[fragment].version for fragment in range(history.fragment_count))
+        return self._known(member, [member.told[fragment] for fragment in sorted(member.told)])
+
+    def _keeps(self, member: Member) -> list[tuple[int, ...] | None]:
+        """Likewise of the states in its checkpoints: the newest may be what the run has given up."""
+        return [self._known(member, heads) for heads in member.kept]
+
+    def _known(self, member: Member, heads: Sequence[FragmentHead]) -> tuple[int, ...] | None:
+        history = self.context.history
+        known = all(h.root and history.root(h.fragment, h.version) == h.root for h in heads)
+        if member.relay or member.draining or not known:
+            return None
+        return tuple(head.version for head in heads)
 
     def call_back(self) -> bool:
         """Before the run goes back: who may be about to apply what is lost has to come anew, and its
@@ -257,7 +266,8 @@ class Lineage:
             not spec.membership.rewind_s
             or history.finished
             or history.paused
-            or history.behind
+            or self.succession.waiting
+            or self.useless_since_s is not None  # one of the versions beyond becomes the run's
             or self.syncing.missing
         ):
             return None
@@ -287,7 +297,8 @@ class Lineage:
             found = self.fallback()
             undone = found.undone if found is not None else 0
             text += (
-                f" since {now_s - self.lost_since_s:.0f} s; in {max(0.0, self._until_s(self.lost_since_s) - now_s):.0f} s "
+                f" since {now_s - self.lost_since_s:.0f} s; in "
+                f"{max(0.0, self._back_s(self.lost_since_s) - now_s):.0f} s "
                 f"the run goes on without the last {undone} rounds"
             )
         elif self.useless_since_s is not None:

@@ -114,9 +114,14 @@ class Member:
     draining_s: float | None = None  # since when it wants to leave
     progress: Progress | None = None
     told: dict[int, FragmentHead] = Factory(dict)  # by fragment: what it last said that it holds
+    kept: list[tuple[FragmentHead, ...]] = Factory(list)  # states in its checkpoints, by fragment
     bad_donors: set[str] = Factory(set)  # who served this member wrong blocks
     bad_blocks_count: int = 0  # transfers to others in which it served blocks with wrong digests
     sync_failures: int = 0  # transfers that failed in a row
+
+    def has_on_disk(self, head: FragmentHead) -> bool:
+        """It needs no donor for this version."""
+        return any(heads[head.fragment] == head for heads in self.kept)
 
     @property
     def relay(self) -> bool:

@@ -263,7 +263,8 @@ def _why_not_in_sync(coordinator: Coordinator, member: Member) -> str:
         if told := [said_copy(copy) for copy in _copies(member)]:
             return "; ".join(told)
         donors = {donor for fetch in fetching for donor in fetch.donors}
-        return f"fetching {len(fetching)} fragments from {len(donors)} donors"
+        source = f"{len(donors)} donors" if donors else "its disk"
+        return f"fetching {len(fetching)} fragments from {source}"
     if slow := coordinator.syncing.keeping_up.waits(member):
         return slow
     for fragment, copy in enumerate(member.copies):

@@ -74,6 +74,11 @@ class Syncing:
                     "it holds another run's state" if hello.lineage else "it holds no state yet"
                 )
             return
+        member.kept = [
+            kept.heads
+            for kept in hello.kept
+            if [head.fragment for head in kept.heads] == list(range(len(member.copies)))
+        ]
         told = {commit.fragment: commit.version for commit in committed}
         for head in hello.heads:
             if head.fragment < len(member.copies) and len(head.root) == ROOT_BYTES:
@@ -325,6 +330,7 @@ class Syncing:
         member.in_sync = in_sync
         if in_sync:
             member.bad_donors.clear()
+            member.kept.clear()
             member.sync_failures = 0
             self.keeping_up.in_sync(member)
             self.context.announce(EventKind.SYNC, member.peer, f"{said(member)} is in sync")
@@ -363,7 +369,7 @@ class Syncing:
             if newer and self.context.history.behind and (self.succession.waiting or self.missing):
                 continue  # what it holds may turn out to be the run's: see ``lineage``
             donors = self._donors(member, head)
-            if not head.root or not donors:
+            if not head.root or not (donors or member.has_on_disk(head)):
                 continue
             copy.fetch = Fetch(head, [donor.peer for donor in donors], self.context.now_s)
             self.keeping_up.began(member, copy.fetch)
@@ -419,6 +425,9 @@ class Syncing:
 
     def _fail(self, member: Member, fragment: int, why: str) -> None:
         member.sync_failures += 1
+        fetch = member.copies[fragment].fetch
+        if fetch is not None and not fetch.donors:  # what it had on its disk was no good
+            member.kept = [heads for heads in member.kept if heads[fragment] != fetch.head]
         self.context.announce(
             EventKind.SYNC,
             member.peer,

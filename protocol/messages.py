@@ -23,6 +23,7 @@ VERSION_MAX = 2  # the newest one
 MASTERS_MAX = 16  # addresses at which a run's master may be: as many as an invite has room for
 TEXT_CHARS_MAX = 1_000  # reasons, names and addresses; longer ones are a bug or an attack
 MEMBERS_MAX = 1_024  # members of a view
+KEPT_STATES_MAX = 16  # checkpoints that a peer tells of: the newest
 FRAGMENTS_MAX = 1_024  # fragments of a model
 TENSORS_MAX = 65_536  # tensors of a model; Mixture-of-experts models reach some ten thousand
 DIMENSIONS_MAX = 16
@@ -298,6 +299,13 @@ class Refused(Message):
 
 
 @frozen
+class KeptState:
+    """A state of the run, all of it, in a checkpoint that the peer can read."""
+
+    heads: tuple[FragmentHead, ...] = field(validator=max_len(FRAGMENTS_MAX))
+
+
+@frozen
 class Hello(Message):
     """Peer: the first message on a control stream."""
 
@@ -324,6 +332,8 @@ class Hello(Message):
     # The newest master that we have obeyed; older ones learn from it that their time is over.
     term: int = field(default=0, validator=_count)
     nonce: bytes = field(default=b"", validator=_nonce)
+    # Of the same lineage, older than what we hold: the run may have to go back to one of them.
+    kept: tuple[KeptState, ...] = field(default=(), validator=max_len(KEPT_STATES_MAX))
 
 
 @frozen

@@ -18,11 +18,15 @@ from holdfast.membership.journal import (
     VersionAdopted,
 )
 from holdfast.protocol.messages import (
+    FragmentHead,
     Hello,
+    KeptState,
     Open,
     Reduce,
     Reduced,
     RefusalCode,
+    Synced,
+    SyncFailed,
     SyncFragment,
     Welcome,
 )
@@ -351,6 +355,81 @@ def test_a_state_whose_root_the_journal_does_not_know_is_none() -> None:
     table.join(B, hello=other)
     table.wait(1_000.0, B)
     assert not table.records(RunRewound)
+
+
+def on_disk(peer: str, *heads: FragmentHead, holds: FragmentHead | None = None) -> Hello:
+    """It holds what the run never had, or has given up, and has older states in its checkpoints."""
+    hello = hello_of(
+        peer, heads=[holds or head_of(0, 1, b"?" * 32)], lineage=LINEAGE, incarnation=2
+    )
+    return attrs.evolve(hello, kept=tuple(KeptState((head,)) for head in heads))
+
+
+def test_an_older_checkpoint_that_the_journal_knows_is_enough() -> None:
+    table = lost()
+    table.join(B, hello=on_disk(B, head_of(0, 0, b"!" * 32), head_of(0, 0)))
+    table.wait(61.0, B)
+    assert [r.heads for r in table.records(RunRewound)] == [(head_of(0, 0),)]
+    order = table.hear(B, SyncFragment)
+    assert (order.head, order.donors, order.replaces_newer) == (head_of(0, 0), (), True)
+    assert table.why(B) == "fetching 1 fragments from its disk"
+    table.join(C)
+    table.hears_no(C, SyncFragment)
+    table.say(B, Synced(head_of(0, 0), 0))
+    assert table.hear(C, SyncFragment).donors == (B,)
+    table.say(C, Synced(head_of(0, 0), 100))
+    assert table.hear(B, Open).version == 0
+
+
+def test_a_checkpoint_that_turns_out_damaged_is_not_asked_for_again() -> None:
+    table = lost()
+    table.join(B, hello=on_disk(B, head_of(0, 0)))
+    table.join(C, hello=on_disk(C, head_of(0, 0)))
+    table.wait(61.0, B, C)
+    table.hear(B, SyncFragment)
+    table.hear(C, SyncFragment)
+    table.forget()
+    table.say(B, SyncFailed(0, 0, (), "it is damaged"))
+    table.hears_no(B, SyncFragment)
+    table.say(C, Synced(head_of(0, 0), 0))
+    assert table.hear(B, SyncFragment).donors == (C,)
+
+
+def test_a_checkpoint_of_another_lineage_is_none() -> None:
+    table = lost()
+    hello = attrs.evolve(on_disk(B, head_of(0, 0)), lineage=b"x" * 32)
+    table.join(B, hello=hello)
+    table.wait(1_000.0, B)
+    assert not table.records(RunRewound)
+
+
+def test_a_journal_that_is_behind_goes_back_to_what_there_is() -> None:
+    """It lacks one of three rounds, and all that is left is older than what it has."""
+    table = Table("[membership]\nrewind_s = 60\n")
+    table.start(A, B, C)
+    for _ in range(3):
+        table.commit(A, B, C)
+    cut(table, RoundCommitted)
+    for peer in (A, B):
+        table.join(peer, hello=holding(peer, 1))
+    table.wait(50.0, A, B)
+    assert not table.records(RunRewound), "C may hold it"
+    table.wait(60.0, A, B)
+    assert [r.heads for r in table.records(RunRewound)] == [(head_of(0, 1),)]
+    assert table.hear(A, Open).version == 1
+
+
+def test_what_lies_beyond_a_journal_that_is_behind_goes_before_what_is_older() -> None:
+    table = Table("[membership]\nrewind_s = 60\n")
+    table.start(A, B, C)
+    for _ in range(3):
+        table.commit(A, B, C)
+    cut(table, RoundCommitted)
+    table.join(A, hello=on_disk(A, head_of(0, 1), holds=head_of(0, 3)))
+    table.join(B, hello=holding(B, 1))
+    table.wait(200.0, A, B)
+    assert not table.records(RunRewound)
+    assert [r.head for r in table.records(VersionAdopted)] == [head_of(0, 3)]
 
 
 # ---------------------------------------------------------------- spares and the line

@@ -5,22 +5,39 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from safetensors.numpy import load_file
+from safetensors.torch import load_file
+from torch import nn
 
 from holdfast.checkpoint import checkpoints
-from holdfast.checkpoint.checkpoints import Manifest
+from holdfast.checkpoint.checkpoints import Checkpoint
 from holdfast.checkpoint.place import FolderPlace
+from holdfast.daemon.export import export_safetensors, tensors_of
 from tests.processes.harness import Fleet, contributing, digests, in_sync, spec
+from tests.processes.tiny_trainer import batch, make_model
 
 pytestmark = pytest.mark.slow
 
 NAMES = "abc"
 
 
-def newest(folder: Path) -> Manifest:
+def newest(folder: Path) -> Checkpoint:
     place = FolderPlace(folder)
-    name = checkpoints.names(place)[0]
-    return checkpoints.open_checkpoint(place, name).manifest
+    return checkpoints.open_checkpoint(place, checkpoints.names(place)[0])
+
+
+def losses(path: Path) -> list[tuple[int, float]]:
+    """By step, as a trainer computed them; its last line may be cut."""
+    lines = path.read_text().rpartition("\n")[0].splitlines()
+    return [(int(step), float.fromhex(loss)) for step, loss in map(str.split, lines)]
+
+
+def loss_of(weights: Path | None, rank: int, step: int) -> float:
+    """Of the plain model with these weights, or its first, on a rank's data for a step."""
+    model = make_model(width=16)
+    if weights is not None:
+        model.load_state_dict(load_file(weights))
+    inputs, targets = batch(rank, step)
+    return nn.functional.mse_loss(model(inputs), targets).item()
 
 
 @pytest.mark.timeout(180)
@@ -32,9 +49,14 @@ def test_after_a_kill_of_everything_the_run_goes_on_from_the_newest_checkpoint(
     )
     apart = fleet.folder / "apart"  # where c writes, by its own command line
 
+    life = 1
+
     def join(name: str, rank: int, founder: bool = False) -> None:
         more = ["--checkpoints", str(apart)] if name == "c" else []
-        fleet.join(name, "--rank", str(rank), "--pause", "0.005", more=more, founder=founder)
+        curve = ["--losses", str(fleet.folder / f"{name}.{life}")]
+        fleet.join(
+            name, "--rank", str(rank), "--pause", "0.005", *curve, more=more, founder=founder
+        )
 
     for rank, name in enumerate(NAMES):
         join(name, rank, founder=name == "a")
@@ -45,9 +67,12 @@ def test_after_a_kill_of_everything_the_run_goes_on_from_the_newest_checkpoint(
         fleet.kill(name)
     folders = {n: fleet.nodes[n].folder / "checkpoints" for n in "ab"} | {"c": apart}
     assert all((fleet.nodes[name].folder / "trainer.safetensors").exists() for name in NAMES)
-    left = max((newest(folder) for folder in folders.values()), key=lambda m: m.rounds)
+    at = max((newest(folder) for folder in folders.values()), key=lambda each: each.manifest.rounds)
+    left, weights = at.manifest, fleet.folder / "left.safetensors"
     assert left.rounds >= 4
+    export_safetensors(tensors_of(at), weights)
 
+    life = 2
     fleet.restart_master()
     for rank, name in enumerate(NAMES):
         join(name, rank)
@@ -58,6 +83,15 @@ def test_after_a_kill_of_everything_the_run_goes_on_from_the_newest_checkpoint(
     assert status["committed"] > left.rounds
     assert not [e for e in status["events"] if "first weights" in e["text"]]
     assert all("took up a checkpoint" in fleet.nodes[name].log for name in NAMES)
+    # The loss goes on where it was: who trains first begins with the weights of that checkpoint.
+    curves = {rank: losses(fleet.folder / f"{name}.2") for rank, name in enumerate(NAMES)}
+    rank, (step, loss) = min(
+        ((rank, curve[0]) for rank, curve in curves.items()), key=lambda each: each[1][0]
+    )
+    assert step >= left.step
+    assert loss == pytest.approx(loss_of(weights, rank, step), rel=1e-6)
+    assert loss != pytest.approx(loss_of(None, rank, step), rel=1e-3), "they were trained"
+
     fleet.settle(*NAMES)
     found = digests(fleet.master(), *NAMES)
     assert len(set(found.values())) == 1, found

@@ -114,6 +114,7 @@ def main() -> None:
     parser.add_argument("--fault", type=Path, help="fail as this file says; removes it")
     parser.add_argument("--every-kind", action="store_true", help="tensors of every type, too")
     parser.add_argument("--save", type=Path, help="the final parameters")
+    parser.add_argument("--losses", type=Path, help="the step and loss of every step, in hex")
     arguments = parser.parse_args()
 
     skip_the_compiler()
@@ -125,6 +126,9 @@ def main() -> None:
     with holdfast.attach(model, optimizer) as run:
         while not run.finished:
             loss = train_step(model, optimizer, arguments.rank, run.global_step)
+            if arguments.losses is not None:
+                with arguments.losses.open("a") as file:
+                    file.write(f"{run.global_step} {loss.item().hex()}\n")
             run.step(loss=loss.item(), tokens=BATCH)
             if arguments.pause:
                 time.sleep(arguments.pause)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
+import numpy as np
 import pytest
 import trio
 
 from holdfast.checkpoint import checkpoints
+from holdfast.checkpoint.checkpoints import Checkpoint, manifest_of
 from holdfast.checkpoint.place import FolderPlace
+from holdfast.checkpoint.state import SharedState
 from holdfast.daemon.simulation.services import WitnessedPeer
 from holdfast.daemon.simulation.swarm import Swarm
 from holdfast.daemon.simulation.trainer import small_layout
+from holdfast.protocol.arena import Arena, arena_bytes
 from holdfast.protocol.messages import Commit
 from tests.swarm.test_swarm import a_swarm, settled, spec
 
@@ -89,6 +93,57 @@ async def test_what_a_run_has_given_up_is_not_what_it_goes_on_from(tmp_path: Pat
         await swarm.until(lambda: all(saved(swarm, n)[0].branch == 1 for n in "abc"), within_s=20)
         assert min(m.rounds for m in saved(swarm, "a") if m.branch == 1) == given_up - 2
         await settled(swarm, "abc")
+
+
+def branch_off(found: Checkpoint) -> None:
+    """Write beside it what a master that nobody obeys any more has made of it, one round later."""
+    manifest = found.manifest
+    arena = Arena(bytearray(arena_bytes(manifest.sizes)), manifest.sizes)
+    state = SharedState(manifest.sizes, arena, manifest.run_id)
+    found.load(state)
+    size, head = manifest.sizes[0], manifest.fragment_heads()[0]
+    mean = np.full(size.value_count, 9.0, np.float32)
+    counters = np.zeros(size.counter_count, np.int64)
+    state.apply(
+        0, head.version + 1, mean, counters, lambda values, _momentum, d: values.__isub__(d)
+    )
+    later = manifest_of(
+        state,
+        lineage=bytes.fromhex(manifest.lineage),
+        term=manifest.term,
+        nonce=bytes.fromhex(manifest.nonce),
+        branch=manifest.branch,
+        step=manifest.step + 4,
+        layout=manifest.layout,
+        spec_toml=manifest.spec_toml,
+        now_s=manifest.written_s,
+    )
+    assert later is not None
+    for _piece in checkpoints.write(found.place, state, later, reader="", writer="x"):
+        pass
+
+
+@pytest.mark.parametrize("fragments", [1, 2])
+async def test_a_newest_checkpoint_that_the_journal_does_not_know_gives_way_to_an_older_one(
+    tmp_path: Path, fragments: int
+) -> None:
+    text = toml("every_rounds = 2\nkeep_count = 4", fragments=fragments)
+    async with a_swarm("abc", "", text, disks=tmp_path, layout=small_layout((5, 3, 4))) as swarm:
+        await swarm.until(lambda: swarm.committed >= 9)
+        good = saved(swarm, "a")[1]  # the roots of the rounds after it are all known
+        for name in "abc":
+            place = FolderPlace(tmp_path / name)
+            for each in checkpoints.names(place):
+                if checkpoints.open_checkpoint(place, each).manifest.rounds > good.rounds:
+                    place.delete(each)
+            assert saved(swarm, name)[0].same_state(good)
+            branch_off(checkpoints.open_checkpoint(place, good.name))
+            assert [m.rounds - good.rounds for m in saved(swarm, name)][:2] == [1, 0]
+        await all_die(swarm)
+        await swarm.until(lambda: versions(swarm) == [h.version for h in good.heads], within_s=20)
+        await settled(swarm, "abc", more=3)
+        assert [swarm.peers[n].service.keeper.received_bytes for n in "abc"] == [0, 0, 0]
+        assert [swarm.peers[n].service.keeper.kept for n in "abc"] == [[], [], []]
 
 
 @pytest.mark.parametrize("turns", [0, 1, 2, 4, 5])
