@@ -13,7 +13,13 @@ from collections.abc import Callable, Collection, Mapping
 
 import trio
 
-from ..membership.comparing import Difference, differences, differing_blocks, said_blocks
+from ..membership.comparing import (
+    DIGEST_BYTES,
+    Difference,
+    differences,
+    differing_blocks,
+    said_blocks,
+)
 from ..membership.context import Context
 from ..protocol.errors import UserError
 from ..protocol.messages import (
@@ -99,7 +105,12 @@ class Verifier:
             "same": not found and bool(peers) and all(row["compared"] for row in peers),
             "peers": peers,
             "differences": [
-                _row(each, names, blocks[each], len(self._blocks.get(_key(each), b"")) // 32)
+                _row(
+                    each,
+                    names,
+                    blocks[each],
+                    len(self._blocks.get(_key(each), b"")) // DIGEST_BYTES,
+                )
                 for each in found
             ],
         }

@@ -352,6 +352,29 @@ async def test_a_state_that_is_equal_costs_no_byte_and_no_message() -> None:
     assert target.heads() == trained().heads()
 
 
+@pytest.mark.parametrize("newer", [False, True])
+async def test_a_version_that_lies_on_disk_needs_no_donor(newer: bool) -> None:
+    """Into an empty fragment, and in the place of what the run has given up."""
+    target, saved = trained(3) if newer else make_state(), trained()
+    (head,) = saved.heads()
+    async with trio.open_nursery() as nursery:
+        world = World(nursery, target)
+        world.joiner.on_disk = {head: saved.parts(0)}.get
+        report = await world.joiner.fetch(SyncFragment(head, ()))
+    assert (report.received_bytes, target.heads()) == (0, (head,))
+    assert content(target) == content(saved)
+
+
+async def test_what_was_on_disk_and_is_not_there_any_more_is_an_error() -> None:
+    target = trained(3)
+    before = content(target)
+    async with trio.open_nursery() as nursery:
+        world = World(nursery, target)
+        with pytest.raises(FetchFailedError):
+            await world.joiner.fetch(SyncFragment(trained().heads()[0], ()))
+    assert (content(target), target.heads()) == (before, trained(3).heads())
+
+
 async def test_equal_bytes_under_another_version_cost_an_index_and_no_block() -> None:
     source, target = trained(), trained()
     nothing = np.zeros(SIZE.value_count, np.float32)
