@@ -128,7 +128,7 @@ def main() -> None:
             loss = train_step(model, optimizer, arguments.rank, run.global_step)
             if arguments.losses is not None:
                 with arguments.losses.open("a") as file:
-                    file.write(f"{run.global_step} {loss.item().hex()}\n")
+                    file.write(f"{run.global_step} {float(loss.item()).hex()}\n")
             run.step(loss=loss.item(), tokens=BATCH)
             if arguments.pause:
                 time.sleep(arguments.pause)

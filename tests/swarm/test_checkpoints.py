@@ -16,7 +16,7 @@ from holdfast.checkpoint.state import SharedState
 from holdfast.daemon.simulation.services import WitnessedPeer
 from holdfast.daemon.simulation.swarm import Swarm
 from holdfast.daemon.simulation.trainer import small_layout
-from holdfast.protocol.arena import Arena, arena_bytes
+from holdfast.protocol.arena import Arena, Values, arena_bytes
 from holdfast.protocol.messages import Commit
 from tests.swarm.test_swarm import a_swarm, settled, spec
 
@@ -104,9 +104,11 @@ def branch_off(found: Checkpoint) -> None:
     size, head = manifest.sizes[0], manifest.fragment_heads()[0]
     mean = np.full(size.value_count, 9.0, np.float32)
     counters = np.zeros(size.counter_count, np.int64)
-    state.apply(
-        0, head.version + 1, mean, counters, lambda values, _momentum, d: values.__isub__(d)
-    )
+
+    def step(values: Values, _momentum: Values, mean: Values) -> None:
+        values -= mean
+
+    state.apply(0, head.version + 1, mean, counters, step)
     later = manifest_of(
         state,
         lineage=bytes.fromhex(manifest.lineage),
