@@ -31,6 +31,7 @@ from ..protocol.errors import LocalProtocolError
 from ..protocol.messages import BLOCKS_MAX, FragmentSize
 
 BLOCK_BYTES = 2**20  # one frame on a lane; small enough to spread over donors, to heal few bytes
+ELEMENT_BYTES = (4, 4, 8)  # of values, momentum and counters
 DIGEST_BYTES = 32
 DIGEST_THREADS_MAX = 4  # beside a trainer that wants its cores back; memory is not faster than that
 DIGEST_RUN_BLOCKS = 8  # that one thread takes at a time: some milliseconds
@@ -64,6 +65,10 @@ class BlockPlace:
     def size_bytes(self) -> int:
         return self.stop - self.start
 
+    @property
+    def element_bytes(self) -> int:
+        return ELEMENT_BYTES[self.part]
+
     def of(self, parts: Parts) -> Bytes:
         """The block's bytes; a view."""
         view: Bytes = parts[self.part].view(np.uint8)[self.start : self.stop]
@@ -76,7 +81,8 @@ def block_places(size: FragmentSize) -> tuple[BlockPlace, ...]:
     Raises:
       LocalProtocolError: more blocks than an index may have; use more fragments.
     """
-    lengths = (4 * size.value_count, 4 * size.momentum_count, 8 * size.counter_count)
+    counts = (size.value_count, size.momentum_count, size.counter_count)
+    lengths = [count * each for count, each in zip(counts, ELEMENT_BYTES, strict=True)]
     places = tuple(
         BlockPlace(part, start, min(start + BLOCK_BYTES, length))
         for part, length in enumerate(lengths)

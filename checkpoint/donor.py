@@ -5,23 +5,27 @@
 
 The blocks of a request are a source of frames: a lane reads each when it can send it, in the lane's
 own thread, so nothing is queued and a copy never holds more than what is on its way. What goes before
-what on the line, the links know: blocks come after rounds' frames.
+what on the line, the links know: blocks come after rounds' frames. There, too, blocks for a slow line
+are compressed, where ``thrift`` finds that it pays.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from functools import partial
+from weakref import WeakKeyDictionary
 
 import trio
 
 from ..collectives.courtesy import Rank
 from ..collectives.outlet import Frame, Load
 from ..protocol.errors import PeerLostError, RemoteProtocolError
-from ..protocol.lane import FrameHeader, FrameKind
+from ..protocol.lane import Buffer, FrameHeader, FrameKind
 from ..protocol.messages import BlocksRefused, BlocksRequest, FragmentHead, Index, IndexRequest
 from ..protocol.network import Network
+from .planes import squeeze
 from .state import NotHeldError, SharedState
+from .thrift import LineRate, Savings
 from .transfer import BlockHub, BlockLink
 
 # What one receiver may have asked for and not been sent; honest joiners ask for WINDOW_MAX a fragment.
@@ -33,13 +37,29 @@ class _Batch:
 
     Attributes:
       refusal: why the rest of it is not sent: the version is gone.
+
+    Args:
+      line: what it goes over.
+      savings: of its fragment.
     """
 
-    def __init__(self, state: SharedState, request: BlocksRequest) -> None:
+    def __init__(
+        self, state: SharedState, request: BlocksRequest, line: LineRate, savings: Savings
+    ) -> None:
         self.request = request
         self.refusal = ""
         self._state = state
+        self._line = line
+        self._savings = savings
         self._blocks = deque(request.blocks)
+        # By block, as decided when it was first made: it must be the same frame each time.
+        self._compressed: dict[int, bool] = {}
+        self._frames_bytes: deque[int] = deque()  # lanes' threads append, several at a time
+
+    @property
+    def carried_bytes(self) -> int:
+        """What its blocks were on the line, so far."""
+        return sum(self._frames_bytes)
 
     def next_frame(self) -> Load | None:
         try:
@@ -53,11 +73,13 @@ class _Batch:
     def _frame(self, block: int) -> Frame | None:
         request = self.request
         try:
-            payload = self._state.block(request.fragment, request.version, block)
+            plain = self._state.block(request.fragment, request.version, block)
         except NotHeldError as error:
             self.refusal = str(error)
             self._blocks.clear()
             return None
+        payload = self._to_send(block, plain)
+        self._frames_bytes.append(len(payload))
         header = FrameHeader(
             kind=FrameKind.BLOCK,
             round=0,
@@ -67,6 +89,16 @@ class _Batch:
             payload_bytes=len(payload),
         )
         return header, payload
+
+    def _to_send(self, block: int, plain: memoryview) -> Buffer:
+        if block not in self._compressed:
+            self._compressed[block] = self._line.slow and self._savings.worth_trying()
+        if not self._compressed[block]:
+            return plain
+        place = self._state.places(self.request.fragment)[block]
+        compressed = squeeze(plain, place.element_bytes)
+        self._savings.note(len(plain), len(compressed))
+        return compressed if len(compressed) < len(plain) else plain
 
 
 class Donor:
@@ -79,6 +111,8 @@ class Donor:
         self._nursery: trio.Nursery | None = None
         self._early: list[tuple[str, BlockLink, IndexRequest | BlocksRequest]] = []
         self._asked: Counter[str] = Counter()  # blocks that were not sent yet, by receiver
+        self._lines: WeakKeyDictionary[BlockLink, LineRate] = WeakKeyDictionary()
+        self._savings = [Savings() for _ in state.sizes]
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled; requests that came before wait for it."""
@@ -136,8 +170,13 @@ class Donor:
             if isinstance(request, IndexRequest):
                 await link.send(await self._index(request.head))
                 return
-            batch = _Batch(self._state, request)
-            await link.send_from(batch, Rank.COPY)
+            line = self._lines.setdefault(link, LineRate())
+            batch = _Batch(self._state, request, line, self._savings[request.fragment])
+            line.begin()
+            try:
+                await link.send_from(batch, Rank.COPY)
+            finally:
+                line.end(batch.carried_bytes)
             if batch.refusal:
                 await link.send(
                     BlocksRefused(

@@ -29,6 +29,7 @@ from .blocks import (
     digest_blocks,
     zeros_digest,
 )
+from .planes import as_it_was
 
 if TYPE_CHECKING:
     from .state import FragmentState
@@ -77,6 +78,19 @@ class Incoming:
     def wanted(self) -> set[bytes]:
         """The digests of all its blocks."""
         return {self.digest(index) for index in range(len(self._fragment.places))}
+
+    def plain(self, index: int, payload: memoryview) -> memoryview:
+        """A block's bytes from what has travelled: itself, or longer, if that was compressed.
+
+        Raises:
+          StateMismatchError: it is too short for the block, and not the block compressed.
+        """
+        try:
+            return as_it_was(self.place(index), payload)
+        except ValueError as error:
+            raise StateMismatchError(
+                f"block {index} of fragment {self.head.fragment}: {error}", (index,)
+            ) from None
 
     def accept(self, index: int, data: bytes | bytearray | memoryview) -> bool:
         """Take one block. Unless ``in_place``, ``data`` must not change any more.

@@ -173,6 +173,7 @@ class _Fetch:
         self._done_bytes = 0
         self._all_bytes = 0
         self._received_bytes = 0
+        self._saved_bytes = 0
         self._rate = Rate()
         self._bad: list[str] = []
         self._reasons: dict[str, str] = {}
@@ -195,7 +196,9 @@ class _Fetch:
             if self._incoming is not None:
                 self._incoming.abandon()
         givers = tuple(donor.peer for donor in self._donors.values() if donor.gave)
-        return FetchReport(self._head, self._received_bytes, givers, tuple(self._bad))
+        return FetchReport(
+            self._head, self._received_bytes, givers, tuple(self._bad), self._saved_bytes
+        )
 
     # ------------------------------------------------------------ the hub's side, in lanes' threads
 
@@ -217,23 +220,24 @@ class _Fetch:
         if incoming is None or header.index not in donor.outstanding or donor.gone:
             return
         try:
-            new = incoming.accept(header.index, payload)
+            plain = incoming.plain(header.index, payload)
+            new = incoming.accept(header.index, plain)
         except StateMismatchError as error:
             self._loop.soon(partial(donor.send.send_nowait, error))
             return
         if new and self._spool is not None and self._loop.time_s() >= self._joiner.keep_from_s:
-            self._spool.put(incoming.digest(header.index), payload)
-        if incoming.in_place:
+            self._spool.put(incoming.digest(header.index), plain)
+        if incoming.in_place and plain is payload:
             self._rooms.append(payload)
-        size_bytes = len(payload) if new else 0
-        self._loop.soon(partial(self._accepted, donor, header.index, size_bytes))
+        size_bytes, saved_bytes = (len(plain), len(plain) - len(payload)) if new else (0, 0)
+        self._loop.soon(partial(self._accepted, donor, header.index, size_bytes, saved_bytes))
 
     def abandon(self, peer: str, header: FrameHeader, view: memoryview) -> None:
         """Nothing to take back: the block is still outstanding."""
 
     # ------------------------------------------------------------ on the event loop
 
-    def _accepted(self, donor: DonorView, block: int, size_bytes: int) -> None:
+    def _accepted(self, donor: DonorView, block: int, size_bytes: int, saved_bytes: int) -> None:
         """A block has come, perhaps for the second time (0 bytes)."""
         if self._ended:
             return
@@ -243,6 +247,7 @@ class _Fetch:
             self._done_count += 1
             self._done_bytes += size_bytes
             self._received_bytes += size_bytes
+            self._saved_bytes += saved_bytes
             self._rate.add(size_bytes)
             donor.gave += 1
         for other in self._donors.values():
@@ -379,6 +384,7 @@ class _Fetch:
                     self._received_bytes,
                     giving,
                     self._rate.bytes_per_s(),
+                    self._saved_bytes,
                 )
             )
 

@@ -16,9 +16,10 @@ class Standing:
 
     Attributes:
       done_blocks: of ``all_blocks``; those that were here before the fetch count, too.
-      received_bytes: in this fetch.
+      received_bytes: in this fetch, of whole blocks.
       donors: peer ids of those that give, or are asked to.
-      bytes_per_s: of late; 0.0: not known yet.
+      bytes_per_s: of late, of whole blocks; 0.0: not known yet.
+      saved_bytes: of the received ones, that never travelled: blocks came compressed.
     """
 
     done_blocks: int
@@ -28,6 +29,7 @@ class Standing:
     received_bytes: int
     donors: tuple[str, ...]
     bytes_per_s: float
+    saved_bytes: int = 0
 
 
 class Rate:

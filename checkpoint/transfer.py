@@ -5,7 +5,7 @@
 
 The root comes from the master, the index must hash to the root, every block must hash to its entry
 in the index: a donor can be slow or gone, but it cannot make us believe other bytes. A donor that
-tries is dropped and named.
+tries is dropped and named. A BLOCK frame that is shorter than its block holds it compressed.
 
 The two sides are ``joiner.Joiner`` and ``donor.Donor``; here is what they need of the links, and how
 a fetch ends. Both take the messages that come in over the links by ``receive``, which never waits, so
@@ -86,9 +86,11 @@ class FetchReport:
       received_bytes: of the blocks that came; 0 when we held them all.
       donors: peer ids of those that gave at least one block.
       bad_donors: peer ids of those that served wrong bytes.
+      saved_bytes: of the received ones, that never travelled: blocks came compressed.
     """
 
     head: FragmentHead
     received_bytes: int
     donors: tuple[str, ...]
     bad_donors: tuple[str, ...]
+    saved_bytes: int = 0

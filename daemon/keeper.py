@@ -63,6 +63,7 @@ class StateKeeper:
       layout: the run's; None until it is known.
       state, posted: there as soon as the layout is.
       received_bytes: of blocks, since the service began.
+      saved_bytes: of those, that never travelled: blocks came compressed.
       restored: the checkpoint that we began with; None if there was none that we use.
       kept: older ones of the same state, the newest first; none once we were in sync.
     """
@@ -71,7 +72,7 @@ class StateKeeper:
         self.layout: Layout | None = None
         self.known_state: SharedState | None = None
         self.known_posted: Arena | None = None
-        self.received_bytes = 0
+        self.received_bytes = self.saved_bytes = 0
         self.restored: Manifest | None = None
         self.kept: list[Checkpoint] = []
         self._parts = parts
@@ -345,17 +346,18 @@ class StateKeeper:
         assert self._joiner is not None
         joiner, parts, head = self._joiner, self._parts, order.head
         parts.report.phase = f"copying fragment {head.fragment}"
-        counted_bytes = 0
+        received_bytes = saved_bytes = 0  # as counted
 
         def wanted() -> bool:
             return self._fetches.get(head.fragment) is scope  # else it was stopped, or replaced
 
         def progress(standing: Standing) -> None:
-            nonlocal counted_bytes
+            nonlocal received_bytes, saved_bytes
             if wanted():
                 self._standings[head.fragment] = head.version, standing
-            self.received_bytes += standing.received_bytes - counted_bytes
-            counted_bytes = standing.received_bytes
+            self.received_bytes += standing.received_bytes - received_bytes
+            self.saved_bytes += standing.saved_bytes - saved_bytes
+            received_bytes, saved_bytes = standing.received_bytes, standing.saved_bytes
 
         with scope:
             try:

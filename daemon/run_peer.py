@@ -333,6 +333,7 @@ class Peer:
             "bulk_sent_bytes": progress.bulk_sent_bytes,
             "bulk_received_bytes": progress.bulk_received_bytes,
             "state_received_bytes": progress.state_received_bytes,
+            "state_saved_bytes": progress.state_saved_bytes,
             "copies": [copy_row(copy) for copy in progress.copies],
             "heads": [
                 {"fragment": h.fragment, "version": h.version, "root": h.root.hex()}

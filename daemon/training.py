@@ -242,6 +242,7 @@ class Training:
             waited_s,
             stepped_s,
             self._keeper.copies(),
+            self._keeper.saved_bytes,
         )
 
     def _tokens_per_s(self, tokens: int) -> float:

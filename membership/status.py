@@ -187,6 +187,7 @@ def _facts(coordinator: Coordinator, member: Member) -> dict[str, Any]:
             "bulk_sent": progress.bulk_sent_bytes if progress else 0,
             "bulk_received": progress.bulk_received_bytes if progress else 0,
             "state_received": progress.state_received_bytes if progress else 0,
+            "state_saved": progress.state_saved_bytes if progress else 0,
         },
         "copies": [copy_row(copy) for copy in _copies(member)],
         "bandwidth": _bandwidth(coordinator, member),

@@ -17,8 +17,8 @@ import attrs
 from attrs import field, frozen
 from attrs.validators import and_, ge, le, matches_re, max_len, min_len
 
-VERSION_MIN = 2  # the oldest protocol version we still speak
-VERSION_MAX = 2  # the newest one
+VERSION_MIN = 3  # the oldest protocol version we still speak; from 3 on blocks may be compressed
+VERSION_MAX = 3  # the newest one
 
 MASTERS_MAX = 16  # addresses at which a run's master may be: as many as an invite has room for
 TEXT_CHARS_MAX = 1_000  # reasons, names and addresses; longer ones are a bug or an attack
@@ -369,14 +369,13 @@ class Progress(Message):
     phase: str = field(validator=max_len(64))  # "training", "waiting for commit", ...
     bulk_sent_bytes: int = field(validator=_count)
     bulk_received_bytes: int = field(validator=_count)
-    state_received_bytes: int = field(
-        validator=_count
-    )  # by state transfer, a part of the line above
+    state_received_bytes: int = field(validator=_count)  # blocks of state, before compression
     metrics: dict[str, float] = field(validator=max_len(METRICS_MAX))
     # Of contributors' trainers, since the daemon started: in the hook, waiting, and outside of it.
     waited_s: float = field(default=0.0, validator=_finite)
     stepped_s: float = field(default=0.0, validator=_finite)
     copies: tuple[CopyProgress, ...] = field(default=(), validator=max_len(FRAGMENTS_MAX))
+    state_saved_bytes: int = field(default=0, validator=_count)  # of these, never on the line
 
 
 @frozen
