@@ -15,6 +15,11 @@ from torch import nn
 import holdfast
 
 CHANGED_VALUES = 2**16  # by a step; a pseudo-gradient of any kind takes equally long to add
+# What a step adds is drawn once, for it is to take time and not work; other numbers at each step, so
+# that the state compresses as a trained one does.
+NOISE = 1e-3  # standard deviation
+NOISE_COUNT = 2**22
+NOISE_STRIDE = 7_919
 
 
 class OneFragment(nn.Module):
@@ -26,11 +31,18 @@ class OneFragment(nn.Module):
         self.values = nn.ParameterList(nn.Parameter(torch.zeros(each)) for _ in range(tensor_count))
 
 
-def change(values: torch.Tensor, step: int, all_in: int) -> None:
-    """What a step does: it changes some values, in ``all_in`` steps all of them."""
-    count = -(-len(values) // all_in) if all_in else CHANGED_VALUES
+def changed_count(values: torch.Tensor, all_in: int) -> int:
+    """How many values a step changes; in ``all_in`` steps all of them."""
+    return -(-len(values) // all_in) if all_in else CHANGED_VALUES
+
+
+def change(values: torch.Tensor, noise: torch.Tensor, step: int, all_in: int) -> None:
+    """What a step does."""
+    count = changed_count(values, all_in)
     start = step % all_in * count if all_in else 0
-    values[start : start + count] += 1e-3
+    part = values[start : start + count]
+    offset = step * NOISE_STRIDE % (len(noise) - len(part))
+    part += noise[offset : offset + len(part)]
 
 
 def main() -> None:
@@ -44,14 +56,17 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     model = OneFragment(options.mib * 2**20 // 4, options.tensors)
+    count = changed_count(model.values[0], options.all_in)
+    noise_count = NOISE_COUNT + count + NOISE_STRIDE * options.tensors
+    noise = NOISE * torch.randn(noise_count, generator=torch.Generator().manual_seed(0))
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     with holdfast.attach(model, optimizer) as run:
         for step in itertools.count():
             if run.finished:
                 break
             with torch.no_grad():
-                for values in model.values:
-                    change(values, step, options.all_in)
+                for number, values in enumerate(model.values):
+                    change(values, noise[NOISE_STRIDE * number :], step, options.all_in)
             time.sleep(options.step_s)
             run.step(loss=1.0, tokens=1)
 
