@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import threading
 from contextlib import suppress
 
 from ..protocol import wire
@@ -35,6 +36,7 @@ class Connection:
 
     def __init__(self, stream: socket.socket) -> None:
         self._stream = stream
+        self._sending = threading.Lock()
         self._buffer = bytearray()
         self._descriptors: list[int] = []
         self.received_count = 0
@@ -54,10 +56,11 @@ class Connection:
         return cls(stream)
 
     def send(self, message: Message) -> None:
-        """Send one message, waiting while the socket is full; raises DaemonGone."""
+        """Send one message, waiting while the socket is full; from any thread; raises DaemonGone."""
         body = wire.encode(message)
         try:
-            self._stream.sendall(_LENGTH.pack(len(body)) + body)
+            with self._sending:
+                self._stream.sendall(_LENGTH.pack(len(body)) + body)
         except OSError as error:
             raise _gone(error) from error
 

@@ -7,6 +7,7 @@ deeds. The work is done by its parts:
     LinkHub         the links to the other members (``collectives.hub``)
     StateKeeper     the shared state in memory, fetched and given (``keeper``)
     Checkpointer    the shared state on disk (``checkpointer``)
+    MomentsExchange trainers' moments, from one to another (``moments``)
     Reducer         rounds: reductions, repairs, outer steps (``reducer``)
     Training        the local trainer (``training``)
 
@@ -20,7 +21,8 @@ deeds. The work is done by its parts:
      ├── serve        (per order)    a reduction; repaired over deaths, it ends with its round
      ├── apply        (per commit)   outer step in a thread; never cancelled half-way
      ├── fetch        (per fragment) copies a version from donors
-     └── write        (now and then) a checkpoint, in pieces
+     ├── write        (now and then) a checkpoint, in pieces
+     └── moments      (per request)  for a trainer, of another one
 
 The replica and the parts are touched only by plain (not async) methods, from one event loop, so every
 stimulus is handled whole before the next one.
@@ -60,6 +62,10 @@ from ..protocol.messages import (
     Leaving,
     Load,
     Message,
+    MomentsAccepted,
+    MomentsOffer,
+    MomentsRefused,
+    MomentsRequest,
     Probe,
     ProbeRequest,
     Progress,
@@ -78,6 +84,7 @@ from ..protocol.network import Channel, Network, Party
 from .checkpointer import Checkpointer
 from .hosts import dialable
 from .keeper import StateKeeper
+from .moments import MomentsExchange
 from .parts import Parts, PeerConfig, PeerReport
 from .reducer import Reducer
 from .session import MasterSession
@@ -143,7 +150,8 @@ class PeerService:
         )
         self.keeper = StateKeeper(self.parts)
         self.reducer = Reducer(self.parts, self.keeper)
-        self.training = Training(self.parts, self.keeper)
+        self.moments = MomentsExchange(self.parts, self.keeper)
+        self.training = Training(self.parts, self.keeper, self.moments)
         self.checkpointer = self._make_checkpointer(checkpoints)
         self.number = 0
         self.finished = trio.Event()
@@ -220,9 +228,11 @@ class PeerService:
         # The master dials us only to see whether it can: nothing more to say.
 
     async def _on_link_message(self, peer: str, message: Message) -> None:
-        """A member says something on a link's control stream: about transfers, or a probe."""
+        """A member says something on a link's control stream: about transfers, of state or of moments, or a probe."""
         if isinstance(message, ProbeRequest):
             self.parts.start(self._prober.serve, peer, message)
+        elif isinstance(message, MomentsRequest | MomentsOffer | MomentsAccepted | MomentsRefused):
+            self.moments.receive(peer, message)
         else:
             await self.keeper.on_link_message(peer, message)
 

@@ -32,7 +32,7 @@ from .http import Json, control_side
 from .memory import machine_bytes
 from .parts import PeerConfig
 from .peer import PeerService
-from .places import CHECKPOINTS_FOLDER, OWN_STATE_FILE, make_private
+from .places import CHECKPOINTS_FOLDER, MOMENTS_FILES, OWN_STATE_FILE, make_private
 from .session import BACKOFF_FIRST_S, BACKOFF_MAX_S, no_master
 from .supervisor import Supervisor, TrainerEnd
 from .tasks import wait_for_signals
@@ -111,6 +111,7 @@ class Peer:
                 site=options.site,
                 asked=options.checkpoints is not None,
                 own_state=str((options.state / OWN_STATE_FILE).absolute()),
+                moments=str((options.state / MOMENTS_FILES).absolute()),
                 partial=options.state / PARTIAL_FOLDER,
                 memory_bytes=machine_bytes(),
             )

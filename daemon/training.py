@@ -31,6 +31,9 @@ from ..protocol.messages import (
     Layout,
     Message,
     Metrics,
+    MomentsGiven,
+    MomentsTaken,
+    MomentsWanted,
     Posted,
     PostInitial,
     Progress,
@@ -42,6 +45,7 @@ from ..protocol.messages import (
 )
 from .keeper import StateKeeper
 from .layout import fragments_of
+from .moments import MomentsExchange
 from .parts import Parts
 from .step_watch import Look, StepWatch
 
@@ -63,13 +67,14 @@ class Training:
       failed: why there is none, and what is done about it; None while there is one.
     """
 
-    def __init__(self, parts: Parts, keeper: StateKeeper) -> None:
+    def __init__(self, parts: Parts, keeper: StateKeeper, moments: MomentsExchange) -> None:
         self.layout: Layout | None = None
         self.failed: TrainerFailed | None = None
         self._watch = StepWatch()
         self._reloads: deque[float] = deque()  # when, of late
         self._parts = parts
         self._keeper = keeper
+        self._moments = moments
         self._founding = False
         self._metrics: dict[str, float] = {}
         self._pace: deque[tuple[float, int]] = deque()  # (time, tokens) of late, oldest first
@@ -88,6 +93,7 @@ class Training:
         """Something from the script."""
         match message:
             case Posted():
+                self._moments.contributed()
                 self._parts.start(self._check_posted, message)
             case InitialPosted():
                 if self._founding:
@@ -95,6 +101,12 @@ class Training:
                     self._parts.start(self._keeper.take_initial)
             case Failing(kind=FailureKind.NAN):
                 self._spoilt(message.reason)
+            case MomentsWanted():
+                self._moments.wanted()
+            case MomentsGiven():
+                self._moments.given(message)
+            case MomentsTaken():
+                self._moments.taken(message)
             case Metrics():
                 self._metrics.update(message.values)
             case _:
@@ -103,6 +115,7 @@ class Training:
     def trainer_went(self, reason: str) -> None:
         """The script is gone (it may come back)."""
         self.layout = None
+        self._moments.trainer_went()
         self._parts.tell_master(TrainerLost(reason))
         self._parts.perform(self._parts.replica.trainer_lost())
 
@@ -195,6 +208,7 @@ class Training:
                 outer_momentum=diloco.outer_momentum,
                 nesterov=diloco.nesterov,
                 own_state=parts.config.own_state if parts.spec.checkpoint.trainer else "",
+                moments=parts.config.moments if self._moments.enabled else "",
             )
         )
         parts.perform(parts.replica.trainer_came())

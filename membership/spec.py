@@ -42,6 +42,7 @@ SECONDS_MAX = 86_400.0
 CHECKPOINT_S_MAX = 366 * 86_400.0
 CHECKPOINTS_MAX = 10_000
 EVERY, ASKED = "every", "asked"  # peers that write checkpoints
+NO_STATE, INT8 = "none", "int8"  # what a joiner's optimizer gets of another's
 
 
 def _whole(low: int, high: int) -> Any:
@@ -162,6 +163,8 @@ class DilocoTable:
     # "elastic": a round is when the fastest contributor comes to its step, the others give what they
     # have. "lockstep": it is when all have come to its step; for comparisons.
     pace: str = field(default="elastic", validator=_one_of("elastic", "lockstep"))
+    # What an optimizer that is empty in a run under way gets of another's: nothing, or its moments.
+    inner_state: str = field(default=NO_STATE, validator=_one_of(NO_STATE, INT8))
 
     @property
     def overlap_steps(self) -> int:

@@ -37,6 +37,8 @@ PROBE_S_MAX = 3.0  # a slow line need not carry all of it: it is known by then
 METRICS_MAX = 32  # named figures a trainer reports beside its loss
 CERTIFICATE_BYTES_MAX = 8_192
 COUNT_MAX = 2**63 - 1
+# Of an optimizer's moments in 8 bits: of a model of four billion parameters, about.
+MOMENTS_BYTES_MAX = 2**33
 CHUNK_BITS_BYTES_MAX = 2**17  # a bit for each chunk of a fragment: a million chunks
 
 T = TypeVar("T")
@@ -432,6 +434,15 @@ class TrainerFailed(Message):
     remedy: Remedy
     failure_count: int = field(default=1, validator=_count)
     restart_s: float = field(default=0.0, validator=_finite)  # until the next process
+
+
+@frozen
+class MomentsSettled(Message):
+    """Peer: its trainer goes on with ``donor``'s moments, or, for this reason, without any."""
+
+    donor: str = field(validator=matches_re(r"([0-9a-f]{32})?"))  # empty: nobody's
+    received_bytes: int = field(validator=_count)
+    reason: str = field(validator=_text)
 
 
 @frozen
@@ -864,6 +875,37 @@ class ProbeRequest(Message):
     seconds: float = field(validator=and_(_finite, le(PROBE_S_MAX)))
 
 
+@frozen
+class MomentsRequest(Message):
+    """Joiner to a contributor: what does your trainer's optimizer know?"""
+
+    transfer: int = field(validator=and_(ge(0), le(2**32 - 1)))  # of the frames that it may be in
+
+
+@frozen
+class MomentsOffer(Message):
+    """Contributor: so much it is, and this its BLAKE3 digest."""
+
+    transfer: int = field(validator=and_(ge(0), le(2**32 - 1)))
+    size_bytes: int = field(validator=and_(ge(1), le(MOMENTS_BYTES_MAX)))
+    digest: bytes = field(validator=_digest)
+
+
+@frozen
+class MomentsAccepted(Message):
+    """Joiner: send it, as BLOCK frames of this transfer."""
+
+    transfer: int = field(validator=and_(ge(0), le(2**32 - 1)))
+
+
+@frozen
+class MomentsRefused(Message):
+    """Contributor: it has none to give."""
+
+    transfer: int = field(validator=and_(ge(0), le(2**32 - 1)))
+    reason: str = field(validator=_text)
+
+
 # ---------------------------------------------------------------- daemon <-> trainer (Unix socket)
 
 
@@ -897,11 +939,42 @@ class ArenaOpened(Message):
     own_state: str = field(
         default="", validator=_text
     )  # where ``KeepState`` writes; empty: nowhere
+    # Between trainers go moments, by files with these beginnings of their names; empty: none do.
+    moments: str = field(default="", validator=_text)
 
 
 @frozen
 class KeepState(Message):
     """Daemon: write down what is only yours (the optimizer's state, random numbers)."""
+
+
+@frozen
+class MomentsWanted(Message):
+    """Trainer: its steps count from now on, and its optimizer knows nothing of the run."""
+
+
+@frozen
+class GiveMoments(Message):
+    """Daemon: somebody wants what your optimizer knows."""
+
+
+@frozen
+class MomentsGiven(Message):
+    """Trainer: they are in the file for that; or why not."""
+
+    reason: str = field(default="", validator=_text)
+
+
+@frozen
+class TakeMoments(Message):
+    """Daemon: another trainer's moments are in the file for that."""
+
+
+@frozen
+class MomentsTaken(Message):
+    """Trainer: its optimizer goes on from them; or why not."""
+
+    reason: str = field(default="", validator=_text)
 
 
 @frozen
