@@ -153,9 +153,9 @@ async def test_nothing_goes_where_the_spec_does_not_say_so(tmp_path: Path) -> No
         await swarm.until(lambda: swarm.in_sync("d"))
         await settled(swarm, "abcd", more=3)
         assert not events(swarm)
-        exchange = swarm.peers["a"].service.moments
-        with pytest.raises(moments.NothingToGetError):
-            await exchange._copy(swarm.peers["d"].peer)
+        a, d = (swarm.peers[name].service.moments for name in "ad")
+        with pytest.raises(moments.NothingToGetError, match="this peer gives none"):
+            await d._fetch_from(a._parts.config.me)  # a member that asks all the same
 
 
 async def test_a_promoted_spare_asks_when_its_steps_begin_to_count(tmp_path: Path) -> None:
