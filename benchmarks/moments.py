@@ -11,8 +11,8 @@ the same windows in every arm:
     int8     ``diloco.inner_state = "int8"``: it goes on from a contributor's moments
     short    the same, and its rate ramps over ten steps
 
-What is shown is the loss of its own weights on held-out bytes, after so many steps of its own, less
-what it was at the first, and beside it that of a peer that was there from the beginning.
+What is shown is the loss of its own weights on held-out bytes, after so many steps of its own, and beside
+it that of a peer that was there from the beginning.
 """
 
 from __future__ import annotations
