@@ -85,6 +85,8 @@ class Peer:
         place = self._place()
         credentials = await self._credentials()
         network = SocketNetwork(credentials, newcomers=False)
+        for left in options.state.glob(f"{MOMENTS_FILES}.*"):  # by a process that was killed
+            left.unlink(missing_ok=True)
         folder = Path(tempfile.mkdtemp(prefix="holdfast-"))  # sockets want short paths
         try:
             self.bridge = UnixBridge(folder / "trainer.sock")
