@@ -16,9 +16,8 @@ import click
 import trio
 
 from ..membership.spec import CODECS
-from ..protocol.addresses import Address
 from ..protocol.errors import UserError
-from .bench_ranks import put_json, run_ranks_here
+from .bench_ranks import put_json, rank_options, run_ranks_here, seat_of
 
 VALUE_BYTES = 4  # a size below this holds no value at all
 UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6}
@@ -71,15 +70,7 @@ def _per_rank(name: str, rates: tuple[float, ...], peers: int) -> tuple[float, .
     "--warm-up", type=click.IntRange(0), default=1, show_default=True, help="Not counted."
 )
 @click.option("--vs", type=click.Choice(["gloo"]), help="Take turns with another library.")
-@click.option(
-    "--json",
-    "json_path",
-    type=click.Path(dir_okay=False, allow_dash=True, path_type=Path),
-    help="Write the figures there; - prints them.",
-)
-@click.option("--rank", type=click.IntRange(0), help="Be only this rank.")
-@click.option("--master", metavar="HOST:PORT", help="Where rank 0 listens (with --rank).")
-@click.option("--token", default="", help="The same at all ranks (with --rank).")
+@rank_options
 @click.option(
     "--up",
     callback=parse_rates,
@@ -150,23 +141,18 @@ def allreduce(
         "--delay-ms": delay_ms,
         "--max-upload": ",".join(map(str, max_upload)),
     }
+    seat = seat_of(rank, master, token, peers)
     report: dict[str, Any] | None
-    if rank is None:
-        if master is not None:
-            raise UserError("--master without --rank", hint="say which rank this is")
+    if seat is None:
         given = [f"{name}={value}" for name, value in arguments.items() if value not in ("", None)]
         report = run_ranks_here("allreduce", peers, given)
     else:
-        if master is None or not token:
-            raise UserError("--rank needs --master and --token")
-        if rank >= peers:
-            raise UserError(f"there is no rank {rank} of {peers}")
         up = _per_rank("--up", up, peers)
         options = Options(
             peers=peers,
-            rank=rank,
-            master=Address.parse(master),
-            token=token,
+            rank=seat.rank,
+            master=seat.master,
+            token=seat.token,
             bytes=size,
             codec=codec,
             repeat=repeat,

@@ -17,9 +17,8 @@ import trio
 from rich.console import Console
 from rich.table import Table
 
-from ..protocol.addresses import Address
 from ..protocol.errors import UserError
-from .bench_ranks import put_json, run_ranks_here
+from .bench_ranks import put_json, rank_options, run_ranks_here, seat_of
 
 RANKS = 2
 ADAPTIVE = "adaptive"
@@ -51,15 +50,7 @@ def parse_list(_context: click.Context, _parameter: click.Parameter, value: str)
 @click.option("--warm-up", type=click.FloatRange(0), default=1.0, show_default=True)
 @click.option("--adaptive-warm-up", type=click.FloatRange(0), default=3.0, show_default=True)
 @click.option("--max-mbit", type=click.FloatRange(0, min_open=True), help="Cap the sender.")
-@click.option(
-    "--json",
-    "json_path",
-    type=click.Path(dir_okay=False, allow_dash=True, path_type=Path),
-    help="Write the figures there; - prints them.",
-)
-@click.option("--rank", type=click.IntRange(0, RANKS - 1), help="Be only this rank.")
-@click.option("--master", metavar="HOST:PORT", help="Where rank 0 listens (with --rank).")
-@click.option("--token", default="", help="The same at both ranks (with --rank).")
+@rank_options
 def lanes(
     counts: tuple[str, ...],
     congestion: tuple[str, ...],
@@ -89,10 +80,9 @@ def lanes(
     for count in counts:
         if count != ADAPTIVE and not (count.isdigit() and 1 <= int(count) <= 64):
             raise UserError(f"{count!r} is no number of lanes", hint=f"write {','.join(COUNTS)}")
+    seat = seat_of(rank, master, token, RANKS)
     report: dict[str, Any] | None
-    if rank is None:
-        if master is not None:
-            raise UserError("--master without --rank", hint="say which rank this is")
+    if seat is None:
         given = [
             f"--counts={','.join(counts)}",
             f"--congestion={','.join(congestion)}",
@@ -103,12 +93,16 @@ def lanes(
         ]
         report = run_ranks_here("lanes", RANKS, given)
     else:
-        if master is None or not token:
-            raise UserError("--rank needs --master and --token")
-        address = Address.parse(master)
         warm_ups = (warm_up, adaptive_warm_up)
         options = Options(
-            rank, address, token, counts, congestion, seconds, *warm_ups, max_mbit=max_mbit
+            seat.rank,
+            seat.master,
+            seat.token,
+            counts,
+            congestion,
+            seconds,
+            *warm_ups,
+            max_mbit=max_mbit,
         )
         report = trio.run(run_rank, options)
     if report is not None:

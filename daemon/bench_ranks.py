@@ -6,16 +6,63 @@ import json
 import secrets
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
+from attrs import frozen
 
 from ..protocol.addresses import Address
 from ..protocol.errors import UserError
 
 LOOPBACK = "127.0.0.1"
+F = TypeVar("F", bound=Callable[..., object])
+
+_OPTIONS = (
+    click.option(
+        "--json",
+        "json_path",
+        type=click.Path(dir_okay=False, allow_dash=True, path_type=Path),
+        help="Write the figures there; - prints them.",
+    ),
+    click.option("--rank", type=click.IntRange(0), help="Be only this rank."),
+    click.option("--master", metavar="HOST:PORT", help="Where rank 0 listens (with --rank)."),
+    click.option("--token", default="", help="The same at all ranks (with --rank)."),
+)
+
+
+@frozen
+class Seat:
+    """Which rank this process is, and where it meets the others."""
+
+    rank: int
+    master: Address
+    token: str
+
+
+def rank_options(function: F) -> F:
+    """``--json``, and a seat: the options that all of these commands have."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+def seat_of(rank: int | None, master: str | None, token: str, count: int) -> Seat | None:
+    """The seat that the options give, of so many; None: all ranks are to be started here.
+
+    Raises:
+      UserError: they give none, or half of one.
+    """
+    if rank is None:
+        if master is not None:
+            raise UserError("--master without --rank", hint="say which rank this is")
+        return None
+    if master is None or not token:
+        raise UserError("--rank needs --master and --token")
+    if rank >= count:
+        raise UserError(f"there is no rank {rank} of {count}")
+    return Seat(rank, Address.parse(master), token)
 
 
 def run_ranks_here(bench: str, count: int, arguments: Sequence[str]) -> dict[str, Any]:

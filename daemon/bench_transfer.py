@@ -15,10 +15,8 @@ from typing import Any
 import click
 import trio
 
-from ..protocol.addresses import Address
-from ..protocol.errors import UserError
 from .bench_allreduce import parse_size
-from .bench_ranks import put_json, run_ranks_here
+from .bench_ranks import put_json, rank_options, run_ranks_here, seat_of
 
 
 @click.command("transfer")
@@ -35,15 +33,7 @@ from .bench_ranks import put_json, run_ranks_here
 @click.option(
     "--warm-up", type=click.IntRange(0), default=2, show_default=True, help="Not counted."
 )
-@click.option(
-    "--json",
-    "json_path",
-    type=click.Path(dir_okay=False, allow_dash=True, path_type=Path),
-    help="Write the figures there; - prints them.",
-)
-@click.option("--rank", type=click.IntRange(0), help="Be only this rank; rank 0 copies.")
-@click.option("--master", metavar="HOST:PORT", help="Where rank 0 listens (with --rank).")
-@click.option("--token", default="", help="The same at all ranks (with --rank).")
+@rank_options
 def transfer(
     donors: int,
     size: int,
@@ -69,10 +59,9 @@ def transfer(
     # Not at the top: whoever asks for --help need not wait for numpy.
     from .bench_transfer_rank import Options, run_rank
 
+    seat = seat_of(rank, master, token, donors + 1)
     report: dict[str, Any] | None
-    if rank is None:
-        if master is not None:
-            raise UserError("--master without --rank", hint="say which rank this is")
+    if seat is None:
         given = [
             f"--donors={donors}",
             f"--size={size}",
@@ -82,12 +71,9 @@ def transfer(
         ]
         report = run_ranks_here("transfer", donors + 1, given)
     else:
-        if master is None or not token:
-            raise UserError("--rank needs --master and --token")
-        if rank > donors:
-            raise UserError(f"there is no rank {rank} of {donors + 1}")
-        address = Address.parse(master)
-        options = Options(donors, rank, address, token, size, fragments, repeat, warm_up)
+        options = Options(
+            donors, seat.rank, seat.master, seat.token, size, fragments, repeat, warm_up
+        )
         report = trio.run(run_rank, options)
     if report is not None:
         show(report, json_path)
