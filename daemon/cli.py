@@ -5,6 +5,9 @@
     cli_plan   what needs no run yet: plan
     cli_checkpoint   what lies on disk: checkpoint, export
 
+Here and in these nothing is imported at the top that takes long: ``holdfast status`` should not wait
+for what only ``holdfast export`` needs.
+
 Commands do their work elsewhere; what they raise as ``UserError`` becomes one line, a hint and an
 exit status here. There is no traceback for what a person can mend.
 """

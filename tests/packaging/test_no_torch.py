@@ -69,6 +69,16 @@ def test_the_command_line_loads_no_torch() -> None:
     assert "join" in done.stdout
 
 
+def test_who_asks_the_command_line_for_little_waits_for_nothing_large() -> None:
+    """What only some commands need, these import themselves."""
+    done = run_guarded(
+        "import holdfast.daemon.cli\n"
+        "print(sorted({'numpy', 'zstandard', 'fsspec', 'scipy'} & set(sys.modules)))"
+    )
+
+    assert done.stdout == "[]\n", done.stderr
+
+
 def test_the_guard_itself_works() -> None:
     done = run_guarded("try:\n    import torch\nexcept ImportError:\n    pass")
 
