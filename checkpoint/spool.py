@@ -27,9 +27,8 @@ from .blocks import BLOCK_BYTES
 
 log = logging.getLogger("holdfast.peer")
 
-KEPT_AFTER_S = (
-    10.0  # of copying; a fast line fetches again in that time what a disk would have kept
-)
+# Of copying; a fast line fetches again in that time what a disk would have kept.
+KEPT_AFTER_S = 10.0
 
 _HEAD = struct.Struct("<32sI")
 

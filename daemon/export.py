@@ -131,9 +131,8 @@ def export_torch(tensors: list[Tensor], out: Path) -> None:
 
 
 def _write(named: list[tuple[str, Tensor]], metadata: dict[str, str], out: Path) -> None:
-    ordered = sorted(
-        named, key=lambda each: -ELEMENT_BYTES[each[1].dtype]
-    )  # aligned; else as it was
+    # Aligned, and else as it was.
+    ordered = sorted(named, key=lambda each: -ELEMENT_BYTES[each[1].dtype])
     for _written in FolderPlace(out.parent).write(out.name, "export", _pieces(ordered, metadata)):
         pass
 

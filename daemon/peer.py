@@ -228,7 +228,7 @@ class PeerService:
         # The master dials us only to see whether it can: nothing more to say.
 
     async def _on_link_message(self, peer: str, message: Message) -> None:
-        """A member says something on a link's control stream: about transfers, of state or of moments, or a probe."""
+        """A member says something on a link's control stream: about transfers, or a probe."""
         if isinstance(message, ProbeRequest):
             self.parts.start(self._prober.serve, peer, message)
         elif isinstance(message, MomentsRequest | MomentsOffer | MomentsAccepted | MomentsRefused):

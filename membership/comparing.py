@@ -68,7 +68,10 @@ def _majority(roots: Mapping[str, bytes]) -> bytes:
 
 
 def differing_blocks(ours: bytes, theirs: bytes) -> list[int] | None:
-    """Indices of digests that differ; None: they are not of one fragment's version."""
+    """Indices of digests that differ; None: they are not of one fragment's version.
+
+    As in ``checkpoint.blocks``, but without numpy, which a master does without.
+    """
     if len(ours) != len(theirs) or not ours:
         return None
     return [

@@ -26,7 +26,7 @@ from .course import Course
 from .effects import EventKind
 from .journal import RoundNumbered
 from .ledger import Evict, Ledger
-from .pace import due_step, next_fragment
+from .pace import next_fragment
 from .roster import CopyState, Member, can_contribute, sites_of
 from .rounds import Phase, Round, Turn, answered, gate_norms
 from .succession import Succession
@@ -167,13 +167,7 @@ class Conductor:
             number=number,
             fragment=fragment,
             version=history.versions[fragment],
-            at_step=due_step(
-                fragment,
-                history.turns[fragment],
-                spec.diloco.sync_every,
-                history.fragment_count,
-                spec.run.rounds,
-            ),
+            at_step=self.context.due_step(fragment, history.turns[fragment]),
             opened_s=self.context.now_s,
         )
         return True

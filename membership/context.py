@@ -13,6 +13,7 @@ from ..protocol.messages import TEXT_CHARS_MAX, Message, RefusalCode, Told
 from .detector import Detector
 from .effects import EVENT_CHARS_MAX, Announce, Drop, Effect, Event, EventKind, Record, Send
 from .journal import History, JournalRecord
+from .pace import due_step
 from .roster import Member, Roster, waiting_in_line
 from .spec import RunSpec
 
@@ -43,6 +44,12 @@ class Context:
         self.now_s = 0.0
         self.settled_s = -math.inf
         self.out: list[Effect] = []
+
+    def due_step(self, fragment: int, turn: int) -> int:
+        """The run's step at which this fragment is due for the ``turn``-th time, counted from 0."""
+        spec = self.spec
+        count = self.history.fragment_count
+        return due_step(fragment, turn, spec.diloco.sync_every, count, spec.run.rounds)
 
     def take_effects(self) -> list[Effect]:
         effects, self.out = self.out, []

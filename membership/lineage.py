@@ -28,7 +28,6 @@ from .context import Context, said
 from .effects import EventKind
 from .journal import RunRewound, VersionAdopted
 from .ledger import Evict
-from .pace import due_step
 from .roster import CopyState, Member
 from .succession import NAMES_SAID_MAX, Succession
 from .syncing import Syncing
@@ -127,18 +126,11 @@ class Lineage:
         return since_s if anew else self._until_s(since_s)
 
     def _adopt(self, head: FragmentHead, count: int) -> None:
-        history, spec = self.context.history, self.context.spec
+        history = self.context.history
         self.useless_since_s = None
         before = history.versions[head.fragment]
         turn = history.turns[head.fragment] + head.version - before - 1
-        step = due_step(
-            head.fragment,
-            turn,
-            spec.diloco.sync_every,
-            history.fragment_count,
-            spec.run.rounds,
-        )
-        self.context.record(VersionAdopted(head, step))
+        self.context.record(VersionAdopted(head, self.context.due_step(head.fragment, turn)))
         self.context.announce(
             EventKind.RUN,
             None,

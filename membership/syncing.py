@@ -57,9 +57,8 @@ class Syncing:
         self.bandwidths = bandwidths
         self.keeping_up = KeepingUp(context)
         self.votes = Votes(context)
-        self.missing: set[str] = (
-            set()
-        )  # contributors from before the master's restart, not back yet
+        # Contributors from before the master's restart that are not back yet.
+        self.missing: set[str] = set()
 
     # ------------------------------------------------------------ coming and going
 
@@ -99,10 +98,8 @@ class Syncing:
             self._check(member, head.fragment)
         else:
             copy.why = f"it holds version {head.version}, the run is at {version}"
-            if head.version + 1 < version:
-                self.votes.unheard.discard(
-                    member.peer
-                )  # it cannot be about to apply the newest one
+            if head.version + 1 < version:  # it cannot be about to apply the newest one
+                self.votes.unheard.discard(member.peer)
 
     def judge_again(self, fragment: int) -> None:
         """The committed version is another one than it was, without a round: who holds it?"""
@@ -368,8 +365,10 @@ class Syncing:
             newer = told is not None and told.version > head.version
             if newer and self.context.history.behind and (self.succession.waiting or self.missing):
                 continue  # what it holds may turn out to be the run's: see ``lineage``
-            donors = self._donors(member, head)
-            if not head.root or not (donors or member.has_on_disk(head)):
+            if not head.root:
+                continue
+            donors = choose_donors(self.context.roster, member, head, self.bandwidths)
+            if not (donors or member.has_on_disk(head)):
                 continue
             copy.fetch = Fetch(head, [donor.peer for donor in donors], self.context.now_s)
             self.keeping_up.began(member, copy.fetch)
@@ -381,9 +380,6 @@ class Syncing:
             running += 1
             changed = True
         return changed
-
-    def _donors(self, member: Member, head: FragmentHead) -> list[Member]:
-        return choose_donors(self.context.roster, member, head, self.bandwidths)
 
     # ------------------------------------------------------------ one copy
 

@@ -44,6 +44,7 @@ CHUNK_BITS_BYTES_MAX = 2**17  # a bit for each chunk of a fragment: a million ch
 T = TypeVar("T")
 
 _count: Any = and_(ge(0), le(COUNT_MAX))
+_u32: Any = and_(ge(0), le(2**32 - 1))  # what a frame's header has room for
 _text: Any = max_len(TEXT_CHARS_MAX)
 _peer: Any = matches_re(r"[0-9a-f]{32}")
 _digest: Any = and_(min_len(32), max_len(32))
@@ -811,7 +812,7 @@ class LaneReceived:
       closed: no more will be read from it; the last word on this lane.
     """
 
-    lane: int = field(validator=and_(ge(0), le(2**32 - 1)))
+    lane: int = field(validator=_u32)
     frames: int = field(validator=_count)
     bytes: int = field(validator=_count)
     closed: bool = False
@@ -870,7 +871,7 @@ class BlocksRefused(Message):
 class ProbeRequest(Message):
     """Receiver to sender: send junk over the lanes, as BLOCK frames of this transfer."""
 
-    transfer: int = field(validator=and_(ge(0), le(2**32 - 1)))
+    transfer: int = field(validator=_u32)
     bytes: int = field(validator=and_(ge(1), le(PROBE_BYTES_MAX)))
     seconds: float = field(validator=and_(_finite, le(PROBE_S_MAX)))
 
@@ -879,14 +880,14 @@ class ProbeRequest(Message):
 class MomentsRequest(Message):
     """Joiner to a contributor: what does your trainer's optimizer know?"""
 
-    transfer: int = field(validator=and_(ge(0), le(2**32 - 1)))  # of the frames that it may be in
+    transfer: int = field(validator=_u32)  # of the frames that it may be in
 
 
 @frozen
 class MomentsOffer(Message):
     """Contributor: so much it is, and this its BLAKE3 digest."""
 
-    transfer: int = field(validator=and_(ge(0), le(2**32 - 1)))
+    transfer: int = field(validator=_u32)
     size_bytes: int = field(validator=and_(ge(1), le(MOMENTS_BYTES_MAX)))
     digest: bytes = field(validator=_digest)
 
@@ -895,14 +896,14 @@ class MomentsOffer(Message):
 class MomentsAccepted(Message):
     """Joiner: send it, as BLOCK frames of this transfer."""
 
-    transfer: int = field(validator=and_(ge(0), le(2**32 - 1)))
+    transfer: int = field(validator=_u32)
 
 
 @frozen
 class MomentsRefused(Message):
     """Contributor: it has none to give."""
 
-    transfer: int = field(validator=and_(ge(0), le(2**32 - 1)))
+    transfer: int = field(validator=_u32)
     reason: str = field(validator=_text)
 
 
@@ -936,9 +937,8 @@ class ArenaOpened(Message):
     outer_lr: float = field(default=0.0, validator=_finite)  # of that step, as the two that follow
     outer_momentum: float = field(default=0.0, validator=_finite)
     nesterov: bool = False
-    own_state: str = field(
-        default="", validator=_text
-    )  # where ``KeepState`` writes; empty: nowhere
+    # Where ``KeepState`` writes; empty: nowhere.
+    own_state: str = field(default="", validator=_text)
     # Between trainers go moments, by files with these beginnings of their names; empty: none do.
     moments: str = field(default="", validator=_text)
 

@@ -180,10 +180,10 @@ def _(patch: Patch) -> None:
 
 @bug("donor without state")
 def _(patch: Patch) -> None:
-    def donors(self: syncing.Syncing, member: roster.Member, _head: Any) -> list[roster.Member]:
-        return [m for m in self.context.roster if m is not member and m.copies]
+    def donors(everybody: roster.Roster, member: roster.Member, *_: Any) -> list[roster.Member]:
+        return [m for m in everybody if m is not member and m.copies]
 
-    patch.setattr(syncing.Syncing, "_donors", donors)
+    patch.setattr(syncing, "choose_donors", donors)
 
 
 @bug("first root wins")
