@@ -32,7 +32,6 @@ is not is the time in which a machine is gone anyway, or its trainer starts.
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import sys
 import tempfile
@@ -54,7 +53,7 @@ from benchmarks.grounds import Loopback, Switch, why_no_switch
 from benchmarks.lab_run import LabRun, stop_on_signals
 from benchmarks.namespaces import LabError
 from benchmarks.progress import say
-from benchmarks.report import Table
+from benchmarks.report import Table, keep_json
 from benchmarks.sections import Measured
 
 STEP_S = 0.025
@@ -274,8 +273,7 @@ def main() -> int:
             reference_minutes=reference,
             folder=folder,
         )
-        if options.json:
-            options.json.write_text(json.dumps(found, indent=1) + "\n")
+        keep_json(found, options.json)
         for each in found["violations"]:
             print(f"VIOLATION: {each}")
         print(f"{'ok' if found['ok'] else 'FAILED'}: {finish_line(found)}")

@@ -11,7 +11,6 @@ passes outside of the hook, by the trainers' own count.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -25,7 +24,7 @@ from benchmarks.commands import BenchError
 from benchmarks.grounds import Loopback
 from benchmarks.lab_run import LabRun, Status, stop_on_signals
 from benchmarks.progress import say
-from benchmarks.report import Table
+from benchmarks.report import Table, keep_json
 from benchmarks.sections import Measured
 
 PEERS = ("a", "b")
@@ -187,10 +186,7 @@ def main() -> int:
         "growth": growth(found),
         "ok": growth(found) <= PROMISED and written,
     }
-    text = json.dumps(verdict, indent=1)
-    if options.json:
-        options.json.write_text(text + "\n")
-    print(text)
+    print(keep_json(verdict, options.json))
     return 0 if verdict["ok"] else 1
 
 

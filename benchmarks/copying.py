@@ -13,7 +13,6 @@ that are left. Rates of the lab count whole packets; what counts here is what TC
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 import time
@@ -44,7 +43,7 @@ from benchmarks.join import (
 from benchmarks.lab_run import LabRun, Status
 from benchmarks.namespaces import LabError
 from benchmarks.progress import say
-from benchmarks.report import Table
+from benchmarks.report import Table, keep_json
 from benchmarks.sections import MIB, Measured
 from benchmarks.wan_lab import WanLab
 
@@ -229,9 +228,7 @@ def main() -> int:
         return 1
     for each in found:
         say(_said(each))
-    if options.json is not None:
-        raw = [{**asdict(each), "share": each.share} for each in found]
-        options.json.write_text(json.dumps(raw, indent=1) + "\n")
+    keep_json([{**asdict(each), "share": each.share} for each in found], options.json)
     return 0
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import math
 import statistics
 import sys
@@ -28,7 +27,7 @@ from benchmarks.commands import BenchError
 from benchmarks.grounds import Loopback
 from benchmarks.lab_run import LabRun, Status, stop_on_signals
 from benchmarks.progress import say
-from benchmarks.report import Table
+from benchmarks.report import Table, keep_json
 from benchmarks.sections import Measured
 
 TIMES = 10
@@ -255,10 +254,7 @@ def main() -> int:
         "state_bytes": max(each.state_bytes for each in found),
         "ok": over[-1] < PROMISED_S and not any(each.state_bytes for each in found),
     }
-    text = json.dumps(verdict, indent=1)
-    if options.json:
-        options.json.write_text(text + "\n")
-    print(text)
+    print(keep_json(verdict, options.json))
     return 0 if verdict["ok"] else 1
 
 

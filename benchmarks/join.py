@@ -15,7 +15,6 @@ of the copy. Rates of the lab count whole packets; what counts here is what TCP 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -29,7 +28,7 @@ from benchmarks.commands import BenchError
 from benchmarks.lab_run import LabRun, Status
 from benchmarks.namespaces import LabError
 from benchmarks.progress import say
-from benchmarks.report import Table
+from benchmarks.report import Table, keep_json
 from benchmarks.sections import MIB, Measured
 from benchmarks.wan_lab import MTU, Host, WanLab
 
@@ -310,9 +309,8 @@ def main() -> int:
         return 1
     for each in found:
         say(_said(each))
-    if options.json is not None:
-        raw = [{**asdict(each), "ratio": each.ratio, "share": each.share} for each in found]
-        options.json.write_text(json.dumps(raw, indent=1) + "\n")
+    raw = [{**asdict(each), "ratio": each.ratio, "share": each.share} for each in found]
+    keep_json(raw, options.json)
     return 0
 
 

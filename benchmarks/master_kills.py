@@ -11,7 +11,6 @@ into all phases of a round.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import sys
 import tempfile
@@ -25,7 +24,7 @@ from benchmarks.commands import ROOT, BenchError
 from benchmarks.grounds import Loopback
 from benchmarks.lab_run import LabRun, Status, stop_on_signals
 from benchmarks.progress import say
-from benchmarks.report import Table
+from benchmarks.report import Table, keep_json
 from benchmarks.sections import Measured
 
 KILLS = 20
@@ -198,10 +197,7 @@ def main() -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    text = json.dumps(found, indent=1)
-    if options.json:
-        options.json.write_text(text + "\n")
-    print(text)
+    print(keep_json(found, options.json))
     broken = found["rounds_lost"] + found["parity_violations"] + found["trainer_restarts"]
     return 1 if broken or found["journal_faults"] or (found["idle_share"] or 0) > IDLE_MAX else 0
 

@@ -92,6 +92,14 @@ def new_record(section: str, title: str, tables: Sequence[Table], raw: Any, load
     return Record(section, title, date, commit(), machine(), tables, raw, load)
 
 
+def keep_json(figures: Any, path: Path | None) -> str:
+    """Write figures to this file, if there is one; returns the text."""
+    text = json.dumps(figures, indent=1)
+    if path is not None:
+        path.write_text(text + "\n")
+    return text
+
+
 # ---------------------------------------------------------------- where and from what
 
 

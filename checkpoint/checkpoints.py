@@ -251,14 +251,17 @@ class Checkpoint:
             raise self._damaged(str(error)) from error
         return Parts(values.view(np.float32), momentum.view(np.float32), counters.view(np.int64))
 
-    def checked_parts(self, number: int) -> Parts:
-        """A fragment with the root that the manifest names; raises as ``parts`` does."""
+    def checked_parts(self, number: int) -> tuple[Parts, bytes]:
+        """A fragment with the root that the manifest names, and its blocks' digests.
+
+        Raises as ``parts`` does.
+        """
         parts, manifest = self.parts(number), self.manifest
         size, head = manifest.sizes[number], manifest.heads[number]
         digests = digest_blocks(parts, block_places(size))
         if fragment_root(manifest.run_id, number, head.version, size, digests).hex() != head.root:
             raise self._damaged(f"fragment {number} does not have its root")
-        return parts
+        return parts, digests
 
     def load(self, state: SharedState) -> None:
         """Make it the state, every byte checked against its root.

@@ -33,7 +33,7 @@ from ..protocol.messages import (
     SyncFragment,
 )
 from ..protocol.network import Network
-from .blocks import DIGEST_BYTES, Parts, digest_blocks
+from .blocks import DIGEST_BYTES, Parts
 from .donor_view import DonorView, Item, owed_since
 from .incoming import Find, Incoming
 from .spool import FragmentSpool, Spool
@@ -60,7 +60,8 @@ class Joiner:
       stall_s: see ``STALL_S``.
       spool: where blocks of a copy that takes long are kept, for the case that this process ends in
         the middle of it.
-      on_disk: gives a version that lies in a checkpoint here, checked; called in a thread.
+      on_disk: gives a version that lies in a checkpoint here, checked, with its blocks' digests;
+        called in a thread.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class Joiner:
         *,
         stall_s: float = STALL_S,
         spool: Spool | None = None,
-        on_disk: Callable[[FragmentHead], Parts | None] = lambda _head: None,
+        on_disk: Callable[[FragmentHead], tuple[Parts, bytes] | None] = lambda _head: None,
     ) -> None:
         self.state = state
         self.hub = hub
@@ -417,11 +418,10 @@ class _Fetch:
             return
         found = await self._network.run_sync(partial(self._joiner.on_disk, self._head))
         if found is not None:
-            places = self._state.places(self._head.fragment)
-            digests = await self._network.run_sync(partial(digest_blocks, found, places))
+            parts, digests = found
             blocks = {
-                digests[DIGEST_BYTES * index :][:DIGEST_BYTES]: place.of(found).data
-                for index, place in enumerate(places)
+                digests[DIGEST_BYTES * index :][:DIGEST_BYTES]: place.of(parts).data
+                for index, place in enumerate(self._state.places(self._head.fragment))
             }
             await self._begin(digests, blocks.get)
 

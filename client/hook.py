@@ -239,8 +239,7 @@ class Run:
                 self._handle(self._connection.receive())
             self._due_step = self._next_due_step()
         if self._own_state is not None and self._own_state.restore(self._step):
-            self._idle_optimizer = None  # it knows more than a new one
-            self._ramp = Ramp()
+            self._go_on_from_state()
         self._left_at_s = self._clock()
         self._pace.measure(self._own_step, self._clock() - self.waited_s)
 
@@ -475,7 +474,12 @@ class Run:
 
     def _take_moments(self) -> None:
         if self._inner_state.take():
-            self._idle_optimizer, self._ramp = None, Ramp()
+            self._go_on_from_state()
+
+    def _go_on_from_state(self) -> None:
+        """The optimizer has got one that is worth something: no ramp, and nothing to put back."""
+        self._idle_optimizer = None
+        self._ramp.begin(None)
 
     def _spoil(self) -> None:
         """A loss was not finite. After enough of them ask for other weights, and wait for them."""

@@ -21,9 +21,8 @@ from typing import Any
 
 import torch
 from attrs import frozen
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
+from . import trainer_file
 from .copier import Streams, Transfer
 from .eight_bits import Coded, decode, encode
 from .tensors import SharedTensor
@@ -90,16 +89,13 @@ class Moments:
         self._background(lambda: self._write(copied, tell))
 
     def _write(self, copied: _Copied, tell: Callable[[str], None]) -> None:
-        scratch = self._given.with_name(f"{self._given.name}.part")
         try:
-            tensors = copied.coded()
-            save_file(tensors, scratch, metadata={KEY: json.dumps(copied.said)})
-            scratch.chmod(0o600)
-            scratch.replace(self._given)
+            tensors, text = copied.coded(), json.dumps(copied.said)
+            trainer_file.write(self._given, KEY, text, tensors, durable=False)
             reason = ""
         except MomentsError as error:
             reason = str(error)
-        except (OSError, SafetensorError) as error:
+        except trainer_file.UNWRITABLE as error:
             reason = f"it cannot be written: {error}"
         self._writing = False
         tell(reason)
@@ -113,21 +109,11 @@ class Moments:
           MomentsError: what lies there does not fit, or is damaged. Nothing has changed.
         """
         try:
-            with safe_open(self._taken, framework="pt") as file:
-                said = json.loads((file.metadata() or {})[KEY])
+            with trainer_file.reading(self._taken, KEY) as (said, file):
                 entries = self._entries(said, file.get_tensor)
         except MomentsError:
             raise
-        # What becomes of bytes that were written by something else.
-        except (
-            OSError,
-            SafetensorError,
-            ValueError,
-            LookupError,
-            TypeError,
-            AttributeError,
-            RuntimeError,
-        ) as error:
+        except trainer_file.UNREADABLE as error:
             raise MomentsError(f"it cannot be read: {error}") from error
         groups = self._optimizer.state_dict()["param_groups"]
         self._optimizer.load_state_dict({"state": entries, "param_groups": groups})

@@ -14,9 +14,7 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
-from ..protocol.files import sync_to_disk
-
-TIES_KEY = "holdfast.ties"
+from ..protocol.files import TIES_KEY, sync_to_disk
 
 
 def convert(source: Path, target: Path) -> None:

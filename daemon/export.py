@@ -26,11 +26,11 @@ from ..checkpoint.tensor_file import ELEMENT_BYTES, encode_header
 from ..diloco.fragments import COUNTER
 from ..membership.spec import RunSpec
 from ..protocol.errors import UserError
+from ..protocol.files import TIES_KEY
 from ..protocol.messages import TensorSpec
 from .exit_codes import ExitCode
 from .layout import fragments_of, sizes_of
 
-TIES_KEY = "holdfast.ties"  # in a file for ``client.torch_file``: name -> its other names, in JSON
 TORCH_S = 3_600.0
 
 DTYPES = {
@@ -82,7 +82,7 @@ def tensors_of(checkpoint: Checkpoint) -> list[Tensor]:
         )
     found: dict[int, Tensor] = {}
     for number, fragment in enumerate(fragments):
-        values, _momentum, counters = checkpoint.checked_parts(number)
+        (values, _momentum, counters), _digests = checkpoint.checked_parts(number)
         for place in fragment.places:
             spec = manifest.layout.tensors[place.index]
             source: Shared = counters if spec.kind == COUNTER else values

@@ -160,8 +160,8 @@ class StateKeeper:
             taken.sizes,
         )
 
-    def _on_disk(self, head: FragmentHead) -> FragmentParts | None:
-        """A fragment of one of those that are kept, checked; blocks: for a thread."""
+    def _on_disk(self, head: FragmentHead) -> tuple[FragmentParts, bytes] | None:
+        """See ``Joiner.on_disk``; blocks."""
         for each in self.kept:
             if each.manifest.fragment_heads()[head.fragment] == head:
                 try:

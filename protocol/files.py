@@ -1,4 +1,4 @@
-"""Files that must outlive a crash."""
+"""Files that must outlive a crash, and what they are called inside."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import contextlib
 import os
 import tempfile
 from pathlib import Path
+
+# In the metadata of exported weights: a tensor's name -> its other names, in JSON.
+TIES_KEY = "holdfast.ties"
 
 
 def write_private(path: Path, data: bytes) -> None:

@@ -77,7 +77,7 @@ def test_what_was_written_comes_back_with_its_roots(place: FolderPlace) -> None:
     assert name == manifest.name
     found = checkpoints.open_checkpoint(place, name)
     assert found.manifest == manifest
-    assert [found.checked_parts(n).values.tobytes() for n in range(3)] == [
+    assert [found.checked_parts(n)[0].values.tobytes() for n in range(3)] == [
         state.values(n).tobytes() for n in range(3)
     ]
     again = back(place, *sizes)

@@ -359,7 +359,8 @@ async def test_a_version_that_lies_on_disk_needs_no_donor(newer: bool) -> None:
     (head,) = saved.heads()
     async with trio.open_nursery() as nursery:
         world = World(nursery, target)
-        world.joiner.on_disk = {head: saved.parts(0)}.get
+        lies_there = saved.parts(0), saved.index(0, head.version)
+        world.joiner.on_disk = {head: lies_there}.get
         report = await world.joiner.fetch(SyncFragment(head, ()))
     assert (report.received_bytes, target.heads()) == (0, (head,))
     assert content(target) == content(saved)
