@@ -32,6 +32,7 @@ from ..protocol.messages import BLOCKS_MAX, FragmentSize
 
 BLOCK_BYTES = 2**20  # one frame on a lane; small enough to spread over donors, to heal few bytes
 ELEMENT_BYTES = (4, 4, 8)  # of values, momentum and counters
+VALUES = 0  # the part that lies in the arena and is large
 DIGEST_BYTES = 32
 DIGEST_THREADS_MAX = 4  # beside a trainer that wants its cores back; memory is not faster than that
 DIGEST_RUN_BLOCKS = 8  # that one thread takes at a time: some milliseconds

@@ -23,6 +23,7 @@ from ..protocol.errors import LocalProtocolError, StateMismatchError
 from ..protocol.messages import FragmentHead
 from .blocks import (
     DIGEST_BYTES,
+    VALUES,
     BlockPlace,
     Bytes,
     differing_blocks,
@@ -114,8 +115,12 @@ class Incoming:
 
     def _put(self, index: int, block: Bytes) -> None:
         if self.in_place:
-            self._fragment.blank = False
-            self.place(index).of(self._fragment.parts)[:] = block
+            fragment, place = self._fragment, self.place(index)
+            fragment.blank = False
+            if place.part == VALUES:
+                self._arena.write_values(fragment.number, place.start, block)
+            else:
+                place.of(fragment.parts)[:] = block
         else:
             self._staged[index] = block
         self._put_here.add(index)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -67,12 +68,20 @@ class Arena:
     Args:
       buffer: writable bytes of ``arena_bytes(sizes)``: a memory map, or a ``bytearray`` in tests.
       sizes: the fragments' sizes; equal on both sides.
+      file: whose map the buffer is; the arena closes it.
     """
 
     def __init__(
-        self, buffer: mmap.mmap | bytearray | memoryview, sizes: Sequence[FragmentSize]
+        self,
+        buffer: mmap.mmap | bytearray | memoryview,
+        sizes: Sequence[FragmentSize],
+        file: int | None = None,
     ) -> None:
+        self._file = file
+        if file is not None:
+            weakref.finalize(self, os.close, file)
         places, total_bytes = _offsets(sizes)
+        self._values_at = [values_at for values_at, _ in places]
         if len(buffer) < total_bytes:
             raise LocalProtocolError(f"an arena of {len(buffer)} bytes, {total_bytes} needed")
         self.sizes = tuple(sizes)
@@ -102,6 +111,19 @@ class Arena:
     def counters(self, fragment: int) -> Counters:
         """Int64 counters of a fragment, shape ``(counter_count,)``; a view, not a copy."""
         return self._counters[fragment]
+
+    def write_values(self, fragment: int, start: int, data: NDArray[np.uint8]) -> None:
+        """Put bytes among a fragment's values, ``start`` bytes from the first one.
+
+        For memory that is fresh: page by page, the processor would trap and the kernel clear what is
+        overwritten at once. By a system call, neither.
+        """
+        if self._file is None:
+            self._values[fragment].view(np.uint8)[start : start + data.size] = data
+            return
+        at, done = self._values_at[fragment] + start, 0
+        while done < data.size:
+            done += os.pwrite(self._file, data.data[done:], at + done)
 
     def version(self, fragment: int) -> int:
         return int(self._table[fragment, 1])
@@ -144,4 +166,4 @@ def create_arena_file(sizes: Sequence[FragmentSize]) -> int:
 
 def map_arena(descriptor: int, sizes: Sequence[FragmentSize]) -> Arena:
     """Map an arena file for reading and writing, shared with the other process."""
-    return Arena(mmap.mmap(descriptor, arena_bytes(sizes)), sizes)
+    return Arena(mmap.mmap(descriptor, arena_bytes(sizes)), sizes, os.dup(descriptor))

@@ -126,8 +126,8 @@ async def test_payloads_arrive_where_they_are_placed() -> None:
     assert received == payloads
     assert lane.sent_bytes == sum(frame_bytes(len(payload)) for payload in (b"", *payloads))
     overhead_bytes = lane.sent_bytes - sum(map(len, payloads))
-    # The mebibyte is four records, everything else is one.
-    assert overhead_bytes == RECORD_BYTES * (len(payloads) + 1) + 3 * TAG_BYTES
+    # The mebibyte is two records, everything else is one.
+    assert overhead_bytes == RECORD_BYTES * (len(payloads) + 1) + TAG_BYTES
 
 
 async def test_a_payload_without_a_place_is_checked_and_dropped() -> None:
