@@ -179,11 +179,16 @@ class PeakMemory:
 
     def __init__(self) -> None:
         self._before_bytes = _memory_bytes("VmRSS")
+        self._shared_before_bytes = _memory_bytes("RssShmem")
         Path("/proc/self/clear_refs").write_text(_CLEAR_PEAK)
 
     def extra_bytes(self) -> int:
         """Until now."""
         return max(0, _memory_bytes("VmHWM") - self._before_bytes)
+
+    def shared_bytes(self) -> int:
+        """What of files in memory was looked at and still is there; part of ``extra_bytes``."""
+        return _memory_bytes("RssShmem") - self._shared_before_bytes
 
 
 def _memory_bytes(name: str) -> int:

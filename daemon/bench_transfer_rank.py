@@ -7,6 +7,7 @@ digests the state, our way and by single calls of BLAKE3.
 
 from __future__ import annotations
 
+import os
 import statistics
 import tempfile
 import time
@@ -26,7 +27,7 @@ from ..checkpoint.joiner import Joiner
 from ..checkpoint.state import SharedState
 from ..membership.syncing import FETCHES_MAX
 from ..protocol.addresses import Address
-from ..protocol.arena import create_arena_file, map_arena
+from ..protocol.arena import arena_bytes, create_arena_file, map_arena
 from ..protocol.errors import UserError
 from ..protocol.messages import (
     BlocksRefused,
@@ -70,7 +71,11 @@ class Options:
 def make_state(options: Options) -> SharedState:
     """An empty one, in memory of the kind that daemons share with their trainers."""
     sizes = options.sizes
-    return SharedState(sizes, map_arena(create_arena_file(sizes), sizes), "bench")
+    file = create_arena_file(sizes)
+    try:
+        return SharedState(sizes, map_arena(file, sizes), "bench")
+    finally:
+        os.close(file)
 
 
 def fill(state: SharedState) -> None:
@@ -130,7 +135,8 @@ class Copier:
         used = [then - was for then, was in zip(await self._cpu_s(), before, strict=True)]
         figures.copier_cpu.append(used[0])
         figures.donor_cpu.append(max(used[1:]))
-        figures.memory_bytes.append(memory.extra_bytes())
+        unseen_bytes = arena_bytes(state.sizes) - memory.shared_bytes()  # written, not looked at
+        figures.memory_bytes.append(memory.extra_bytes() + max(0, unseen_bytes))
         if list(state.heads()) != self.heads:
             raise UserError("the copy is not what the donors have")
         figures.equal.append(await self._fetch_all(self.joiner))
