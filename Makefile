@@ -13,7 +13,7 @@ INSTALLED := .venv/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install test lint types imports pytest gpu format demo bench constraints clean distclean
+.PHONY: help install test lint types imports pytest gpu format demo bench docs reference constraints clean distclean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -55,6 +55,12 @@ demo: install  ## A small run on this machine: master, peers, trainers
 
 bench: install  ## Measure everything into benchmarks/RESULTS.md; as root, some with ARGS='--only lossy'
 	$(BIN)/python -m benchmarks.run $(ARGS)
+
+docs: reference  ## The documentation as a site, build/docs/index.html; warnings are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+reference: install  ## Pages of docs/reference that are made from the code
+	$(BIN)/python tools/reference.py
 
 # A scratch environment, so that only what pyproject.toml asks for gets into the list.
 constraints:  ## Take the newest versions into constraints.txt

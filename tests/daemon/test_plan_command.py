@@ -14,7 +14,9 @@ from holdfast.daemon.cli_plan import COUNT, LATENCY, LINE, STEP_TIME, Quantity
 from holdfast.daemon.exit_codes import ExitCode
 from holdfast.membership.spec import RunSpec
 
-README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text()
+CHOOSING = (ROOT / "docs" / "choosing.md").read_text()
 CASE = ("--params", "30M", "--step-time", "0.1", "--peers", "4", "--bandwidth", "50mbit")
 
 
@@ -122,7 +124,7 @@ def test_a_run_toml_that_is_missing_is_named() -> None:
 
 
 def test_the_example_in_the_papers_is_what_it_prints(tmp_path: Path) -> None:
-    example = re.search(r"<!-- plan: begin.*?-->\n```text\n\$ (.*?)\n(.*?)```", README, re.DOTALL)
+    example = re.search(r"<!-- plan: begin.*?-->\n```text\n\$ (.*?)\n(.*?)```", CHOOSING, re.DOTALL)
     assert example is not None
     (spec,) = re.findall(r"```toml\n(.*?)```", README, re.DOTALL)[:1]
     (tmp_path / "run.toml").write_text(spec)

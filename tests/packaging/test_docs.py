@@ -1,0 +1,102 @@
+"""The documentation: it builds, its reference is what the code says, and what it shows is accepted.
+
+That what it shows also *runs* is in tests/processes/test_pages.py.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from holdfast.daemon.cli import commands
+from holdfast.membership.spec import RunSpec
+from tools import reference
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """Fenced ones, also in lists."""
+    found = re.findall(
+        rf"^( *)```{language}\n(.*?)^ *```", page.read_text(), re.DOTALL | re.MULTILINE
+    )
+    return [re.sub(rf"^{indent}", "", text, flags=re.MULTILINE) for indent, text in found]
+
+
+def typed(text: str) -> list[str]:
+    """The ``holdfast`` commands of a block, as a shell would take them apart."""
+    plain = [re.sub(r"\s+#.*", "", line) for line in text.splitlines()]
+    found = [re.search(r"(?:^|&& |=\S+ )holdfast (?!<)(.*)", line) for line in plain]
+    return [match[1].partition(" | ")[0] for match in found if match]
+
+
+ALL = [(page.name, line) for page in PAGES for block in blocks(page, "sh") for line in typed(block)]
+
+
+@pytest.mark.parametrize("name", reference.PAGES)
+def test_the_reference_is_what_the_code_says(name: str) -> None:
+    made = reference.PAGES[name]()
+    assert (reference.FOLDER / name).read_text() == made, "run `make reference`"
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+    page = (tmp_path / "reference" / "python.html").read_text()
+    assert "rate_scale" in page
+    outside = re.findall(r'<(?:script|link)[^>]+(?:src|href)="(https?:[^"]+)"', page)
+    assert outside == []
+
+
+def test_all_example_specs_are_valid() -> None:
+    found = [block for page in PAGES for block in blocks(page, "toml")]
+    assert len(found) > 3
+    for block in found:
+        RunSpec.parse(block)
+
+
+def test_all_example_scripts_compile() -> None:
+    found = [block for page in PAGES for block in blocks(page, "python")]
+    assert len(found) >= 3
+    for block in found:
+        compile(block, "train.py", "exec")
+
+
+def test_the_commands_of_a_block_are_found() -> None:
+    block = (
+        "holdfast status  # here\n# holdfast x\nA=1 holdfast join x -- python a\nls | grep holdfast"
+    )
+    assert typed(block) == ["status", "join x -- python a"]
+    assert len(ALL) > 30
+
+
+@pytest.mark.parametrize(("page", "line"), ALL)
+def test_every_command_shown_is_one(
+    page: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The options exist and take these values; files are not looked for."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.toml").write_text("")
+    words = shlex.split(line)
+    command: click.Command = commands
+    while isinstance(command, click.Group):
+        name, *words = words
+        assert name in command.commands, f"{page}: holdfast {line}"
+        command = command.commands[name]
+    context = command.make_context(line, words)
+    context.close()
