@@ -191,7 +191,7 @@ class Containers:
     def status(self) -> dict[str, Any]:
         (path,) = (self.folder / "master").rglob("control.json")
         state = str(path.parent)
-        command = [self.image / "holdfast", "status", "--json", "--state", state]
+        command = [str(self.image / "holdfast"), "status", "--json", "--state", state]
         told: dict[str, Any] = json.loads(subprocess.check_output(command))
         return told
 
