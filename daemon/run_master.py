@@ -34,11 +34,12 @@ from ..protocol.network import Party
 from ..protocol.sockets import SocketNetwork
 from .exit_codes import ExitCode
 from .hosts import dialable
-from .http import Json, control_side
 from .master import MasterService
 from .places import make_private
 from .store import JOURNAL_FILE, Store
 from .tasks import wait_for_signals
+from .web.app import Json
+from .web.serve import control_side
 
 log = logging.getLogger("holdfast.master")
 

@@ -28,7 +28,6 @@ from ..protocol.sockets import SocketNetwork
 from .bridge import UnixBridge
 from .checkpointer import Checkpointer
 from .exit_codes import ExitCode
-from .http import Json, control_side
 from .memory import machine_bytes
 from .parts import PeerConfig
 from .peer import PeerService
@@ -37,6 +36,8 @@ from .session import BACKOFF_FIRST_S, BACKOFF_MAX_S, no_master
 from .supervisor import Supervisor, TrainerEnd
 from .tasks import wait_for_signals
 from .training import said_of
+from .web.app import Json
+from .web.serve import control_side
 
 log = logging.getLogger("holdfast.peer")
 

@@ -30,7 +30,7 @@ from ..protocol.messages import (
     Verify,
     VerifyBlocks,
 )
-from .http import Json
+from .web.app import Json
 
 VERIFY_S = 600.0  # for everybody's answer: half a terabyte of state at a gigabyte a second
 LOOK_S = 1.0  # between two looks at who is still there

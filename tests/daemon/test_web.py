@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,7 +12,9 @@ import pytest
 import trio
 
 from holdfast.daemon.exit_codes import ExitCode
-from holdfast.daemon.http import BODY_BYTES_MAX, Json, bind_http, make_app, serve_http
+from holdfast.daemon.web.app import BODY_BYTES_MAX, HEADERS, Json, make_app
+from holdfast.daemon.web.pages import PAGES, Pages
+from holdfast.daemon.web.serve import bind_http, serve_http
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.errors import UserError
 
@@ -23,12 +26,13 @@ AUTHORISED = {"authorization": f"Bearer {TOKEN}"}
 class Things:
     """An application with one read and two actions, and what was done."""
 
-    def __init__(self) -> None:
+    def __init__(self, pages: Pages = PAGES) -> None:
         self.done: list[Json] = []
         self.app = make_app(
             token=TOKEN,
             reads={"status": lambda: {"state": "training", "loss": None}},
             actions={"note": self.note, "refuse": self.refuse},
+            pages=pages,
         )
 
     async def note(self, body: Json) -> Json:
@@ -171,3 +175,48 @@ def _place(url: str) -> tuple[str, int]:
     parsed = httpx.URL(url)
     assert parsed.port is not None
     return parsed.host, parsed.port
+
+
+# ---------------------------------------------------------------- the page
+
+
+async def test_the_page_and_its_files_are_served_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "static").mkdir()
+    (tmp_path / "secret.txt").write_text("secret")
+    (tmp_path / "static" / "index.html").write_text("<title>a page</title>")
+    (tmp_path / "static" / "app.js").write_text("let x = 1;\n" * 200)
+    things = Things(pages=Pages(tmp_path / "static"))
+    page = await things.ask("GET", "/")
+    assert (page.status_code, page.text) == (200, "<title>a page</title>")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    script = await things.ask("GET", "/static/app.js")
+    assert script.text == "let x = 1;\n" * 200
+    assert script.headers["content-encoding"] == "gzip"
+    assert script.headers["content-type"] == "text/javascript; charset=utf-8"
+    plain = await things.ask("GET", "/static/app.js", headers={"accept-encoding": "identity"})
+    assert plain.text == script.text
+    assert "content-encoding" not in plain.headers
+    for path in (
+        "/static/",
+        "/static/none.js",
+        "/static/../secret.txt",
+        "/static/%2e%2e/secret.txt",
+    ):
+        assert (await things.ask("GET", path)).status_code == 404, path
+
+
+async def test_a_file_that_the_browser_has_is_not_sent_again() -> None:
+    things = Things()
+    first = await things.ask("GET", "/")
+    again = await things.ask("GET", "/", headers={"if-none-match": first.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    other = await things.ask("GET", "/", headers={"if-none-match": '"something else"'})
+    assert other.content == first.content
+
+
+@pytest.mark.parametrize("path", ["/", "/api/status", "/healthz", "/nothing", "/static/nothing"])
+async def test_every_answer_forbids_what_is_not_ours(path: str) -> None:
+    headers = (await Things().ask("GET", path)).headers
+    assert all(headers[name] == value for name, value in HEADERS.items())
+    assert "'unsafe-inline'" not in headers["content-security-policy"]
+    assert headers["cache-control"] == ("no-cache" if path == "/" else "no-store")

@@ -1,0 +1,129 @@
+"""The routes of a daemon: JSON about what it does, the page, and the few actions of its owner.
+
+Reading needs no token, since it is bound to loopback unless told otherwise; whatever changes the
+run needs the bearer token from the state directory.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import aclosing
+
+from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ...protocol.errors import UserError
+from .pages import PAGES, Pages
+
+BODY_BYTES_MAX = 65_536  # of a request; actions are a handful of fields
+
+# The page loads nothing from elsewhere and runs nothing that is written into it; a name that somebody
+# gave a machine can therefore do no harm in it.
+HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'; object-src 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+Json = dict[str, object]
+Read = Callable[[], Json]
+Action = Callable[[Json], Awaitable[Json]]
+
+
+def make_app(
+    *,
+    token: str,
+    reads: Mapping[str, Read],
+    actions: Mapping[str, Action],
+    routes: Iterable[BaseRoute] = (),
+    pages: Pages = PAGES,
+) -> ASGIApp:
+    """An application with the page, ``GET /api/NAME`` per read, ``POST /api/NAME`` per action.
+
+    Args:
+      routes: whatever else there is.
+    """
+
+    async def healthz(_request: Request) -> Response:
+        return JSONResponse({"ok": True})
+
+    return _Headed(
+        Starlette(
+            routes=[
+                Route("/healthz", healthz),
+                *pages.routes(),
+                *(_read_route(name, read) for name, read in reads.items()),
+                *(_action_route(name, action, token) for name, action in actions.items()),
+                *routes,
+            ]
+        )
+    )
+
+
+class _Headed:
+    """Sends ``HEADERS`` with every answer, errors too."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def headed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers[name] = value
+                headers.setdefault("Cache-Control", "no-store")
+            await send(message)
+
+        await self.app(scope, receive, headed)
+
+
+def _read_route(name: str, read: Read) -> Route:
+    async def answer(_request: Request) -> Response:
+        return JSONResponse(read())
+
+    return Route(f"/api/{name}", answer, methods=["GET"])
+
+
+def _action_route(name: str, action: Action, token: str) -> Route:
+    async def answer(request: Request) -> Response:
+        given = request.headers.get("authorization", "")
+        if not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
+            return JSONResponse(
+                {"error": "this needs the bearer token of the run's state directory"}, 401
+            )
+        body = await _body(request)
+        if body is None:
+            return JSONResponse({"error": "the body must be a small JSON object"}, 400)
+        try:
+            return JSONResponse(await action(body))
+        except UserError as error:
+            return JSONResponse(
+                {"error": str(error), "hint": error.hint, "exit_code": error.exit_code}, 422
+            )
+
+    return Route(f"/api/{name}", answer, methods=["POST"])
+
+
+async def _body(request: Request) -> Json | None:
+    raw = b""
+    async with aclosing(request.stream()) as stream:
+        async for part in stream:
+            raw += part
+            if len(raw) > BODY_BYTES_MAX:
+                return None
+    if not raw:
+        return {}
+    try:
+        value = json.loads(raw)
+    except (ValueError, RecursionError):  # the latter: deep nesting
+        return None
+    return value if isinstance(value, dict) else None
