@@ -81,6 +81,7 @@ class Conductor:
             round_.declined[member.peer] = "it has trained nothing since its last sync"
             return
         round_.ready[member.peer] = message
+        round_.mark(member.peer, member.name).ready_s = self.context.now_s
         if message.step >= round_.at_step and round_.reached_s is None:
             round_.reached_s = self.context.now_s
             self.clock.reached(round_)
@@ -186,6 +187,7 @@ class Conductor:
         for member in self.contributors():
             if member.peer not in round_.invited:
                 round_.invited.add(member.peer)
+                round_.mark(member.peer, member.name).gone = False
                 self.context.send(
                     member.peer,
                     Open(round_.number, round_.fragment, round_.version, round_.at_step),

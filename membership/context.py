@@ -16,6 +16,7 @@ from .journal import History, JournalRecord
 from .pace import due_step
 from .roster import Member, Roster, waiting_in_line
 from .spec import RunSpec
+from .tally import Tally
 
 DEPARTED_MAX = 64  # members that are gone, kept for people to see what became of them
 EVENTS_MAX = 200  # kept for the dashboard; the log has them all
@@ -30,6 +31,7 @@ class Context:
       settled_s: the time of the last call after which everything that follows was done. What was
         due by then has been; what is due later still has to be, though ``now_s`` may be past it.
       out: effects of the present call, in order.
+      change_count: grows whenever something may look different to people.
     """
 
     def __init__(self, spec: RunSpec, run_id: str, history: History, term: int) -> None:
@@ -44,6 +46,8 @@ class Context:
         self.now_s = 0.0
         self.settled_s = -math.inf
         self.out: list[Effect] = []
+        self.change_count = 0
+        self.tally = Tally(history)
 
     def due_step(self, fragment: int, turn: int) -> int:
         """The run's step at which this fragment is due for the ``turn``-th time, counted from 0."""
@@ -53,6 +57,7 @@ class Context:
 
     def take_effects(self) -> list[Effect]:
         effects, self.out = self.out, []
+        self.change_count += bool(effects)
         return effects
 
     def send(self, peer: str, message: Message) -> None:

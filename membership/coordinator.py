@@ -184,11 +184,12 @@ class Coordinator:
         if self.succession.met(hello.term, hello.nonce, self.context.name(peer)):
             return self._stand_down()
         self._replace_connection(peer, hello)
-        history = self.context.history
+        history, number_before = self.context.history, self.context.history.next_number
         member = new_member(
             peer, hello, grant, self._number(peer, hello), history.fragment_count, now_s, host
         )
         self.context.roster.members[peer] = member
+        self.context.tally.attached(member, known=member.number < number_before)
         self.context.detector.heard(peer, now_s)
         self._taken_over(self.succession.came(peer))
         committed = self._outcomes(hello)
@@ -222,6 +223,7 @@ class Coordinator:
             self._violation(member, f"it sent {type(message).__name__}, which peers never send")
         else:
             handler(member, message)
+        self.context.change_count += 1
         if settle and not isinstance(message, Progress | Measured):
             self._settle()
         return self.context.take_effects()
@@ -333,9 +335,13 @@ class Coordinator:
             ),
         )
 
-    def status(self, now_s: float) -> dict[str, Any]:
-        """Everything a person may want to know, as plain JSON."""
-        return status.describe(self, now_s)
+    def status(self, now_s: float, *, past: bool = True) -> dict[str, Any]:
+        """Everything a person may want to know, as plain JSON.
+
+        Args:
+          past: False: without the rounds and events that were, which are most of it.
+        """
+        return status.describe(self, now_s, past=past)
 
     def validate(self) -> None:
         """Check every invariant; raises ``AssertionError``. For tests, after every call."""
@@ -415,6 +421,7 @@ class Coordinator:
     def _on_progress(self, member: Member, message: Progress) -> None:
         before = member.progress
         member.progress = message
+        self.context.tally.progress(member, message)
         received = before is None or message.bulk_received_bytes > before.bulk_received_bytes
         if received or (before and message.bulk_sent_bytes > before.bulk_sent_bytes):
             self.conductor.course.moved(member)

@@ -87,6 +87,8 @@ class Course:
             self._violation(member, "its manifest is not of the round that it reports")
             return
         attempt.outcomes[member.peer] = Outcome(message.digest, message.manifest)
+        round_ = self.ledger.rounds[message.round]
+        round_.mark(member.peer, member.name).reduced_s = self.context.now_s
         attempt.missed.pop(member.peer, None)
         attempt.blind.pop(member.peer, None)
         if member.peer in attempt.survivors():
@@ -100,12 +102,12 @@ class Course:
     def _reduced_late(self, member: Member, message: Reduced) -> None:
         """A receiver's digest that comes after the decision: it may have another result."""
         round_ = self.ledger.committed(message.round)
-        if (
-            round_ is not None
-            and round_.running().number == message.attempt
-            and round_.digest != message.digest
-        ):
+        if round_ is None or round_.running().number != message.attempt:
+            return
+        if round_.digest != message.digest:
             self._missed(member, message.round, "its result differs from the one committed")
+        elif member.peer in round_.running().receivers:
+            round_.mark(member.peer, member.name).reduced_s = self.context.now_s
 
     def held(self, member: Member, message: Held) -> None:
         """What a receiver holds after it has shut out the lost."""
@@ -219,6 +221,7 @@ class Course:
             plan=plan,
         )
         for peer in receivers:
+            round_.mark(peer, roster.members[peer].name)
             self.context.send(peer, message)
 
     def _receivers(self, adding: set[str], fragment: int) -> tuple[str, ...]:

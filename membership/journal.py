@@ -215,6 +215,7 @@ class History:
     roots: list[dict[int, bytes]] = Factory(list)  # by fragment: version -> root, where known
     commits: dict[int, Commit] = Factory(dict)  # the last commit by fragment
     commit_count: int = 0  # rounds whose results are in the present versions
+    token_count: int = 0  # that went into committed rounds, of all fragments together
     turns: list[int] = Factory(list)  # rounds that each fragment has had; they never go back
     # Fragments of the last commits, oldest first: undone one by one, they lead to earlier states.
     trail: deque[int] = Factory(deque)
@@ -408,6 +409,7 @@ class History:
         self.versions[commit.fragment] += 1
         self.commits[commit.fragment] = commit
         self.commit_count += 1
+        self.token_count += sum(contributor.weight for contributor in commit.contributors)
         self.turns[commit.fragment] += 1
         self.trail.append(commit.fragment)
         self.step = max(self.step, commit.at_step)

@@ -103,6 +103,7 @@ class Ledger:
             self._bad_counts.pop(contributor.peer, None)
         self.backoff.committed()
         self.reductions_s.append(self.context.now_s - round_.closed_s)
+        self.context.tally.committed(round_, self.context.roster)
         self._end(round_, outcome)
 
     def abort(self, round_: Round, reason: str) -> None:

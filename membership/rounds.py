@@ -60,6 +60,27 @@ NEXT_PHASE: dict[tuple[Phase, Turn], Phase] = {
 }
 
 
+class Part(enum.Enum):
+    """What somebody had to do with a round that is over."""
+
+    INVITED = "invited"  # and never answered
+    EXCLUDED = "excluded"  # late, declined or refused
+    LOST = "lost"
+    CONTRIBUTED = "contributed"
+    RECEIVED = "received"  # it added nothing, and got the result or is about to
+    MISSED = "missed"  # it was to get the result
+
+
+@define
+class Mark:
+    """When somebody in a round did what; for people, nothing is decided by it."""
+
+    name: str
+    ready_s: float | None = None
+    reduced_s: float | None = None  # when it had the result
+    gone: bool = False  # before there was a reduction
+
+
 @define
 class Round:
     """One outer step of one fragment."""
@@ -86,6 +107,7 @@ class Round:
     repair_count: int = 0
     rerun_count: int = 0  # from nothing, after the first attempt
     outcome: str = ""  # a sentence, once it is over
+    marks: dict[str, Mark] = Factory(dict)  # by peer: all who were asked or reported
 
     def turn(self, turn: Turn) -> None:
         self.phase = NEXT_PHASE[self.phase, turn]
@@ -96,8 +118,16 @@ class Round:
         self.ready.pop(peer, None)
         self.declined.pop(peer, None)
         self.hurried.pop(peer, None)
+        if why and peer in self.marks:
+            self.marks[peer].gone = True
         if self.attempt is not None:
             self.attempt.forget(peer, why)
+
+    def mark(self, peer: str, name: str) -> Mark:
+        """Where to note what this peer does."""
+        if peer not in self.marks:
+            self.marks[peer] = Mark(name)
+        return self.marks[peer]
 
     def running(self) -> Attempt:
         """The present attempt of a round that has one."""
@@ -140,3 +170,18 @@ def gate_norms(norms: Mapping[str, float]) -> tuple[dict[str, float], dict[str, 
 
 def answered(round_: Round, expected: Collection[str]) -> bool:
     return all(peer in round_.ready or peer in round_.declined for peer in expected)
+
+
+def part_of(round_: Round, peer: str) -> Part:
+    """What this peer had to do with a round that is over; it has a mark there."""
+    attempt, mark = round_.attempt, round_.marks[peer]
+    if mark.gone if attempt is None else peer in attempt.lost:
+        return Part.LOST
+    if peer in round_.declined:
+        return Part.EXCLUDED
+    if attempt is None or peer not in attempt.receivers:
+        return Part.LOST if mark.gone else Part.INVITED
+    if peer in attempt.peers():
+        return Part.CONTRIBUTED
+    missed = peer in attempt.missed or peer in attempt.gone
+    return Part.MISSED if missed and mark.reduced_s is None else Part.RECEIVED

@@ -8,9 +8,10 @@ import attrs
 
 from ..protocol.messages import Contributor, CopyProgress, FragmentHead
 from .attempt import Attempt
+from .headline import headline
 from .keeping_up import said_rate
 from .roster import CopyState, Member, can_contribute, role_of
-from .rounds import Phase, Round, answered
+from .rounds import Phase, Round, answered, part_of
 from .succession import NAMES_SAID_MAX
 from .trainers import state_of
 
@@ -20,8 +21,22 @@ if TYPE_CHECKING:
     from .coordinator import Coordinator
 
 
-def describe(coordinator: Coordinator, now_s: float) -> dict[str, Any]:
+def describe(coordinator: Coordinator, now_s: float, *, past: bool) -> dict[str, Any]:
     """See ``Coordinator.status``. Times are the master's clock or seconds since."""
+    return _present(coordinator, now_s) | (_past(coordinator) if past else {})
+
+
+def _past(coordinator: Coordinator) -> dict[str, Any]:
+    return {
+        "past_rounds": [_past_round(round_) for round_ in coordinator.conductor.ledger.past],
+        "events": [
+            {"kind": e.kind.value, "peer": e.peer, "text": e.text, "at_s": e.at_s}
+            for e in coordinator.context.events
+        ],
+    }
+
+
+def _present(coordinator: Coordinator, now_s: float) -> dict[str, Any]:
     context = coordinator.context
     history, conductor = context.history, coordinator.conductor
     state, why_waiting = _state(coordinator, now_s)
@@ -33,6 +48,7 @@ def describe(coordinator: Coordinator, now_s: float) -> dict[str, Any]:
         "term": context.term,
         "state": state,
         "why_waiting": why_waiting,
+        "headline": headline(coordinator),
         "step": history.step,
         "committed": history.commit_count,
         "aborted": conductor.ledger.abort_count,
@@ -56,14 +72,9 @@ def describe(coordinator: Coordinator, now_s: float) -> dict[str, Any]:
             {**_facts(coordinator, member), "why": reason} for member, reason in context.departed
         ],
         "rounds": [_round(coordinator, r, now_s) for r in conductor.rounds.values()],
-        "past_rounds": [_past(r) for r in conductor.ledger.past],
         "masters": list(history.masters),
         "rewound": history.rewind_count,
         "revoked": dict(history.revoked),
-        "events": [
-            {"kind": e.kind.value, "peer": e.peer, "text": e.text, "at_s": e.at_s}
-            for e in context.events
-        ],
     }
 
 
@@ -349,7 +360,27 @@ def _round(coordinator: Coordinator, round_: Round, now_s: float) -> dict[str, A
     }
 
 
-def _past(round_: Round) -> dict[str, Any]:
+def past_row(round_: Round) -> dict[str, Any]:
+    """A round that is over, with what its members did when: for those who keep it."""
+    return {
+        **_past_round(round_),
+        "marks": {
+            peer: {
+                "name": mark.name,
+                "ready_s": _since(round_, mark.ready_s),
+                "reduced_s": _since(round_, mark.reduced_s),
+                "state": part_of(round_, peer).value,
+            }
+            for peer, mark in round_.marks.items()
+        },
+    }
+
+
+def _since(round_: Round, at_s: float | None) -> float | None:
+    return None if at_s is None else round(at_s - round_.opened_s, 6)
+
+
+def _past_round(round_: Round) -> dict[str, Any]:
     attempt = round_.attempt
     closed_s = round_.closed_s if attempt else round_.ended_s
     return {
