@@ -32,7 +32,7 @@ import trio
 from attrs import define, evolve, field
 
 from ..membership.coordinator import Coordinator, Grant
-from ..membership.effects import Announce, Drop, Effect, Record, Send, StandDown
+from ..membership.effects import Announce, Drop, Effect, Event, Record, Send, StandDown
 from ..membership.journal import JournalRecord
 from ..membership.views import ViewWriter
 from ..protocol.addresses import Address, host_of
@@ -103,6 +103,9 @@ class MasterService:
 
     Args:
       now: the clock that decisions are made by. It may leap ahead of trio's.
+
+    Attributes:
+      announced: called with every event, when what led to it is on disk.
     """
 
     def __init__(
@@ -124,7 +127,8 @@ class MasterService:
         self.bound: Sequence[Address] = ()
         self.sessions: dict[str, Session] = {}
         self._probe = probe
-        self._now = now
+        self.now = now
+        self.announced: Callable[[Event], None] = lambda _event: None
         self._views = ViewWriter()
         # With the connection that each is for; an event: so far all is carried out.
         self._effects: deque[tuple[Effect | trio.Event, Session | None]] = deque()
@@ -161,7 +165,7 @@ class MasterService:
           sooner: its next deadline may be an earlier one after this. Signs of life only put
             deadlines off; looking for the next one costs time that grows with the members.
         """
-        effects = decision(self._now())
+        effects = decision(self.now())
         if any(isinstance(effect, StandDown) for effect in effects):
             self._effects.clear()  # what is not on disk yet is decided by the other one
             self._superseded.set()
@@ -239,7 +243,13 @@ class MasterService:
                     case Drop(code=code, reason=reason) if session is not None:
                         self._dismiss(session, Refused(code, reason))
                     case Announce(event=event):
-                        log.info("%s", event)
+                        log.info(
+                            "%s: %s",
+                            event.kind.value,
+                            event.text,
+                            extra={"kind": event.kind.value, "peer": event.peer},
+                        )
+                        self.announced(event)
                     case trio.Event():
                         effect.set()
             self._work = trio.Event()
@@ -310,10 +320,10 @@ class MasterService:
         while True:
             self._time = trio.Event()
             deadline = self.coordinator.next_deadline_s()
-            with trio.move_on_after(max(deadline - self._now(), TICK_S_MIN)):
+            with trio.move_on_after(max(deadline - self.now(), TICK_S_MIN)):
                 await self._time.wait()
                 continue
-            if self._now() - deadline > self.coordinator.context.spec.heartbeat_s:
+            if self.now() - deadline > self.coordinator.context.spec.heartbeat_s:
                 self.decide(self.coordinator.overslept)
             self.decide(self.coordinator.tick)
 

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import trio
 from attrs import define
+from starlette.routing import Route
 
+from .. import __version__
 from ..membership.coordinator import Coordinator
 from ..membership.journal import (
     TERMS_SKIPPED,
@@ -36,9 +38,13 @@ from .exit_codes import ExitCode
 from .hosts import dialable
 from .master import MasterService
 from .places import make_private
+from .recorder import Recorder
 from .store import JOURNAL_FILE, Store
 from .tasks import wait_for_signals
 from .web.app import Json
+from .web.live import Live
+from .web.metrics import metrics_route
+from .web.past import past_routes
 from .web.serve import control_side
 
 log = logging.getLogger("holdfast.master")
@@ -167,11 +173,28 @@ class Master:
 
     async def run(self) -> None:
         """Serve until a signal or ``stop``."""
+        recorder = await self.network.run_sync(
+            lambda: Recorder.open(self.service, self.options.state)
+        )
+        try:
+            await self._serve(recorder)
+        finally:
+            await trio.to_thread.run_sync(recorder.close)
+
+    async def _serve(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        live = recorder.live = Live(partial(self.status, past=False), self._stamp)
         side = control_side(
             "master",
             self.options.state,
             self.options.http,
             reads={"status": self.status, "invites": lambda: {"invites": self.store.invites()}},
+            why_unready=self.why_unready,
+            routes=[
+                Route("/api/live", live, methods=["GET"]),
+                metrics_route(self.status),
+                *past_routes(recorder.history, self.network),
+            ],
             actions={
                 "invite": self._act_invite,
                 "withdraw": self._act_withdraw,
@@ -188,6 +211,8 @@ class Master:
                 nursery.start_soon(wait_for_signals, self._on_signal)
                 bound = await nursery.start(self.service.run)
                 self._note_start()
+                nursery.start_soon(recorder.run)
+                nursery.start_soon(live.run)
                 nursery.start_soon(serve_http)
                 nursery.start_soon(self._renew_own)
                 self._announce(bound, url)
@@ -232,9 +257,12 @@ class Master:
 
     # ------------------------------------------------------------ what people ask and do
 
-    def status(self) -> Json:
-        """The whole run as JSON."""
-        status: Json = dict(self.coordinator.status(trio.current_time()))
+    def status(self, *, past: bool = True) -> Json:
+        """The whole run as JSON; without ``past`` only as it is now."""
+        status = self.coordinator.status(trio.current_time(), past=past)
+        status["kind"] = "master"
+        status["version"] = __version__
+        status["headline"] = self.recorder.headline(status["headline"])
         stuck = self.service.why_stuck()
         if stuck:
             status["why_waiting"] = stuck
@@ -247,6 +275,16 @@ class Master:
         )
         status["addresses"] = list(self._addresses())
         return status
+
+    def _stamp(self) -> object:
+        """Changes when the status may have changed, but for what only grows old."""
+        return self.coordinator.context.change_count, self.service.why_stuck()
+
+    def why_unready(self) -> str:
+        """Why no round can be committed here; empty: it can."""
+        if self.coordinator.succession.superseded:
+            return self.coordinator.succession.superseded
+        return self.service.why_stuck() or ("" if self.service.bound else "it does not listen yet")
 
     def _addresses(self) -> Sequence[str]:
         return dialable(self.service.bound, self.options.advertise)

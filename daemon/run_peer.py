@@ -12,7 +12,9 @@ from pathlib import Path
 
 import trio
 from attrs import define
+from starlette.routing import Route
 
+from .. import __version__
 from ..checkpoint.checkpoints import CheckpointError
 from ..checkpoint.place import FolderPlace, Place, PlaceError, place_at
 from ..membership.status import copy_row, said_copy
@@ -37,6 +39,8 @@ from .supervisor import Supervisor, TrainerEnd
 from .tasks import wait_for_signals
 from .training import said_of
 from .web.app import Json
+from .web.live import Live
+from .web.metrics import metrics_route
 from .web.serve import control_side
 
 log = logging.getLogger("holdfast.peer")
@@ -234,18 +238,22 @@ class Peer:
             backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
 
     async def _serve(self, service: PeerService) -> None:
+        live = Live(self.status, self.status)
         side = control_side(
             "peer",
             self.options.state,
             self.options.http,
             reads={"status": self.status},
             actions={"leave": self._act_leave, "retry": self._act_retry},
+            why_unready=self.why_unready,
+            routes=[Route("/api/live", live, methods=["GET"]), metrics_route(self.status)],
         )
         with side as (serve_http, url):
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 nursery.start_soon(wait_for_signals, self._on_signal)
                 nursery.start_soon(serve_http)
+                nursery.start_soon(live.run)
                 if self.supervisor is not None:
                     nursery.start_soon(self._supervise, self.supervisor)
                 nursery.start_soon(self._see_out)
@@ -311,6 +319,9 @@ class Peer:
         assert service is not None
         replica, progress = service.replica, service.progress()
         return {
+            "kind": "peer",
+            "version": __version__,
+            "attached": service.session.connected,
             "peer": service.config.me,
             "name": service.config.name,
             "run_id": service.config.run_id,
@@ -361,6 +372,11 @@ class Peer:
             "waited_s": progress.waited_s,
             "stepped_s": progress.stepped_s,
         }
+
+    def why_unready(self) -> str:
+        """Why this peer takes no part in its run now; empty: it does."""
+        assert self.service is not None
+        return "" if self.service.session.connected else "it is not attached to a master"
 
     @staticmethod
     def _checkpoints(checkpointer: Checkpointer) -> Json:

@@ -73,6 +73,7 @@ from .bandwidth import Bandwidths
 from .conductor import Conductor
 from .context import Context, quoted, said
 from .effects import Effect, EventKind, StandDown
+from .headline import headline
 from .journal import (
     History,
     JournalRecord,
@@ -342,6 +343,10 @@ class Coordinator:
           past: False: without the rounds and events that were, which are most of it.
         """
         return status.describe(self, now_s, past=past)
+
+    def headline(self) -> dict[str, Any]:
+        """The run in a few figures."""
+        return headline(self)
 
     def validate(self) -> None:
         """Check every invariant; raises ``AssertionError``. For tests, after every call."""

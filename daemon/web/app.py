@@ -10,17 +10,20 @@ import hmac
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
+from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...protocol.errors import UserError
+from .answers import answer
 from .pages import PAGES, Pages
 
+DESCRIPTION = Path(__file__).with_name("openapi.json")
 BODY_BYTES_MAX = 65_536  # of a request; actions are a handful of fields
 
 # The page loads nothing from elsewhere and runs nothing that is written into it; a name that somebody
@@ -43,22 +46,33 @@ def make_app(
     token: str,
     reads: Mapping[str, Read],
     actions: Mapping[str, Action],
+    why_unready: Callable[[], str] = str,
     routes: Iterable[BaseRoute] = (),
     pages: Pages = PAGES,
 ) -> ASGIApp:
     """An application with the page, ``GET /api/NAME`` per read, ``POST /api/NAME`` per action.
 
     Args:
+      why_unready: why the daemon cannot do its work now; empty: it can.
       routes: whatever else there is.
     """
 
     async def healthz(_request: Request) -> Response:
-        return JSONResponse({"ok": True})
+        return answer({"ok": True})
+
+    async def readyz(_request: Request) -> Response:
+        why = why_unready()
+        return answer({"ready": not why, "why": why}, 503 if why else 200)
+
+    async def description(_request: Request) -> Response:
+        return Response(DESCRIPTION.read_bytes(), media_type="application/json")
 
     return _Headed(
         Starlette(
             routes=[
-                Route("/healthz", healthz),
+                Route("/healthz", healthz, methods=["GET"]),
+                Route("/readyz", readyz, methods=["GET"]),
+                Route("/api/openapi.json", description, methods=["GET"]),
                 *pages.routes(),
                 *(_read_route(name, read) for name, read in reads.items()),
                 *(_action_route(name, action, token) for name, action in actions.items()),
@@ -87,30 +101,30 @@ class _Headed:
 
 
 def _read_route(name: str, read: Read) -> Route:
-    async def answer(_request: Request) -> Response:
-        return JSONResponse(read())
+    async def handle(_request: Request) -> Response:
+        return answer(read())
 
-    return Route(f"/api/{name}", answer, methods=["GET"])
+    return Route(f"/api/{name}", handle, methods=["GET"])
 
 
 def _action_route(name: str, action: Action, token: str) -> Route:
-    async def answer(request: Request) -> Response:
+    async def handle(request: Request) -> Response:
         given = request.headers.get("authorization", "")
         if not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
-            return JSONResponse(
+            return answer(
                 {"error": "this needs the bearer token of the run's state directory"}, 401
             )
         body = await _body(request)
         if body is None:
-            return JSONResponse({"error": "the body must be a small JSON object"}, 400)
+            return answer({"error": "the body must be a small JSON object"}, 400)
         try:
-            return JSONResponse(await action(body))
+            return answer(await action(body))
         except UserError as error:
-            return JSONResponse(
+            return answer(
                 {"error": str(error), "hint": error.hint, "exit_code": error.exit_code}, 422
             )
 
-    return Route(f"/api/{name}", answer, methods=["POST"])
+    return Route(f"/api/{name}", handle, methods=["POST"])
 
 
 async def _body(request: Request) -> Json | None:

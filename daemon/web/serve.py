@@ -58,6 +58,7 @@ def control_side(
     *,
     reads: Mapping[str, Read],
     actions: Mapping[str, Action],
+    why_unready: Callable[[], str],
     routes: Iterable[BaseRoute] = (),
 ) -> Iterator[tuple[Callable[[], Awaitable[None]], str]]:
     """Bind a daemon's HTTP side and let commands find it, with a bearer token made for this life.
@@ -70,7 +71,9 @@ def control_side(
     """
     listener, url = bind_http(address)
     token = secrets.token_urlsafe(TOKEN_BYTES)
-    app = make_app(token=token, reads=reads, actions=actions, routes=routes)
+    app = make_app(
+        token=token, reads=reads, actions=actions, why_unready=why_unready, routes=routes
+    )
     with listener, published(state, Control(kind, url, token, os.getpid())):
         yield partial(serve_http, app, listener), url
 

@@ -1,0 +1,232 @@
+"""What the master keeps and shows of a run while it goes on; nothing is decided here.
+
+    MasterService --events--.                    .--> History   the curve, rounds, events
+                             >-- look, a second --+--> EventLog  events as lines
+    Coordinator --state-----'                    '--> Live      whoever has a page open
+
+Once a second it looks whether anything has changed. If so, it takes what rounds have ended, a point
+of the curve if it is time for one, and the events since, and has a thread write them.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import attrs
+import trio
+
+from ..membership.effects import Event
+from ..membership.rounds import Round
+from ..membership.status import past_row
+from .event_log import EVENT_LOG_FILE, EventLog
+from .history import COLUMNS, HISTORY_FILE, History, PastEvent, Point
+from .master import MasterService
+from .web.answers import compact
+
+log = logging.getLogger("holdfast.master")
+
+LOOK_S = 1.0
+POINT_S = 2.0  # between two points of the curve
+WARNINGS_MAX = 8  # of the files, between two looks
+EVENTS_WAITING_MAX = 10_000  # for a disk that takes its time; the oldest are left out
+
+Json = dict[str, Any]
+
+
+class Stream(Protocol):
+    """Where rows are published: see ``web.live``."""
+
+    def publish(self, kind: str, row: object) -> None: ...
+
+
+class Recorder:
+    """One per master.
+
+    Args:
+      warnings: what its files have to say, from whatever thread; it becomes events.
+      wall_clock: unix seconds; for people only.
+    """
+
+    def __init__(
+        self,
+        service: MasterService,
+        history: History,
+        event_log: EventLog,
+        warnings: deque[str],
+        *,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._service = service
+        self._context = service.coordinator.context
+        self._history = history
+        self._event_log = event_log
+        self._warnings = warnings
+        self._wall_clock = wall_clock
+        self.live: Stream | None = None
+        self._seen_count = -1
+        self._last_round: Round | None = None  # that was taken
+        self._events: list[PastEvent] = []
+        self._rounds: list[tuple[int, bytes]] = []
+        self._points: list[Point] = []
+        # What earlier masters have come to, as far as it is known.
+        self._before = history.last_point()
+        self._last: Point | None = None  # of this master
+        self._next_id = history.last_event_id() + 1
+        if self._before is not None:
+            now = wall_clock()
+            self._points.append(Point(now, gap_s=max(0.0, now - self._before.at)))
+        service.announced = self._announced
+
+    @classmethod
+    def open(cls, service: MasterService, state: Path) -> Recorder:
+        """With the files of a state directory. Waits for the disk."""
+        warnings: deque[str] = deque(maxlen=WARNINGS_MAX)
+        return cls(
+            service,
+            History(state / HISTORY_FILE, warnings.append),
+            EventLog(state / EVENT_LOG_FILE, warnings.append),
+            warnings,
+        )
+
+    # ------------------------------------------------------------ while the run goes on
+
+    async def run(self) -> None:
+        """Look again and again, until cancelled; ``close`` keeps what came last."""
+        while True:
+            self.look()
+            if self._points or self._rounds or self._events:
+                await self._service.network.run_sync(self._take())
+            await trio.sleep(LOOK_S)
+
+    def close(self) -> None:
+        """Write what there is. Waits for the disk."""
+        self.look()
+        self._take()()
+        self._history.close()
+        self._event_log.close()
+
+    def look(self) -> None:
+        """See what has changed, and put it where it is to be written from."""
+        while self._warnings:
+            text = self._warnings.popleft()
+            log.warning("%s", text)
+            self._service.decide(partial(self._service.coordinator.note, text))
+        count = self._context.change_count
+        if count == self._seen_count:
+            return
+        self._take_rounds()
+        now = self._wall_clock()
+        if self._last is not None and now - self._last.at < POINT_S:
+            return  # looked at again, for the last change may be the last for long
+        self._seen_count = count
+        self._take_point(now)
+
+    @property
+    def history(self) -> History:
+        return self._history
+
+    def _take(self) -> Callable[[], None]:
+        """The work of a thread."""
+        points, rounds, events = self._points, self._rounds, self._events
+        self._points, self._rounds, self._events = [], [], []
+        return partial(self._write, points, rounds, events)
+
+    def _write(
+        self, points: list[Point], rounds: list[tuple[int, bytes]], events: list[PastEvent]
+    ) -> None:
+        self._history.write(points, rounds, events)
+        self._event_log.write(events)
+
+    # ------------------------------------------------------------ events
+
+    def _announced(self, event: Event) -> None:
+        context = self._context
+        member = context.roster.get(event.peer) if event.peer else None
+        known = member or (context.history.admitted.get(event.peer) if event.peer else None)
+        past = PastEvent(
+            self._next_id,
+            self._at(event.at_s),
+            event.kind.value,
+            event.peer,
+            known.name if known is not None else "",
+            event.text,
+        )
+        self._next_id += 1
+        self._events.append(past)
+        if len(self._events) > EVENTS_WAITING_MAX:
+            del self._events[0]
+        if self.live is not None:
+            self.live.publish("log", attrs.asdict(past))
+
+    def _at(self, at_s: float) -> float:
+        """The master's clock as unix seconds."""
+        return self._wall_clock() - (self._service.now() - at_s)
+
+    # ------------------------------------------------------------ rounds
+
+    def _take_rounds(self) -> None:
+        ended: list[Round] = []
+        for round_ in reversed(self._service.coordinator.conductor.ledger.past):
+            if round_ is self._last_round:
+                break
+            ended.append(round_)
+        for round_ in reversed(ended):
+            self._last_round = round_
+            row = self._row(round_)
+            self._rounds.append((round_.number, compact(row)))
+            if self.live is not None:
+                self.live.publish("round", row)
+
+    def _row(self, round_: Round) -> Json:
+        return {
+            **past_row(round_),
+            "opened_at": self._at(round_.opened_s),
+            "ended_at": self._at(round_.ended_s),
+        }
+
+    # ------------------------------------------------------------ the curve
+
+    def headline(self, told: Json) -> Json:
+        """A headline of this master with what earlier ones have come to."""
+        before = self._before
+        if before is None:
+            return told
+        return {
+            **told,
+            "sent_bytes": told["sent_bytes"] + (before.sent_bytes or 0),
+            "saved_bytes": told["saved_bytes"] + (before.saved_bytes or 0),
+        }
+
+    def _take_point(self, now: float) -> None:
+        told = self.headline(self._service.coordinator.headline())
+        point = Point(
+            now,
+            told["step"],
+            told["rounds"],
+            told["loss"],
+            told["loss_min"],
+            told["loss_max"],
+            told["tokens_per_s"],
+            told["utilisation"],
+            len(self._context.roster),
+            told["sent_bytes"],
+            told["saved_bytes"],
+        )
+        if self._last is not None and now - self._last.at > 2 * POINT_S:
+            # It stayed as it was for so long: no line may lead there from before.
+            self._points.append(attrs.evolve(self._last, at=now - POINT_S))
+        self._last = point
+        self._points.append(point)
+        if self.live is not None:
+            self.live.publish("point", point_row(point))
+
+
+def point_row(point: Point) -> Json:
+    """As in ``GET /api/history``, one row."""
+    return {name: getattr(point, name) for name in COLUMNS}

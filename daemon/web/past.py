@@ -1,0 +1,109 @@
+"""What a run was like, over HTTP: its curve, its rounds, its events."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import attrs
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ...protocol.network import Network
+from ..history import History, as_columns
+from .answers import answer
+
+POINTS_MIN, POINTS_MAX, POINTS_DEFAULT = 10, 5_000, 600
+ROUNDS_ANSWER_MAX, ROUNDS_DEFAULT = 200, 50
+EVENTS_ANSWER_MAX, EVENTS_DEFAULT = 1_000, 200
+TEXT_CHARS_MAX = 200  # to look for
+AT_MAX = 1e11  # unix seconds: the year 5138
+COUNT_MAX = 2**53  # what JavaScript can count to
+
+
+class QueryError(ValueError):
+    """A query that nobody can answer; its text is for people."""
+
+
+class Query:
+    """The part of an address behind the question mark, each value read once.
+
+    Raises:
+      QueryError: from every method, for what cannot be meant.
+    """
+
+    def __init__(self, given: Mapping[str, str], known: tuple[str, ...]) -> None:
+        unknown = [name for name in given if name not in known]
+        if unknown:
+            raise QueryError(f"no such parameter: {unknown[0]!r}; there are {', '.join(known)}")
+        self._given = given
+
+    def count(self, name: str, default: int, lowest: int, highest: int) -> int:
+        text = self._given.get(name)
+        if text is None:
+            return default
+        if not text.isdecimal() or not lowest <= int(text[:20]) <= highest:
+            raise QueryError(f"{name} must be a number from {lowest} to {highest}")
+        return int(text)
+
+    def before(self) -> int | None:
+        return self.count("before", 0, 1, COUNT_MAX) or None
+
+    def time(self, name: str) -> float | None:
+        text = self._given.get(name)
+        if text is None:
+            return None
+        try:
+            at = float(text)
+        except ValueError:
+            at = math.nan
+        if not 0.0 <= at <= AT_MAX:
+            raise QueryError(f"{name} must be a time in unix seconds")
+        return at
+
+    def text(self, name: str) -> str:
+        text = self._given.get(name, "")
+        if len(text) > TEXT_CHARS_MAX:
+            raise QueryError(f"{name} must have at most {TEXT_CHARS_MAX} characters")
+        return text
+
+
+def past_routes(history: History, network: Network) -> list[Route]:
+    """Routes that ask the file in a thread."""
+
+    def route(name: str, known: tuple[str, ...], ask: Callable[[Query], Response]) -> Route:
+        async def handle(request: Request) -> Response:
+            try:
+                query = Query(request.query_params, known)
+                return await network.run_sync(lambda: ask(query))
+            except QueryError as error:
+                return answer({"error": str(error)}, 400)
+
+        return Route(f"/api/{name}", handle, methods=["GET"])
+
+    def points(query: Query) -> Response:
+        count = query.count("points", POINTS_DEFAULT, POINTS_MIN, POINTS_MAX)
+        from_at, to_at = query.time("from"), query.time("to")
+        columns = as_columns(history.points(count, from_at, to_at))
+        at = columns["at"]
+        return answer(
+            {"columns": columns, "from": at[0] if at else None, "to": at[-1] if at else None}
+        )
+
+    def rounds(query: Query) -> Response:
+        count = query.count("limit", ROUNDS_DEFAULT, 1, ROUNDS_ANSWER_MAX)
+        rows = b",".join(history.rounds(count, query.before()))  # they are JSON already
+        return Response(b'{"rounds":[%s]}' % rows, media_type="application/json")
+
+    def events(query: Query) -> Response:
+        count = query.count("limit", EVENTS_DEFAULT, 1, EVENTS_ANSWER_MAX)
+        kinds = [kind for kind in query.text("kind").split(",") if kind]
+        found = history.events(count, query.before(), kinds, query.text("text"))
+        return answer({"events": [attrs.asdict(event) for event in found]})
+
+    return [
+        route("history", ("points", "from", "to"), points),
+        route("rounds", ("limit", "before"), rounds),
+        route("events", ("limit", "before", "kind", "text"), events),
+    ]
