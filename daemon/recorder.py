@@ -84,7 +84,9 @@ class Recorder:
         service.announced = self._announced
 
     @classmethod
-    def open(cls, service: MasterService, state: Path) -> Recorder:
+    def open(
+        cls, service: MasterService, state: Path, *, wall_clock: Callable[[], float] = time.time
+    ) -> Recorder:
         """With the files of a state directory. Waits for the disk."""
         warnings: deque[str] = deque(maxlen=WARNINGS_MAX)
         return cls(
@@ -92,6 +94,7 @@ class Recorder:
             History(state / HISTORY_FILE, warnings.append),
             EventLog(state / EVENT_LOG_FILE, warnings.append),
             warnings,
+            wall_clock=wall_clock,
         )
 
     # ------------------------------------------------------------ while the run goes on

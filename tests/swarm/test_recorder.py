@@ -1,0 +1,262 @@
+"""What is kept and shown of whole runs, in virtual time: production master, peers, history and files."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import trio
+
+from holdfast.daemon import event_log
+from holdfast.daemon.event_log import EVENT_LOG_FILE, EventLog, line_of
+from holdfast.daemon.history import HISTORY_FILE, PastEvent, as_columns
+from holdfast.daemon.recorder import LOOK_S, POINT_S, Recorder
+from holdfast.daemon.simulation.swarm import Swarm
+from holdfast.daemon.web.answers import compact
+from holdfast.daemon.web.app import DESCRIPTION
+from holdfast.protocol.messages import Role
+
+SPEC = """
+[run]
+name = "recorded"
+[diloco]
+sync_every = 4
+[membership]
+contributors = 3
+min_members = 2
+deadline_s = 3
+grace_s = 1
+"""
+BEGAN_AT = 1e9
+
+
+def wall_clock() -> float:
+    return BEGAN_AT + trio.current_time()
+
+
+def check_schema(name: str, value: object) -> None:
+    """The value is what the API's description calls this."""
+    document = json.loads(DESCRIPTION.read_text())
+    schema = {**document, "$ref": f"#/components/schemas/{name}"}
+    jsonschema.Draft202012Validator(schema).validate(json.loads(compact(value)))
+
+
+class Stage:
+    """A swarm, and who records it."""
+
+    def __init__(self, swarm: Swarm, folder: Path) -> None:
+        self.swarm = swarm
+        self.folder = folder
+        self.published: list[tuple[str, Any]] = []
+        self.scope = trio.CancelScope()
+
+    def record(self) -> None:
+        """Have the present master recorded, as a process would."""
+        assert self.swarm.master is not None
+        self.recorder = Recorder.open(self.swarm.master, self.folder, wall_clock=wall_clock)
+        self.recorder.live = self
+        self.scope = trio.CancelScope()
+        self.swarm.nursery.start_soon(self._run, self.recorder, self.scope)
+
+    @staticmethod
+    async def _run(recorder: Recorder, scope: trio.CancelScope) -> None:
+        with scope:
+            await recorder.run()
+
+    def publish(self, kind: str, row: object) -> None:
+        self.published.append((kind, row))
+
+    async def restart_master(self) -> None:
+        self.swarm.crash_master()
+        self.scope.cancel()
+        await trio.sleep(0.01)
+        self.recorder.close()
+        await trio.sleep(20)
+        await self.swarm.start_master()
+        self.record()
+
+    def rounds(self) -> list[dict[str, Any]]:
+        """As they are kept, oldest first."""
+        return [json.loads(row) for row in reversed(self.recorder.history.rounds(200, None))]
+
+    def columns(self) -> dict[str, list[Any]]:
+        return as_columns(self.recorder.history.points(5_000, None, None))
+
+    def events(self) -> list[PastEvent]:
+        return self.recorder.history.events(1_000, None)[::-1]
+
+    async def commit(self, count: int) -> None:
+        target = self.swarm.committed + count
+        await self.swarm.until(lambda: self.swarm.committed >= target)
+        await trio.sleep(2 * LOOK_S)
+
+
+@asynccontextmanager
+async def a_stage(folder: Path, names: str = "abc", spares: str = "") -> AsyncIterator[Stage]:
+    async with trio.open_nursery() as nursery:
+        swarm = Swarm(nursery, SPEC)
+        await swarm.start_master()
+        stage = Stage(swarm, folder)
+        stage.record()
+        for name in names:
+            swarm.add_peer(name)
+        for name in spares:
+            swarm.add_peer(name, role=Role.SPARE)
+        await swarm.until(lambda: swarm.committed >= 1 and all(map(swarm.in_sync, names + spares)))
+        try:
+            yield stage
+        finally:
+            stage.recorder.close()
+        nursery.cancel_scope.cancel()
+
+
+async def test_every_round_is_kept_with_who_did_what_when(tmp_path: Path) -> None:
+    async with a_stage(tmp_path, "abc", "d") as stage:
+        await stage.commit(3)
+        stage.swarm.crash("c")
+        await stage.commit(3)
+        rows = stage.rounds()
+        committed = [row["round"] for row in rows if row["outcome"] == "committed"]
+        made = [commit.round for commit in stage.swarm.witness.commits]
+        assert committed == made[: len(committed)]
+        assert len(committed) > 6
+        for row in rows:
+            check_schema("RecordedRound", row)
+            assert row["ended_at"] - row["opened_at"] == pytest.approx(
+                row["open_s"] + row["reduce_s"]
+            )
+            for mark in row["marks"].values():
+                if mark["state"] == "contributed":
+                    assert 0.0 <= mark["ready_s"] <= row["open_s"] + 1e-6
+                    assert row["open_s"] <= mark["reduced_s"] + 1e-6
+                    assert mark["reduced_s"] <= row["open_s"] + row["reduce_s"] + 1e-6
+        states = [{m["name"]: m["state"] for m in row["marks"].values()} for row in rows]
+        assert {
+            "a": "contributed",
+            "b": "contributed",
+            "c": "contributed",
+            "d": "received",
+        } in states
+        assert any(state.get("c") == "lost" for state in states)
+        assert states[-1] == {"a": "contributed", "b": "contributed", "d": "contributed"}
+        assert [row for kind, row in stage.published if kind == "round"] == rows
+
+
+async def test_events_are_in_the_history_the_log_and_the_stream(tmp_path: Path) -> None:
+    async with a_stage(tmp_path) as stage:
+        stage.swarm.crash("c")
+        await stage.commit(2)
+        events = stage.events()
+        assert [event.id for event in events] == list(range(1, len(events) + 1))
+        gone = next(event for event in events if event.kind == "leave")
+        assert gone.name == "c"
+        assert gone.peer == stage.swarm.peers["c"].peer
+        assert BEGAN_AT < gone.at < wall_clock()
+        log = (tmp_path / EVENT_LOG_FILE).read_text().splitlines()
+        assert log == [line_of(event) for event in events]
+        assert json.loads(log[-1]).keys() == {"at", "kind", "peer", "name", "text"}
+        told = [row for kind, row in stage.published if kind == "log"]
+        assert [row["id"] for row in told] == [event.id for event in events]
+        for row in told:
+            check_schema("Event", row)
+
+
+async def test_the_curve_goes_with_the_run(tmp_path: Path) -> None:
+    async with a_stage(tmp_path) as stage:
+        await trio.sleep(12)
+        columns = stage.columns()
+        at = columns["at"]
+        assert len(at) >= 5
+        assert all(later - earlier >= POINT_S - 1e-6 for earlier, later in itertools.pairwise(at))
+        assert columns["rounds"] == sorted(columns["rounds"])
+        assert columns["sent_bytes"] == sorted(columns["sent_bytes"])
+        assert columns["members"][-1] == 3
+        points = [row for kind, row in stage.published if kind == "point"]
+        assert [row["at"] for row in points] == at
+        for row in points:
+            check_schema("Point", row)
+
+
+async def test_nothing_is_written_while_nothing_changes(tmp_path: Path) -> None:
+    async with a_stage(tmp_path) as stage:
+        assert stage.swarm.master is not None
+        stage.swarm.master.decide(stage.swarm.master.coordinator.pause)
+        await trio.sleep(10)
+        kept, published = stage.columns(), len(stage.published)
+        lines = (tmp_path / EVENT_LOG_FILE).read_text()
+        await trio.sleep(20)
+        assert stage.columns() == kept
+        assert len(stage.published) == published
+        assert (tmp_path / EVENT_LOG_FILE).read_text() == lines
+        paused_at = wall_clock()
+        stage.swarm.master.decide(stage.swarm.master.coordinator.resume)
+        await stage.commit(2)
+        columns = stage.columns()
+        after = next(i for i, at in enumerate(columns["at"]) if at > paused_at - 2 * POINT_S)
+        assert columns["at"][after] < paused_at + LOOK_S, "the line stays level until then"
+        assert columns["rounds"][after] == kept["rounds"][-1]
+
+
+async def test_a_master_that_starts_again_goes_on_with_the_history(tmp_path: Path) -> None:
+    async with a_stage(tmp_path) as stage:
+        await stage.commit(5)
+        before, rounds, events = stage.columns(), stage.rounds(), stage.events()
+        await stage.restart_master()
+        await trio.sleep(12)
+        columns = stage.columns()
+        count = columns["rounds"].index(None, len(before["at"]))
+        assert count - len(before["at"]) <= 1
+        hole = {name: column[count] for name, column in columns.items()}
+        assert hole.pop("at") > before["at"][-1] + 15.0
+        assert set(hole.values()) == {None}
+        assert columns["sent_bytes"][count + 1] >= before["sent_bytes"][-1] > 0
+        assert columns["sent_bytes"][-1] > before["sent_bytes"][-1]
+        assert stage.rounds()[: len(rounds)] == rounds
+        numbers = [row["round"] for row in stage.rounds()]
+        assert numbers == sorted(set(numbers))
+        assert stage.events()[: len(events)] == events
+        ids = [event.id for event in stage.events()]
+        assert ids == list(range(1, len(ids) + 1))
+
+
+async def test_a_damaged_history_is_an_event_and_no_more(tmp_path: Path) -> None:
+    (tmp_path / HISTORY_FILE).write_bytes(b"no database at all, " * 500)
+    async with a_stage(tmp_path) as stage:
+        await stage.commit(2)
+        assert len(stage.rounds()) >= 2
+        (told,) = [event for event in stage.events() if "history" in event.text]
+        assert "damaged-1" in told.text
+
+
+async def test_files_that_cannot_be_written_cost_the_run_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "not there"
+    async with a_stage(folder) as stage:
+        await stage.commit(3)
+        assert len(stage.rounds()) >= 3, "kept in memory"
+        told = [event.text for event in stage.events() if str(folder) in event.text]
+        assert len(told) == 2
+
+
+# ---------------------------------------------------------------- the log's file
+
+
+def test_a_log_that_has_grown_is_turned_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_log, "LOG_BYTES_MAX", 10_000)
+    log = EventLog(tmp_path / EVENT_LOG_FILE)
+    events = [PastEvent(i, 1e9 + i, "join", None, "", f"événement {i}") for i in range(2_000)]
+    log.write(events)
+    log.close()
+    files = sorted(path.name for path in tmp_path.iterdir())
+    assert files == [EVENT_LOG_FILE, *(f"{EVENT_LOG_FILE}.{i}" for i in range(1, 5))]
+    assert all(path.stat().st_size <= 10_000 for path in tmp_path.iterdir())
+    oldest_first = [*(f"{EVENT_LOG_FILE}.{i}" for i in (4, 3, 2, 1)), EVENT_LOG_FILE]
+    lines = "".join((tmp_path / name).read_text() for name in oldest_first).splitlines()
+    assert lines == [line_of(event) for event in events[-len(lines) :]]
