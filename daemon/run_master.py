@@ -179,7 +179,8 @@ class Master:
         try:
             await self._serve(recorder)
         finally:
-            await trio.to_thread.run_sync(recorder.close)
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(recorder.close)
 
     async def _serve(self, recorder: Recorder) -> None:
         self.recorder = recorder

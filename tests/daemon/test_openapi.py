@@ -1,0 +1,253 @@
+"""The API's description says what real daemons answer: their routes, and the form of every answer."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jsonschema
+import openapi_spec_validator
+import pytest
+import trio
+from prometheus_client.parser import text_string_to_metric_families
+from starlette.routing import Route
+
+import holdfast
+from holdfast.daemon.run_master import Master, MasterOptions
+from holdfast.daemon.run_peer import Peer, PeerOptions
+from holdfast.daemon.web import serve
+from holdfast.daemon.web.app import DESCRIPTION, make_app
+from holdfast.protocol.addresses import Address
+from holdfast.protocol.invite import Invite
+from holdfast.protocol.messages import Role
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENT: dict[str, Any] = json.loads(DESCRIPTION.read_text())
+LOOPBACK = Address("127.0.0.1", 0)
+GRAFANA = ROOT / "docker" / "grafana" / "holdfast.json"
+SPEC = '[run]\nname = "described"\nrounds = 5\n'
+
+
+class Daemon:
+    """A daemon that runs in this process, on loopback."""
+
+    def __init__(self, kind: str, state: Path, routes: list[Route]) -> None:
+        control = json.loads((state / "control.json").read_text())
+        self.kind = kind
+        self.url: str = control["url"]
+        self.token: str = control["token"]
+        self.routes = {
+            (method, route.path.replace(":path", ""))
+            for route in routes
+            for method in (route.methods or set()) - {"HEAD"}
+        }
+
+    async def ask(self, method: str, path: str, **more: Any) -> httpx.Response:
+        async with httpx.AsyncClient(timeout=20.0) as client:
+            return await client.request(method, f"{self.url}{path}", **more)
+
+    async def act(self, name: str, body: object) -> httpx.Response:
+        headers = {"authorization": f"Bearer {self.token}"}
+        return await self.ask("POST", f"/api/{name}", json=body, headers=headers)
+
+
+@asynccontextmanager
+async def daemons(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[Daemon, Daemon]]:
+    """A master, and a peer that has attached to it."""
+    made: list[Any] = []
+
+    def noted(**options: Any) -> Any:
+        made.append(make_app(**options))
+        return made[-1]
+
+    monkeypatch.setattr(serve, "make_app", noted)
+    (tmp_path / "run.toml").write_text(SPEC)
+    options = MasterOptions(
+        tmp_path / "run.toml", tmp_path / "master", [LOOPBACK], [], LOOPBACK, invite=False
+    )
+    async with trio.open_nursery() as nursery:
+        master = Master(options, lambda _line: None)
+        nursery.start_soon(master.run)
+        await appears(tmp_path / "master" / "control.json")
+        while not master.service.bound:
+            await trio.sleep(0.02)
+        invite = Invite.decode(master.make_invite(Role.CONTRIBUTOR, True, 1, 1.0))
+        peer = Peer(
+            PeerOptions(invite, (), "alder", tmp_path / "peer", [LOOPBACK], [], LOOPBACK),
+            lambda _line: None,
+        )
+        nursery.start_soon(peer.run)
+        await appears(tmp_path / "peer" / "control.json")
+        found = [
+            Daemon(kind, tmp_path / kind, app.app.routes)
+            for kind, app in zip(("master", "peer"), made, strict=True)
+        ]
+        await until_ready(found[1])
+        yield found[0], found[1]
+        nursery.cancel_scope.cancel()
+
+
+async def appears(path: Path) -> None:
+    while not path.exists() or not path.read_text():
+        await trio.sleep(0.02)
+
+
+async def until_ready(daemon: Daemon) -> None:
+    while (await daemon.ask("GET", "/readyz")).status_code != 200:
+        await trio.sleep(0.05)
+
+
+def operations(kind: str) -> dict[tuple[str, str], dict[str, Any]]:
+    """What this kind of daemon is said to answer."""
+    return {
+        (method.upper(), path): operation
+        for path, methods in DOCUMENT["paths"].items()
+        for method, operation in methods.items()
+        if kind in operation["tags"]
+    }
+
+
+def check(operation: dict[str, Any], response: httpx.Response) -> None:
+    """The answer is one of those described, in the form described."""
+    described = operation["responses"].get(str(response.status_code))
+    assert described is not None, f"{response.url}: {response.status_code} {response.text}"
+    if "content" not in described:
+        return
+    ((media_type, content),) = described["content"].items()
+    assert response.headers["content-type"].split(";")[0] == media_type
+    if media_type == "application/json":
+        check_schema(content["schema"], response.json())
+
+
+def check_schema(schema: dict[str, Any], value: object) -> None:
+    jsonschema.Draft202012Validator({**DOCUMENT, **schema}).validate(value)
+
+
+async def first_frames(daemon: Daemon, until: str) -> str:
+    """What the live stream says, up to there."""
+    place = httpx.URL(daemon.url)
+    assert place.port is not None
+    stream = await trio.open_tcp_stream(place.host, place.port)
+    text = ""
+    async with stream:
+        # Of version 1.0, so that the answer comes as it is, not in chunks.
+        await stream.send_all(b"GET /api/live HTTP/1.0\r\nhost: here\r\n\r\n")
+        async for part in stream:
+            text += part.decode()
+            if until in text:
+                break
+    head, _, body = text.partition("\r\n\r\n")
+    assert "content-type: text/event-stream; charset=utf-8" in head
+    return body
+
+
+def test_the_description_is_valid() -> None:
+    openapi_spec_validator.validate(DOCUMENT)
+    assert DOCUMENT["info"]["version"] == holdfast.__version__
+
+
+@pytest.mark.real_time
+async def test_daemons_answer_as_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with daemons(tmp_path, monkeypatch) as both:
+        master, _peer = both
+        await master.act("invite", {})
+        for daemon in both:
+            described = operations(daemon.kind)
+            assert daemon.routes == set(described), "what is served is described, and no more"
+            for (method, path), operation in described.items():
+                if path == "/api/live":
+                    continue
+                if method == "GET":
+                    here = path.replace("{name}", "nothing")
+                    check(operation, await daemon.ask("GET", here))
+                    if operation.get("parameters") and "/api/" in path:
+                        check(operation, await daemon.ask("GET", f"{path}?nonsense=1"))
+                    continue
+                response = await daemon.ask("POST", path, json={})
+                assert response.status_code == 401, path
+                check(operation, response)
+                response = await daemon.act(path.removeprefix("/api/"), [])
+                assert response.status_code == 400, path
+                check(operation, response)
+        for name, body, status in (
+            ("invite", {"uses": 2}, 200),
+            ("invite", {"uses": 0}, 422),
+            ("withdraw", {"id": "nobody"}, 422),
+            ("kick", {"peer": "nobody"}, 422),
+            ("verify", {}, 422),  # the run has no weights
+            ("pause", {}, 200),
+            ("resume", {}, 200),
+        ):
+            response = await master.act(name, body)
+            assert response.status_code == status, (name, response.text)
+            check(operations("master")["POST", f"/api/{name}"], response)
+        check(operations("peer")["POST", "/api/retry"], await both[1].act("retry", {}))
+        response = await master.act("kick", {"peer": "alder"})
+        check(operations("master")["POST", "/api/kick"], response)
+
+
+@pytest.mark.real_time
+async def test_the_live_stream_tells_what_is_so_and_what_happens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with daemons(tmp_path, monkeypatch) as (master, peer):
+        heard: dict[str, str] = {}
+
+        async def listen(daemon: Daemon, until: str) -> None:
+            heard[daemon.kind] = await first_frames(daemon, until)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(listen, master, '"text":"paused"')
+            nursery.start_soon(listen, peer, "event: status\ndata: {")
+            await trio.sleep(0.3)
+            await master.act("pause", {})
+        kinds = {"status": "MasterNow", "log": "Event", "point": "Point"}
+        frames = [frame.split("\n") for frame in heard["master"].split("\n\n") if "data" in frame]
+        said = [(frame[0].removeprefix("event: "), frame[1]) for frame in frames]
+        assert said[0][0] == "status"
+        assert ("log", True) in {(kind, '"paused"' in data) for kind, data in said}
+        for kind, data in said[:-1]:
+            check_schema(
+                {"$ref": f"#/components/schemas/{kinds[kind]}"},
+                json.loads(data.removeprefix("data: ")),
+            )
+
+
+@pytest.mark.real_time
+async def test_metrics_are_prometheus_and_grafana_asks_for_what_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with daemons(tmp_path, monkeypatch) as both:
+        texts = [(await daemon.ask("GET", "/metrics")).text for daemon in both]
+    found: dict[str, set[str]] = {}
+    for text in texts:
+        for family in text_string_to_metric_families(text):
+            name = f"{family.name}_total" if family.type == "counter" else family.name
+            found.setdefault(name, set()).update(*(sample.labels for sample in family.samples))
+            assert family.documentation
+    assert found["holdfast_member_step"] >= {"run", "peer", "name"}
+    assert found["holdfast_peer_step"] >= {"run", "peer", "name"}
+    assert "holdfast_info" in found
+    asked = metrics_asked_for(json.loads(GRAFANA.read_text()))
+    assert len(asked) > 10
+    assert asked <= set(found)
+
+
+def metrics_asked_for(value: object) -> set[str]:
+    """Names in all queries of a Grafana dashboard."""
+    if isinstance(value, list):
+        return set().union(*map(metrics_asked_for, value))
+    if not isinstance(value, dict):
+        return set()
+    names = set().union(*map(metrics_asked_for, value.values()))
+    for key in ("expr", "query", "definition"):
+        if isinstance(value.get(key), str):
+            names |= set(re.findall(r"\b(?:holdfast|process)_[a-z_]+", value[key]))
+    return names
