@@ -21,6 +21,7 @@ from attrs import frozen
 from benchmarks import (
     chaos,
     checkpoints,
+    dashboard,
     deaths,
     hot_swap,
     join,
@@ -85,6 +86,7 @@ SECTIONS = (
     Section("hot-swap", "a spare takes a dead contributor's place", _anywhere, hot_swap.hot_swap),
     Section("checkpoints", "a checkpoint at every round", _anywhere, checkpoints.checkpoints),
     Section("scale", "many members", _anywhere, scale.scale),
+    Section("dashboard", "what people look at", _anywhere, dashboard.dashboard),
 )
 
 
