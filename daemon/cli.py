@@ -15,17 +15,17 @@ exit status here. There is no traceback for what a person can mend.
 from __future__ import annotations
 
 import functools
-import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import ParamSpec
 
 import click
 
 from .. import __version__
 from ..protocol.errors import UserError
-from . import cli_ask, cli_run
+from . import cli_ask, cli_run, logs
 from .cli_checkpoint import checkpoint, export
 from .cli_plan import plan
 from .exit_codes import ExitCode
@@ -83,7 +83,8 @@ class Commands(click.Group):
 
 def refuse_unknown_variables(environment: Mapping[str, str], group: click.Group) -> None:
     """Raise UserError for a HOLDFAST_* variable that no option reads: it is a typing error."""
-    known = OTHER_VARIABLES | {"HOLDFAST_LOG_LEVEL"} | _variables(ENVIRONMENT_PREFIX, group)
+    own = {f"{ENVIRONMENT_PREFIX}{option.name}".upper() for option in group.params}
+    known = OTHER_VARIABLES | own | _variables(ENVIRONMENT_PREFIX, group)
     for variable in environment:
         if variable.startswith(ENVIRONMENT_PREFIX) and variable not in known:
             raise UserError(
@@ -114,9 +115,21 @@ def _variables(prefix: str, group: click.Group) -> set[str]:
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="warning",
     show_default=True,
-    help="How much to log to standard error.",
+    help="How much to log.",
 )
-def commands(log_level: str) -> None:
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Lines for people, or a JSON object a line.",
+)
+@click.option(
+    "--log-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Log into this file, which is turned over at 16 MiB, instead of standard error.",
+)
+def commands(log_level: str, log_format: str, log_file: Path | None) -> None:
     """Train one model together, on machines that may vanish at any time.
 
     \b
@@ -124,9 +137,7 @@ def commands(log_level: str) -> None:
     On every machine:   holdfast join INVITE -- python train.py
     See it work:        holdfast demo
     """
-    logging.basicConfig(
-        level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    logs.configure(log_level, log_format, log_file)
 
 
 for command in (

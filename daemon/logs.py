@@ -1,0 +1,58 @@
+"""What daemons log: where to, how much of it is kept, and in which form."""
+
+from __future__ import annotations
+
+import json
+import logging
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+
+from ..protocol.errors import UserError
+from .exit_codes import ExitCode
+
+FILE_BYTES_MAX = 16 * 2**20  # then the file becomes PATH.1, and a new one begins
+FILES_KEPT = 4  # full ones
+TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+EXTRAS = ("kind", "peer")  # what some lines say besides their text
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line, whatever is in the text."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "at": round(record.created, 3),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "text": record.getMessage(),
+        }
+        line |= {name: vars(record)[name] for name in EXTRAS if name in vars(record)}
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+def configure(level: str, form: str, file: Path | None) -> None:
+    """Set up this process' logging.
+
+    Args:
+      form: ``text`` or ``json``.
+      file: None: standard error, whose rotation is the service manager's business.
+
+    Raises:
+      UserError: the file cannot be written.
+    """
+    handler: logging.Handler = logging.StreamHandler()
+    if file is not None:
+        try:
+            handler = RotatingFileHandler(
+                file, maxBytes=FILE_BYTES_MAX, backupCount=FILES_KEPT, encoding="utf-8"
+            )
+        except OSError as error:
+            raise UserError(
+                f"cannot log to {file}: {error.strerror}",
+                exit_code=ExitCode.CONFIG,
+                hint="give a file that can be written with --log-file PATH, or none",
+            ) from error
+    handler.setFormatter(JsonLines() if form == "json" else logging.Formatter(TEXT_FORMAT))
+    logging.basicConfig(level=level.upper(), handlers=[handler])
