@@ -50,6 +50,7 @@ create table if not exists points (
     members integer, sent_bytes integer, saved_bytes integer);
 create index if not exists points_by_level on points (level, id);
 create index if not exists points_by_time on points (at);
+create index if not exists gaps on points (at) where gap_s is not null;
 create table if not exists rounds (number integer primary key, bytes integer not null, body blob);
 create table if not exists events (
     id integer primary key, at real not null, kind text not null, peer text, name text not null,
@@ -285,7 +286,8 @@ class History:
                 return []
             span = [first_at, last_at]
             gaps = self._db.execute(
-                "select at from points where gap_s > ? and at between ? and ? order by at limit ?",
+                "select at from points where gap_s is not null and gap_s > ? and at between ? and ? "
+                "order by at limit ?",
                 [(last_at - first_at) / count, *span, count // 2],
             ).fetchall()
             columns, grouping, arguments = ", ".join(COLUMNS), "", []
