@@ -11,6 +11,7 @@ from typing import Any
 import grimp
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import holdfast
 
@@ -77,11 +78,13 @@ def test_a_core_room_stays_with_its_few_libraries(room: str) -> None:
 @pytest.mark.parametrize("room", sorted(ROOMS))
 def test_what_is_imported_is_declared(room: str) -> None:
     """Else it works here, where torch and the tools bring it along, and not at a user's."""
-    declared = {Requirement(text).name.lower() for text in project()["project"]["dependencies"]}
+    declared = {
+        canonicalize_name(Requirement(text).name) for text in project()["project"]["dependencies"]
+    }
     if room == "client":
-        declared |= {"torch", "transformers"}
+        declared |= {canonicalize_name(name) for name in ("torch", "transformers")}
     provides = importlib.metadata.packages_distributions()
     for module, names in third_party_imports(room).items():
         for name in names:
-            distributions = {found.lower() for found in provides.get(name, [name])}
+            distributions = {canonicalize_name(found) for found in provides.get(name, [name])}
             assert distributions & declared, f"{module} imports {name}, which is not declared"
