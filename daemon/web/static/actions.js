@@ -1,0 +1,278 @@
+// What the run's owner may do from here. Each needs the bearer token, asked for when first needed.
+
+import { ApiError, get, post, token } from "./api.js";
+import { byId, element, say, toast } from "./dom.js";
+import * as format from "./format.js";
+
+/** A modal box with a form. Resolves to the form's values, or null if it was left. */
+function ask(title, parts, submit, { danger = false, problem = "" } = {}) {
+  return new Promise((resolve) => {
+    const ok = element("button", { type: "submit", className: danger ? "danger" : "main", textContent: submit });
+    const no = element("button", { type: "button", className: "plain", textContent: "Cancel" });
+    const form = element(
+      "form",
+      { method: "dialog" },
+      element("h2", { textContent: title, id: "dialog-title" }),
+      problem ? element("p", { className: "problem", role: "alert", textContent: problem }) : null,
+      ...parts,
+      element("div", { className: "buttons" }, no, ok),
+    );
+    const dialog = element("dialog", { "aria-labelledby": "dialog-title" }, form);
+    let answer = null;
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      answer = Object.fromEntries(new FormData(form));
+      dialog.close();
+    });
+    no.addEventListener("click", () => dialog.close());
+    dialog.addEventListener("close", () => {
+      dialog.remove();
+      resolve(answer);
+    });
+    document.body.append(dialog);
+    dialog.showModal();
+  });
+}
+
+function tell(title, ...parts) {
+  const close = element("button", { type: "button", className: "main", textContent: "Close" });
+  const dialog = element(
+    "dialog",
+    { "aria-labelledby": "dialog-title" },
+    element("h2", { textContent: title, id: "dialog-title" }),
+    ...parts,
+    element("div", { className: "buttons" }, close),
+  );
+  close.addEventListener("click", () => dialog.close());
+  dialog.addEventListener("close", () => dialog.remove());
+  document.body.append(dialog);
+  dialog.showModal();
+}
+
+let fields = 0;
+
+function field(text, control) {
+  fields += 1;
+  control.id = `field-${fields}`;
+  return element("p", { className: "field" }, element("label", { for: control.id, textContent: text }), control);
+}
+
+async function askForToken(problem) {
+  const input = element("input", { type: "password", name: "token", required: true, autocomplete: "off", spellcheck: false });
+  const given = await ask(
+    "The bearer token",
+    [
+      element(
+        "p",
+        {},
+        "Actions need the token that this daemon made when it started. It stands as ",
+        element("code", { textContent: "token" }),
+        " in ",
+        element("code", { textContent: "control.json" }),
+        " in the daemon's state directory. This tab keeps it until it is closed.",
+      ),
+      field("Token", input),
+    ],
+    "Use it",
+    { problem },
+  );
+  if (given === null) return false;
+  token.set(given.token.trim());
+  return true;
+}
+
+/** Does it, asking for the token if there is none or it is refused. Null: given up, or it failed. */
+async function perform(name, body) {
+  let problem = "";
+  for (;;) {
+    if ((token.get() === null || problem) && !(await askForToken(problem))) return null;
+    try {
+      return await post(name, body);
+    } catch (error) {
+      if (!(error instanceof ApiError)) {
+        toast("The daemon does not answer: nothing is known of what became of this.", "bad");
+        return null;
+      }
+      if (!error.refused) {
+        toast([error.message, error.hint].filter(Boolean).join(" – "), "bad");
+        return null;
+      }
+      token.forget();
+      problem = "The daemon refused this token. It makes a new one whenever it starts.";
+    }
+  }
+}
+
+// ---------------------------------------------------------------- the master's
+
+async function invite() {
+  const role = element("select", { name: "role" }, element("option", { value: "contributor", textContent: "contributor: it trains" }), element("option", { value: "spare", textContent: "spare: it stands by" }));
+  const uses = element("input", { type: "number", name: "uses", value: "1", min: "1", required: true });
+  const hours = element("input", { type: "number", name: "hours", value: "24", min: "0.1", step: "any", required: true });
+  const founder = element("input", { type: "checkbox", name: "founder" });
+  const given = await ask(
+    "Invite machines",
+    [field("As", role), field("How many machines may use it", uses), field("Good for hours", hours), field("May give an empty run its first weights", founder)],
+    "Make the invite",
+  );
+  if (given === null) return;
+  const answer = await perform("invite", {
+    role: given.role,
+    uses: Number(given.uses),
+    hours: Number(given.hours),
+    founder: given.founder === "on",
+  });
+  if (answer === null) return;
+  const line = `holdfast join ${answer.invite} -- python train.py`;
+  const text = element("textarea", { readOnly: true, rows: 5, value: line, "aria-label": "Command for the new machine" });
+  const copy = element("button", { type: "button", className: "plain", textContent: "Copy" });
+  copy.addEventListener("click", async () => {
+    try {
+      await navigator.clipboard.writeText(line);
+      say(copy, "Copied");
+    } catch {
+      text.select(); // the clipboard is for pages on https or loopback only
+      say(copy, "Press Ctrl+C");
+    }
+  });
+  tell("On the machine that takes part, run", text, copy);
+}
+
+export async function kick(member) {
+  const reason = element("input", { name: "reason", maxLength: 900, placeholder: "said to its owner" });
+  const given = await ask(
+    `Kick ${member.name}?`,
+    [
+      element("p", { textContent: `${member.name} (${format.short(member.peer)}) is removed for good: its certificate is revoked, and it cannot come back with its invite.` }),
+      field("Reason", reason),
+    ],
+    "Kick it",
+    { danger: true },
+  );
+  if (given === null) return;
+  if (await perform("kick", { peer: member.peer, reason: given.reason })) toast(`${member.name} was removed.`);
+}
+
+async function pause() {
+  if (await perform("pause", {})) toast("No more rounds are opened; the one in flight goes on.");
+}
+
+async function resume() {
+  if (await perform("resume", {})) toast("The run goes on.");
+}
+
+async function checkpoint() {
+  const answer = await perform("checkpoint", {});
+  if (answer) toast(answer.text ?? "Members were asked to write a checkpoint.");
+}
+
+async function verify() {
+  const answer = await perform("verify", {});
+  if (answer === null) return;
+  let verdict = "Not all members could be compared.";
+  if (answer.same) verdict = "All members hold the same bytes.";
+  else if (answer.differences.length) verdict = "Not all members hold the same bytes.";
+  const peers = answer.peers.map((peer) => `${peer.name} (${format.short(peer.peer)}): ${peer.text}`);
+  const differences = answer.differences.map(
+    (each) => `${each.name} (${format.short(each.peer)}) differs in fragment ${each.fragment}, version ${each.version}: ${each.text}`,
+  );
+  tell(
+    "What is in members' memories",
+    element("p", { className: answer.same ? "good" : "problem", textContent: verdict }),
+    element("ul", {}, ...[...differences, ...peers].map((text) => element("li", { textContent: text }))),
+  );
+}
+
+// ---------------------------------------------------------------- a peer's
+
+async function leave() {
+  const given = await ask("Leave the run?", [element("p", { textContent: "This machine finishes the round in flight, writes a last checkpoint and leaves. It may come back with the same command." })], "Leave", { danger: true });
+  if (given && (await perform("leave", {}))) toast("This peer leaves as soon as nothing needs it.");
+}
+
+async function retry() {
+  if (await perform("retry", {})) toast("The training command is started again.");
+}
+
+const BUTTONS = {
+  master: [
+    ["invite", "Invite…", invite],
+    ["pause", "Pause", pause],
+    ["resume", "Resume", resume],
+    ["checkpoint", "Checkpoint now", checkpoint],
+    ["verify", "Verify copies", verify],
+  ],
+  peer: [
+    ["retry", "Start the trainer again", retry],
+    ["leave", "Leave…", leave],
+  ],
+};
+
+/** The bar of buttons, for what this daemon can do. */
+export class Actions {
+  #buttons = new Map();
+  #kind = null;
+
+  constructor() {
+    const lock = byId("lock");
+    const show = () => {
+      lock.hidden = token.get() === null;
+    };
+    lock.addEventListener("click", () => token.forget());
+    document.addEventListener("tokenchange", show);
+    show();
+  }
+
+  show(status) {
+    if (this.#kind !== status.kind) this.#make(status.kind);
+    const paused = status.state === "paused";
+    const over = status.state === "finished" || status.state === "superseded" || status.finished === true;
+    this.#enable("pause", !paused && !over, paused);
+    this.#enable("resume", paused, !paused);
+    this.#enable("checkpoint", !over);
+  }
+
+  #make(kind) {
+    this.#kind = kind;
+    const bar = byId("actions");
+    this.#buttons.clear();
+    bar.replaceChildren(
+      ...BUTTONS[kind].map(([name, text, work]) => {
+        const button = element("button", { type: "button", className: name === "invite" ? "main" : "plain", textContent: text });
+        button.addEventListener("click", () => this.#run(button, work));
+        button.hidden = name === "checkpoint"; // until the daemon says that it can
+        this.#buttons.set(name, button);
+        return button;
+      }),
+    );
+    bar.hidden = false;
+    this.#offer();
+  }
+
+  /** Shows what only some daemons can do. */
+  async #offer() {
+    try {
+      const { paths } = await get("openapi.json");
+      const button = this.#buttons.get("checkpoint");
+      if (button) button.hidden = !paths["/api/checkpoint"];
+    } catch {
+      // it stays hidden
+    }
+  }
+
+  async #run(button, work) {
+    button.disabled = true;
+    try {
+      await work();
+    } finally {
+      button.disabled = false;
+    }
+  }
+
+  #enable(name, able, hidden = false) {
+    const button = this.#buttons.get(name);
+    if (!button) return;
+    if (name !== "checkpoint") button.hidden = hidden;
+    button.disabled = !able;
+  }
+}

@@ -1,0 +1,80 @@
+// What a status implies without saying it: a member's place in the round, its lag, its weight.
+
+/** The newest round in flight that a member has to do with, in words. */
+export function place(status, member) {
+  for (const round of [...status.rounds].reverse()) {
+    const word = placeIn(round, member.peer);
+    if (word !== null) return { round: round.round, word };
+  }
+  if (member.role !== "contributor") return { round: null, word: member.role };
+  return { round: null, word: "between rounds" };
+}
+
+function placeIn(round, peer) {
+  if (peer in round.lost) return "lost";
+  if (peer in round.declined) return "not in it";
+  if (round.phase === "open") {
+    if (round.ready.includes(peer)) return "ready";
+    return round.expected.includes(peer) ? "training" : null;
+  }
+  if (round.reported.includes(peer)) return "done";
+  return round.contributors.some((each) => each.peer === peer) ? "reducing" : null;
+}
+
+/** Of the last committed round's weight, by peer. */
+export function shares(status) {
+  const last = [...status.past_rounds].reverse().find((round) => round.outcome === "committed");
+  const contributors = last?.contributors ?? [];
+  const all = contributors.reduce((sum, each) => sum + each.weight, 0);
+  return new Map(contributors.map((each) => [each.peer, all ? each.weight / all : 0]));
+}
+
+/** How far a member's copy and its trainer are behind. */
+export function lag(status, member) {
+  let versions = 0;
+  for (const { fragment, version } of status.fragments) {
+    const held = member.heads.find((head) => head.fragment === fragment);
+    versions = Math.max(versions, version - (held?.version ?? 0));
+  }
+  const steps = status.members
+    .filter((each) => each.role === "contributor" && each.trainer)
+    .map((each) => each.step);
+  const behind = member.trainer && steps.length ? Math.max(...steps) - member.step : null;
+  return { versions, steps: behind };
+}
+
+/** The version that a member holds of its oldest fragment. */
+export function version(member) {
+  const held = member.heads.map((head) => head.version);
+  return held.length ? Math.min(...held) : null;
+}
+
+const WINDOW_MS = 20_000;
+
+/** Seconds that a trainer spends on a step outside of the hook: what it did of late. */
+export class StepTimes {
+  #seen = new Map(); // peer -> [{ at, step, stepped }], oldest first
+
+  note(member) {
+    if (member.step_s !== undefined || !member.trainer) return;
+    const at = Date.now();
+    const seen = this.#seen.get(member.peer) ?? [];
+    const last = seen.at(-1);
+    const backwards = last && (member.step < last.step || member.stepped_s < last.stepped);
+    if (backwards) seen.length = 0;
+    if (!last || backwards || member.step > last.step) {
+      seen.push({ at, step: member.step, stepped: member.stepped_s });
+    }
+    while (seen.length > 2 && at - seen[0].at > WINDOW_MS) seen.shift();
+    this.#seen.set(member.peer, seen);
+  }
+
+  /** Null until two words of it have come. */
+  of(member) {
+    if (member.step_s !== undefined) return member.step_s;
+    const seen = this.#seen.get(member.peer) ?? [];
+    if (seen.length < 2) return null;
+    const [first, last] = [seen[0], seen.at(-1)];
+    return (last.stepped - first.stepped) / (last.step - first.step);
+  }
+}

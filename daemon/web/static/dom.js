@@ -1,0 +1,48 @@
+// Elements without markup: whatever a peer calls itself arrives as text and stays text.
+
+/** An element; `properties` are set as properties, those with a dash as attributes. */
+export function element(tag, properties = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (name.includes("-") || name === "role" || name === "for") made.setAttribute(name, value);
+    else made[name] = value;
+  }
+  made.append(...children.filter((child) => child !== null && child !== undefined));
+  return made;
+}
+
+/** Sets a node's text, only if it differs: an unchanged page costs no layout. */
+export function say(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
+/** Sets or removes an attribute, only if it differs. */
+export function mark(node, name, value) {
+  if (value === null || value === undefined || value === "") node.removeAttribute(name);
+  else if (node.getAttribute(name) !== value) node.setAttribute(name, value);
+}
+
+export const byId = (id) => document.getElementById(id);
+
+/** At most one call a frame, and none while the page is hidden. */
+export function onceAFrame(draw) {
+  let due = false;
+  return () => {
+    if (due) return;
+    due = true;
+    requestAnimationFrame(() => {
+      due = false;
+      draw();
+    });
+  };
+}
+
+const TOAST_MS = 6000;
+
+/** A short message that goes away by itself; screen readers read it out. */
+export function toast(text, tone = "ok") {
+  const node = element("p", { className: "toast", textContent: text });
+  node.dataset.tone = tone;
+  byId("toasts").append(node);
+  setTimeout(() => node.remove(), TOAST_MS);
+}

@@ -1,0 +1,128 @@
+// What happened, with reasons: newest first, filtered by kind and text, older lines on demand.
+
+import { get } from "./api.js";
+import { byId, element, say, toast } from "./dom.js";
+import * as format from "./format.js";
+
+const PAGE = 100;
+const LINES_MAX = 2_000; // in the page; whoever wants more than that filters
+const TYPING_MS = 250;
+
+const KINDS = [
+  ["run", "run"],
+  ["join", "joins"],
+  ["leave", "leaves"],
+  ["role", "roles"],
+  ["sync", "copies"],
+  ["round", "rounds"],
+  ["bad", "refused"],
+];
+
+export class Events {
+  #kinds = new Set();
+  #text = "";
+  #oldest = null; // id
+  #newest = 0;
+  #asked = 0;
+
+  constructor() {
+    const chips = KINDS.map(([kind, text]) => {
+      const chip = element("button", { type: "button", className: "chip", textContent: text, "aria-pressed": "false" });
+      chip.dataset.kind = kind;
+      chip.addEventListener("click", () => {
+        const on = !this.#kinds.has(kind);
+        if (on) this.#kinds.add(kind);
+        else this.#kinds.delete(kind);
+        chip.setAttribute("aria-pressed", String(on));
+        this.#reload();
+      });
+      return chip;
+    });
+    this.search = element("input", { type: "search", placeholder: "Filter by text", "aria-label": "Filter events by text" });
+    let typing = null;
+    this.search.addEventListener("input", () => {
+      clearTimeout(typing);
+      typing = setTimeout(() => {
+        this.#text = this.search.value.trim();
+        this.#reload();
+      }, TYPING_MS);
+    });
+    this.list = element("ol", { className: "events", "aria-label": "Events, newest first", tabIndex: 0 });
+    this.note = element("p", { className: "empty", textContent: "Nothing happened yet." });
+    this.older = element("button", { type: "button", className: "plain small", textContent: "Older events", hidden: true });
+    this.older.addEventListener("click", () => this.#more());
+    byId("events").replaceChildren(
+      element("div", { className: "filters" }, element("div", { className: "chips", role: "group", "aria-label": "Kinds of events" }, ...chips), this.search),
+      this.list,
+      this.note,
+      this.older,
+    );
+  }
+
+  #query(more = {}) {
+    return { limit: PAGE, kind: [...this.#kinds].join(","), text: this.#text, ...more };
+  }
+
+  #reload() {
+    this.load().catch((error) => toast(`The events did not come: ${error.message}`, "bad"));
+  }
+
+  async load() {
+    this.#asked += 1;
+    const asked = this.#asked;
+    const { events } = await get("events", this.#query());
+    if (asked !== this.#asked) return;
+    this.list.replaceChildren(...events.map(line));
+    this.#newest = events[0]?.id ?? 0;
+    this.#older(events);
+    this.#count();
+  }
+
+  async #more() {
+    try {
+      const { events } = await get("events", this.#query({ before: this.#oldest }));
+      this.list.append(...events.map(line));
+      this.#older(events);
+    } catch (error) {
+      toast(`Older events did not come: ${error.message}`, "bad");
+    }
+  }
+
+  #older(events) {
+    this.#oldest = events.at(-1)?.id ?? this.#oldest;
+    this.older.hidden = events.length < PAGE || this.list.children.length >= LINES_MAX;
+  }
+
+  /** One line more, if the filter lets it through. */
+  add(event) {
+    if (event.id <= this.#newest || !this.#wanted(event)) return;
+    this.#newest = event.id;
+    this.list.prepend(line(event));
+    while (this.list.children.length > LINES_MAX) this.list.lastElementChild.remove();
+    this.#count();
+  }
+
+  #wanted(event) {
+    if (this.#kinds.size && !this.#kinds.has(event.kind)) return false;
+    return `${event.name ?? ""} ${event.text}`.toLowerCase().includes(this.#text.toLowerCase());
+  }
+
+  #count() {
+    const none = this.list.children.length === 0;
+    this.note.hidden = !none;
+    this.list.hidden = none;
+    say(this.note, this.#kinds.size || this.#text ? "No event is like that." : "Nothing happened yet.");
+  }
+}
+
+function line(event) {
+  const item = element(
+    "li",
+    {},
+    element("time", { textContent: format.clock(event.at), dateTime: new Date(1000 * event.at).toISOString() }),
+    element("span", { className: "kind", textContent: event.kind }),
+    element("span", { className: "what", textContent: event.text }),
+  );
+  item.dataset.kind = event.kind;
+  return item;
+}

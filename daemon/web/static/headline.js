@@ -1,0 +1,115 @@
+// The run in figures, and in a sentence if it waits.
+
+import { byId, element, mark, say } from "./dom.js";
+import * as format from "./format.js";
+
+const MARKS = {
+  training: "●",
+  paused: "❚❚",
+  finished: "✓",
+  superseded: "✕",
+};
+
+/** A list of figures: a name, a value, and a remark below. */
+export class Figures {
+  #cells = new Map();
+
+  constructor(list, names) {
+    list.replaceChildren(
+      ...names.map((name) => {
+        const value = element("dd", { textContent: format.UNKNOWN });
+        const remark = element("dd", { className: "remark" });
+        this.#cells.set(name, { value, remark });
+        return element("div", { className: "figure" }, element("dt", { textContent: name }), value, remark);
+      }),
+    );
+  }
+
+  set(name, value, remark = "") {
+    const cell = this.#cells.get(name);
+    say(cell.value, value);
+    say(cell.remark, remark);
+  }
+
+  /** A bar below the value; null: there is nothing to be whole. */
+  bar(name, part) {
+    const { remark } = this.#cells.get(name);
+    let bar = remark.previousElementSibling;
+    if (bar.tagName !== "PROGRESS") {
+      bar = element("progress", { max: 1, "aria-label": name });
+      remark.before(bar);
+    }
+    bar.hidden = part === null;
+    if (part !== null) bar.value = part;
+  }
+}
+
+export function showState(word) {
+  const state = byId("state");
+  const kind = word.startsWith("waiting") ? "waiting" : word;
+  mark(state, "data-state", kind);
+  say(state, `${MARKS[kind] ?? "◐"} ${word}`);
+}
+
+export function showWhy(sentence) {
+  const why = byId("why");
+  why.hidden = !sentence;
+  if (sentence) say(why, sentence[0].toUpperCase() + sentence.slice(1));
+}
+
+export class Headline {
+  #figures = new Figures(byId("figures"), [
+    "Loss",
+    "Tokens",
+    "Tokens a second",
+    "Utilisation",
+    "Rounds",
+    "Time left",
+    "Sent",
+    "Saved",
+  ]);
+
+  show(status) {
+    const { headline, counts } = status;
+    const figures = this.#figures;
+    showState(status.state);
+    showWhy(whyOf(status));
+    figures.set("Loss", format.loss(headline.loss), `step ${format.count(headline.step ?? status.step)}`);
+    figures.set("Tokens", format.large(headline.tokens));
+    figures.set("Tokens a second", format.large(headline.tokens_per_s), people(counts.participating, "contributor"));
+    figures.set("Utilisation", format.percent(headline.utilisation), "of contributors' time");
+    const wanted = headline.rounds_wanted;
+    figures.set(
+      "Rounds",
+      wanted ? `${format.count(headline.rounds)} of ${format.count(wanted)}` : format.count(headline.rounds),
+      status.aborted ? `${format.count(status.aborted)} aborted` : "none aborted",
+    );
+    figures.bar("Rounds", wanted ? headline.rounds / wanted : null);
+    figures.set("Time left", left(status), wanted ? ends(headline.eta_s) : "no end is set");
+    figures.set("Sent", format.bytes(headline.sent_bytes), "between members");
+    figures.set("Saved", format.bytes(headline.saved_bytes), times(headline));
+  }
+}
+
+const people = (number, word) => `${number} ${word}${number === 1 ? "" : "s"}`;
+
+function left(status) {
+  if (status.state === "finished") return "done";
+  return format.duration(status.headline.eta_s);
+}
+
+function ends(seconds) {
+  if (!seconds) return "";
+  return `about ${format.clock(Date.now() / 1000 + seconds).replace(/:\d\d$/, "")}`;
+}
+
+/** How many times as much data parallel training would have sent. */
+function times({ sent_bytes: sent, saved_bytes: saved }) {
+  if (!sent || saved === null || saved <= 0) return "to data parallel";
+  return `data parallel: ${format.large((sent + saved) / sent)} times as much`;
+}
+
+/** A plain sentence if nothing moves; a round that members are on the way to needs none. */
+function whyOf(status) {
+  return status.why_waiting;
+}

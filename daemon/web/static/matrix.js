@@ -1,0 +1,141 @@
+// Who sends how fast to whom, as measured: a heat map whose numbers are a pointer or an arrow key away.
+
+import { Drawing, colour, fitted } from "./canvas.js";
+import { byId, element, say } from "./dom.js";
+import * as format from "./format.js";
+
+const CELL_MAX = 56;
+const LABEL_MIN = 14; // a smaller cell has no room for its line of text
+const NUMBER_MIN = 44;
+
+export class Matrix {
+  #members = [];
+  #edge = 0;
+  #left = 0;
+  #top = 0;
+  #low = 1;
+  #high = 1;
+  #shown = "";
+
+  constructor() {
+    this.scale = element("span", { className: "muted" });
+    byId("matrix-tools").replaceChildren(this.scale);
+    const box = element("div", {});
+    this.drawing = new Drawing(box, "Bandwidth from each member (row) to each other (column). Arrow keys read out the numbers.", {
+      size: (width) => this.#measure(width),
+      draw: (context) => this.#paint(context),
+      under: (x, y) => this.#under(x, y),
+      move: (thing, key) => this.#move(thing, key),
+      tell: (thing) => this.#tell(thing),
+    });
+    byId("matrix").replaceChildren(
+      element("p", { className: "legend" }, "Rows send, columns receive. ", element("span", { className: "key" }, element("i", { className: "swatch ramp" }), "slow to fast"), element("span", { className: "key" }, element("i", { className: "swatch none" }), "not measured")),
+      box,
+    );
+  }
+
+  show(status) {
+    const members = status.members.map(({ peer, name, bandwidth }) => ({ peer, name, links: bandwidth.links }));
+    const key = JSON.stringify(members);
+    if (key === this.#shown) return;
+    this.#shown = key;
+    this.#members = members;
+    const rates = members.flatMap(({ links }) => Object.values(links)).filter((rate) => rate > 0);
+    this.#low = Math.min(...rates, Infinity);
+    this.#high = Math.max(...rates, 0);
+    say(this.scale, rates.length ? `${format.rate(this.#low)} to ${format.rate(this.#high)}` : "nothing measured yet");
+    this.drawing.redraw();
+  }
+
+  #measure(width) {
+    const count = Math.max(1, this.#members.length);
+    const labelled = (width - 90) / count >= LABEL_MIN;
+    this.#left = labelled ? Math.min(90, width * 0.25) : 0;
+    this.#edge = Math.min(CELL_MAX, (width - this.#left) / count);
+    this.#top = labelled ? 22 : 0;
+    return this.#top + this.#edge * count + 2;
+  }
+
+  /** From 0 (the slowest) to 1, by ratio: lines differ by factors, not by amounts. */
+  #part(rate) {
+    if (this.#high <= this.#low) return 1;
+    return Math.log(rate / this.#low) / Math.log(this.#high / this.#low);
+  }
+
+  #paint(context) {
+    const ink = { text: colour("ink"), muted: colour("muted"), line: colour("line"), heat: colour("accent"), surface: colour("surface") };
+    const edge = this.#edge;
+    const gap = edge > 8 ? 1 : 0;
+    this.#members.forEach((from, row) => {
+      const y = this.#top + row * edge;
+      if (this.#left) {
+        context.fillStyle = ink.text;
+        context.textAlign = "left";
+        context.fillText(fitted(context, from.name, this.#left - 6), 0, y + edge / 2);
+        context.fillStyle = ink.muted;
+        context.textAlign = "center";
+        context.fillText(fitted(context, from.name, edge - 2), this.#left + (row + 0.5) * edge, this.#top / 2);
+      }
+      this.#members.forEach((to, column) => {
+        const x = this.#left + column * edge;
+        this.#paintCell(context, from.links[to.peer], from === to, x, y, edge - gap, ink);
+      });
+    });
+    const picked = this.drawing.picked;
+    if (picked) {
+      context.strokeStyle = ink.text;
+      context.lineWidth = 2;
+      context.strokeRect(this.#left + picked.column * edge, this.#top + picked.row * edge, edge - gap, edge - gap);
+    }
+    context.textAlign = "left";
+  }
+
+  #paintCell(context, rate, self, x, y, edge, ink) {
+    if (self) return;
+    if (!rate) {
+      context.strokeStyle = ink.line;
+      context.lineWidth = 1;
+      if (edge > 5) context.strokeRect(x + 0.5, y + 0.5, edge - 1, edge - 1);
+      return;
+    }
+    const part = this.#part(rate);
+    context.fillStyle = ink.heat;
+    context.globalAlpha = 0.12 + 0.88 * part;
+    context.fillRect(x, y, edge, edge);
+    context.globalAlpha = 1;
+    if (edge >= NUMBER_MIN) {
+      context.fillStyle = part > 0.5 ? ink.surface : ink.text;
+      context.textAlign = "center";
+      const [value, unit] = format.rate(rate).split(" ");
+      context.fillText(value, x + edge / 2, y + edge / 2 - 6);
+      context.fillText(unit, x + edge / 2, y + edge / 2 + 7);
+    }
+  }
+
+  #under(x, y) {
+    const column = Math.floor((x - this.#left) / this.#edge);
+    const row = Math.floor((y - this.#top) / this.#edge);
+    const inside = (index) => index >= 0 && index < this.#members.length;
+    return inside(row) && inside(column) ? { row, column } : null;
+  }
+
+  #move(thing, key) {
+    const count = this.#members.length;
+    if (count === 0) return null;
+    if (thing === null || thing.row >= count || thing.column >= count) return { row: 0, column: Math.min(1, count - 1) };
+    const clamp = (value) => Math.max(0, Math.min(count - 1, value));
+    return {
+      row: clamp(thing.row + ({ ArrowUp: -1, ArrowDown: 1 }[key] ?? 0)),
+      column: clamp(thing.column + ({ ArrowLeft: -1, ArrowRight: 1 }[key] ?? 0)),
+    };
+  }
+
+  #tell({ row, column }) {
+    const [from, to] = [this.#members[row], this.#members[column]];
+    if (!from || !to) return { text: "", x: 0, y: 0 };
+    const rate = from.links[to.peer];
+    let text = `${from.name} to ${to.name}: ${rate ? format.rate(rate) : "not measured"}`;
+    if (from === to) text = from.name;
+    return { text, x: this.#left + (column + 0.5) * this.#edge, y: this.#top + (row + 1) * this.#edge - 8 };
+  }
+}

@@ -1,0 +1,207 @@
+// Who is here, what they do, and why they wait: a table that becomes a list of cards on a phone.
+
+import { lag, place, shares, StepTimes, version } from "./derive.js";
+import { byId, element, mark, say } from "./dom.js";
+import * as format from "./format.js";
+
+// A column: its heading, what is said, what is sorted by, and how it is aligned.
+const COLUMNS = [
+  { key: "number", title: "#", text: (row) => String(row.number), sort: (row) => row.number },
+  { key: "name", title: "Name", text: (row) => row.name, sort: (row) => row.name.toLowerCase(), hint: (row) => row.peer },
+  { key: "role", title: "Role", text: (row) => row.role, sort: (row) => row.role },
+  { key: "place", title: "In the round", text: (row) => row.place, sort: (row) => row.place },
+  { key: "loss", title: "Loss", text: (row) => format.loss(row.loss), sort: (row) => row.loss, number: true },
+  { key: "step", title: "Step time", text: (row) => format.duration(row.stepTime), sort: (row) => row.stepTime, number: true },
+  { key: "speed", title: "Tokens/s", text: (row) => format.large(row.speed), sort: (row) => row.speed, number: true },
+  { key: "weight", title: "Weight", text: (row) => format.percent(row.weight), sort: (row) => row.weight, number: true },
+  { key: "up", title: "Up", text: (row) => format.rate(row.up), sort: (row) => row.up, number: true },
+  { key: "down", title: "Down", text: (row) => format.rate(row.down), sort: (row) => row.down, number: true },
+  { key: "lag", title: "Lag", text: (row) => row.lag, sort: (row) => row.lagSteps, number: true },
+  { key: "version", title: "Version", text: (row) => format.count(row.version), sort: (row) => row.version, number: true },
+  { key: "uptime", title: "Here for", text: (row) => format.duration(row.uptime), sort: (row) => row.uptime, number: true },
+  { key: "why", title: "Why", text: (row) => row.why, sort: (row) => row.why },
+];
+
+export class Members {
+  #rows = new Map(); // peer -> { tr, cells }
+  #times = new StepTimes();
+  #sorted = { key: "number", up: true };
+  #status = null;
+
+  /** `kick(member)` is called by a row's button. */
+  constructor(kick) {
+    this.kick = kick;
+    this.head = new Map();
+    const headings = COLUMNS.map((column) => {
+      const button = element("button", { type: "button", className: "sort", textContent: column.title });
+      button.addEventListener("click", () => this.#sort(column.key));
+      const cell = element("th", { scope: "col", role: "columnheader", className: column.number ? "number" : "" }, button);
+      this.head.set(column.key, cell);
+      return cell;
+    });
+    const last = element("th", { scope: "col", role: "columnheader" }, element("span", { className: "unseen", textContent: "Actions" }));
+    this.body = element("tbody", { role: "rowgroup" });
+    const table = element(
+      "table",
+      { className: "members", role: "table", "aria-labelledby": "members-title" },
+      element("thead", { role: "rowgroup" }, element("tr", { role: "row" }, ...headings, last)),
+      this.body,
+    );
+    // On a phone there is no row of headings to press.
+    this.select = element(
+      "select",
+      { "aria-label": "Sort members by" },
+      ...COLUMNS.map(({ key, title }) => element("option", { value: key, textContent: `by ${title.toLowerCase()}` })),
+    );
+    this.select.addEventListener("change", () => this.#sort(this.select.value));
+    this.counts = element("span", { className: "muted" });
+    this.gone = element("div", { className: "gone" });
+    byId("members-tools").replaceChildren(this.counts, this.select);
+    byId("members").replaceChildren(element("div", { className: "wide" }, table), this.gone);
+    this.#showSort();
+  }
+
+  #sort(key) {
+    const up = this.#sorted.key === key ? !this.#sorted.up : true;
+    this.#sorted = { key, up };
+    this.#showSort();
+    if (this.#status) this.show(this.#status);
+  }
+
+  #showSort() {
+    for (const [key, cell] of this.head) {
+      const sorted = key === this.#sorted.key;
+      mark(cell, "aria-sort", sorted ? (this.#sorted.up ? "ascending" : "descending") : "none");
+    }
+    this.select.value = this.#sorted.key;
+  }
+
+  show(status) {
+    this.#status = status;
+    const weights = shares(status);
+    const rows = status.members.map((member) => this.#facts(status, member, weights));
+    this.#order(rows);
+    const here = new Set(rows.map((row) => row.peer));
+    for (const [peer, { tr }] of this.#rows) {
+      if (here.has(peer)) continue;
+      tr.remove();
+      this.#rows.delete(peer);
+    }
+    rows.forEach((row, index) => this.#showRow(row, index));
+    const { counts } = status;
+    say(this.counts, `${counts.live} here, ${counts.participating} able to contribute, ${counts.contributed} in the last round`);
+    this.#showGone(status.departed);
+  }
+
+  #facts(status, member, weights) {
+    this.#times.note(member);
+    const { round, word } = place(status, member);
+    const behind = lag(status, member);
+    const contributes = member.role === "contributor" && member.trainer;
+    const bandwidth = member.bandwidth;
+    return {
+      peer: member.peer,
+      name: member.name,
+      number: member.number,
+      role: member.role,
+      place: round === null ? word : `${word} (${round})`,
+      placeKind: word,
+      tone: toneOf(member, word),
+      loss: contributes ? member.loss : null,
+      stepTime: member.trainer ? this.#times.of(member) : null,
+      speed: contributes ? member.tokens_per_s : null,
+      weight: weights.get(member.peer) ?? null,
+      up: bandwidth.up_bytes_per_s,
+      down: bandwidth.down_bytes_per_s,
+      lag: lagText(behind),
+      lagSteps: 1e9 * behind.versions + (behind.steps ?? 0),
+      version: version(member),
+      uptime: member.attached_s,
+      why: member.why || limits(bandwidth),
+    };
+  }
+
+  #order(rows) {
+    const { sort } = COLUMNS.find((column) => column.key === this.#sorted.key);
+    const sign = this.#sorted.up ? 1 : -1;
+    rows.sort((a, b) => {
+      const [x, y] = [sort(a), sort(b)];
+      if (x === y) return a.number - b.number;
+      if (x === null || x === undefined || x === "") return 1; // what is unknown comes last either way
+      if (y === null || y === undefined || y === "") return -1;
+      return sign * (x < y ? -1 : 1);
+    });
+  }
+
+  #showRow(row, index) {
+    let known = this.#rows.get(row.peer);
+    if (!known) {
+      known = this.#makeRow(row);
+      this.#rows.set(row.peer, known);
+    }
+    const { tr, cells } = known;
+    for (const column of COLUMNS) {
+      const cell = cells.get(column.key);
+      say(cell.value, column.text(row));
+      if (column.hint) mark(cell.td, "title", column.hint(row));
+    }
+    mark(tr, "data-tone", row.tone);
+    mark(tr, "data-place", row.placeKind);
+    const there = this.body.children[index];
+    if (there !== tr) this.body.insertBefore(tr, there ?? null);
+  }
+
+  #makeRow(row) {
+    const cells = new Map();
+    const tds = COLUMNS.map((column) => {
+      const value = element("span", { className: "value" });
+      const td = element("td", { role: "cell", className: column.number ? "number" : "" }, value);
+      td.dataset.title = column.title;
+      td.dataset.key = column.key;
+      cells.set(column.key, { td, value });
+      return td;
+    });
+    const button = element("button", { type: "button", className: "plain small", textContent: "Kick…" });
+    button.setAttribute("aria-label", `Kick ${row.name}`);
+    button.addEventListener("click", () => this.kick(row));
+    const tr = element("tr", { role: "row" }, ...tds, element("td", { role: "cell", className: "row-actions" }, button));
+    tr.dataset.peer = row.peer;
+    return { tr, cells };
+  }
+
+  #showGone(departed) {
+    this.gone.hidden = departed.length === 0;
+    const last = [...departed].reverse().slice(0, GONE_MAX);
+    const lines = last.map((member) => `${member.name} (${format.short(member.peer)}): ${member.why}`);
+    if (this.gone.dataset.lines === lines.join("\n")) return;
+    this.gone.dataset.lines = lines.join("\n");
+    this.gone.replaceChildren(
+      element("h3", { textContent: "No longer here" }),
+      element("ul", {}, ...lines.map((text) => element("li", { textContent: text }))),
+    );
+  }
+}
+
+const GONE_MAX = 8;
+
+function toneOf(member, word) {
+  if (word === "lost" || word === "not in it" || member.draining) return "bad";
+  if (!member.in_sync || (member.role === "contributor" && !member.trainer)) return "wait";
+  return member.role === "contributor" ? "ok" : "idle";
+}
+
+function lagText({ versions, steps }) {
+  const said = [];
+  if (versions > 0) said.push(`${versions} version${versions === 1 ? "" : "s"}`);
+  if (steps > 0) said.push(`${format.count(steps)} step${steps === 1 ? "" : "s"}`);
+  return said.length ? said.join(", ") : "none";
+}
+
+/** What its owner lets it have, said only where nothing more pressing is. */
+function limits(bandwidth) {
+  const { upload_cap_bytes_per_s: up, download_cap_bytes_per_s: down } = bandwidth;
+  const said = [];
+  if (up) said.push(`up to ${format.rate(up)}`);
+  if (down) said.push(`down to ${format.rate(down)}`);
+  return said.length ? `its owner limits it: ${said.join(", ")}` : "";
+}

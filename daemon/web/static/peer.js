@@ -1,0 +1,122 @@
+// A peer's own view: what this machine does in the run, and what it waits for.
+
+import { Chart } from "./charts.js";
+import { byId, element, mark, onceAFrame, say } from "./dom.js";
+import * as format from "./format.js";
+import { Figures, showState, showWhy } from "./headline.js";
+
+const POINTS_MAX = 1_800; // half an hour at one a second
+
+export class Peer {
+  #columns = { at: [], loss: [], tokens_per_s: [] };
+
+  constructor() {
+    this.figures = new Figures(byId("figures"), ["Loss", "Tokens", "Tokens a second", "Utilisation", "Role", "Sent", "Received", "Trainer"]);
+    this.told = element("ul", { className: "told" });
+    this.copies = element("div", {});
+    this.links = element("tbody");
+    this.heads = element("tbody");
+    this.rounds = element("p", {});
+    this.checkpoint = element("p", {});
+    byId("peer").replaceChildren(
+      this.told,
+      card("Copying the state", this.copies, "copies"),
+      element("div", { className: "pair" }, chartCard("Loss", "own-loss"), chartCard("Throughput", "own-speed")),
+      element(
+        "div",
+        { className: "pair" },
+        card("Links", table(["Peer", "Connections", "Round trip", "Congestion control"], this.links), "links"),
+        card("What it holds", element("div", {}, this.rounds, this.checkpoint, table(["Fragment", "Version", "Digest"], this.heads)), "holds"),
+      ),
+    );
+    const options = { zoom: () => {}, label: "Since this page was opened." };
+    this.charts = [
+      new Chart("own-loss", [{ label: "Loss", column: "loss", format: format.loss, colour: "accent" }], options),
+      new Chart("own-speed", [{ label: "Tokens/s", column: "tokens_per_s", format: format.large, colour: "accent" }], { ...options, fromZero: true }),
+    ];
+    this.draw = onceAFrame(() => this.charts.forEach((chart) => chart.show(this.#columns)));
+  }
+
+  show(status) {
+    showState(stateOf(status));
+    showWhy(status.why);
+    this.#showFigures(status);
+    this.told.replaceChildren(...status.told.map((text) => element("li", { textContent: text })));
+    this.told.hidden = status.told.length === 0;
+    this.#showCopies(status.copies);
+    this.links.replaceChildren(...status.links.map((link) => row([link.name ?? format.short(link.peer), link.lanes, format.duration(link.round_trip_s), link.congestion.join(", ") || format.UNKNOWN])));
+    this.heads.replaceChildren(...status.heads.map((head) => row([head.fragment, head.version, head.root.slice(0, 16)])));
+    const rounds = status.rounds.map((round) => `round ${round.round}: ${round.phase}${round.attempt > 1 ? `, attempt ${round.attempt}` : ""}`);
+    say(this.rounds, rounds.length ? `In flight: ${rounds.join("; ")}.` : "No round is in flight.");
+    say(this.checkpoint, checkpointText(status.checkpoints));
+    mark(this.checkpoint, "class", status.checkpoints.error ? "problem" : "");
+    this.#note(status);
+  }
+
+  #showFigures(status) {
+    const { figures } = this;
+    const all = status.stepped_s + status.waited_s;
+    figures.set("Loss", format.loss(status.loss), `step ${format.count(status.step)}`);
+    figures.set("Tokens", format.large(status.tokens), "since it started");
+    figures.set("Tokens a second", format.large(status.tokens_per_s));
+    figures.set("Utilisation", format.percent(all ? status.stepped_s / all : null), "of its trainer's time");
+    figures.set("Role", status.role, status.in_sync ? "in sync" : "not in sync");
+    figures.set("Sent", format.bytes(status.bulk_sent_bytes));
+    figures.set("Received", format.bytes(status.bulk_received_bytes), status.state_received_bytes ? `${format.bytes(status.state_received_bytes)} of it state` : "");
+    figures.set("Trainer", status.trainer_state, restarts(status.trainer_restarts));
+  }
+
+  #showCopies(copies) {
+    byId("copies").hidden = copies.length === 0;
+    this.copies.replaceChildren(
+      ...copies.map((copy) =>
+        element(
+          "p",
+          {},
+          element("progress", { max: Math.max(1, copy.bytes.all), value: copy.bytes.done, "aria-label": `Fragment ${copy.fragment}` }),
+          ` ${copy.text}`,
+        ),
+      ),
+    );
+  }
+
+  #note(status) {
+    const columns = this.#columns;
+    if (columns.at.length > POINTS_MAX) for (const values of Object.values(columns)) values.shift();
+    columns.at.push(Date.now() / 1000);
+    columns.loss.push(status.loss);
+    columns.tokens_per_s.push(status.tokens_per_s);
+    this.draw();
+  }
+}
+
+function stateOf(status) {
+  if (status.finished) return "finished";
+  if (status.phase !== "in the run") return `waiting: ${status.phase}`;
+  if (!status.in_sync) return "waiting: not in sync";
+  return status.role === "contributor" ? "training" : status.role;
+}
+
+function checkpointText(saved) {
+  if (saved.error) return `No checkpoint: ${saved.error}`;
+  if (saved.writing) return `A checkpoint is being written to ${saved.place}.`;
+  return saved.newest ? `Newest checkpoint: step ${format.count(saved.step)}, in ${saved.place}.` : "No checkpoint was written yet.";
+}
+
+const restarts = (count) => (count ? `started again ${count} time${count === 1 ? "" : "s"}` : "");
+
+const row = (cells) => element("tr", {}, ...cells.map((text) => element("td", { textContent: String(text) })));
+
+const table = (headings, body) =>
+  element("div", { className: "wide" }, element("table", {}, element("thead", {}, element("tr", {}, ...headings.map((text) => element("th", { scope: "col", textContent: text })))), body));
+
+const card = (title, content, id) =>
+  element("section", { className: "card", id, "aria-labelledby": `${id}-title` }, element("div", { className: "title" }, element("h2", { id: `${id}-title`, textContent: title })), content);
+
+const chartCard = (title, id) =>
+  element(
+    "section",
+    { className: "card", "aria-labelledby": `${id}-title` },
+    element("div", { className: "title" }, element("h2", { id: `${id}-title`, textContent: title }), element("span", { id: `${id}-tools`, className: "title-tools" }, element("span", { className: "muted", textContent: "since this page was opened" }))),
+    element("div", { id: `${id}-chart`, className: "chart" }),
+  );
