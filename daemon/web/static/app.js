@@ -35,9 +35,9 @@ class MasterView {
 
   show(now) {
     this.headline.show(now);
-    this.members.show(now);
     this.matrix.show(now);
     this.rounds.show(now);
+    this.members.show(now, this.rounds.lastCommitted);
   }
 
   async load() {

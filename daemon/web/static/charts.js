@@ -4,7 +4,7 @@ import { colour } from "./canvas.js";
 import { byId, element } from "./dom.js";
 import * as format from "./format.js";
 
-const HEIGHT = 220;
+const HEIGHT = 228;
 const SYNC = "holdfast"; // one cursor for all charts
 const TICK_PX = 76;
 
@@ -23,7 +23,7 @@ function library() {
 }
 
 /**
- * One chart. `series` are its lines: `{ label, column, format, colour, band: [low, high]?, dash? }`;
+ * One chart. `series` are its lines: `{ label, column, format, tick, colour, band: [low, high]?, dash? }`;
  * `zoom(from, to)` is called with unix seconds when somebody drags over it, `zoom(null, null)` for all.
  */
 export class Chart {
@@ -115,11 +115,11 @@ export class Chart {
     };
     const [first, second] = [this.series[0], this.series.find((line) => line.scale)];
     const axes = [
-      { ...axis, space: TICK_PX, values: (_plot, ticks, _axis, _space, step) => ticks.map((at) => format.tick(at, step)) },
-      { ...axis, size: 58, values: (_plot, ticks) => ticks.map((value) => (value === null ? "" : first.format(value))) },
+      { ...axis, size: 28, space: TICK_PX, values: (_plot, ticks, _axis, _space, step) => ticks.map((at) => format.tick(at, step)) },
+      { ...axis, size: 58, values: (_plot, ticks) => ticks.map((value) => (value === null ? "" : first.tick(value))) },
     ];
     if (second) {
-      axes.push({ ...axis, scale: second.scale, side: 1, size: 46, grid: { show: false }, values: (_plot, ticks) => ticks.map((value) => second.format(value)) });
+      axes.push({ ...axis, scale: second.scale, side: 1, size: 46, grid: { show: false }, values: (_plot, ticks) => ticks.map((value) => second.tick(value)) });
     }
     this.#plot = new UPlot(
       {

@@ -21,10 +21,9 @@ function placeIn(round, peer) {
   return round.contributors.some((each) => each.peer === peer) ? "reducing" : null;
 }
 
-/** Of the last committed round's weight, by peer. */
-export function shares(status) {
-  const last = [...status.past_rounds].reverse().find((round) => round.outcome === "committed");
-  const contributors = last?.contributors ?? [];
+/** Of a round's weight, by peer. */
+export function shares(round) {
+  const contributors = round?.contributors ?? [];
   const all = contributors.reduce((sum, each) => sum + each.weight, 0);
   return new Map(contributors.map((each) => [each.peer, all ? each.weight / all : 0]));
 }

@@ -32,6 +32,9 @@ export const bytes = (value) => (known(value) ? scaled(value, "B") : UNKNOWN);
 export const rate = (value) => (known(value) ? scaled(value, "B/s") : UNKNOWN);
 export const percent = (value) => (known(value) ? `${digits(100 * value)} %` : UNKNOWN);
 
+/** A round number, as axes have them. */
+export const plain = (value) => String(Number(value.toPrecision(6)));
+
 export function loss(value) {
   if (!known(value)) return UNKNOWN;
   return Math.abs(value) >= 0.001 || value === 0 ? value.toFixed(3) : value.toExponential(1);

@@ -51,10 +51,12 @@ export function showState(word) {
   say(state, `${MARKS[kind] ?? "◐"} ${word}`);
 }
 
-export function showWhy(sentence) {
+/** The line is always there, so that nothing below it jumps; it stands out if the run stands still. */
+export function showWhy(sentence, waits) {
   const why = byId("why");
-  why.hidden = !sentence;
-  if (sentence) say(why, sentence[0].toUpperCase() + sentence.slice(1));
+  why.hidden = false;
+  mark(why, "data-tone", waits ? "wait" : "calm");
+  say(why, sentence[0].toUpperCase() + sentence.slice(1));
 }
 
 export class Headline {
@@ -73,7 +75,7 @@ export class Headline {
     const { headline, counts } = status;
     const figures = this.#figures;
     showState(status.state);
-    showWhy(whyOf(status));
+    showWhy(whyOf(status), !["training", "finished"].includes(status.state));
     figures.set("Loss", format.loss(headline.loss), `step ${format.count(headline.step ?? status.step)}`);
     figures.set("Tokens", format.large(headline.tokens));
     figures.set("Tokens a second", format.large(headline.tokens_per_s), people(counts.participating, "contributor"));
@@ -81,8 +83,8 @@ export class Headline {
     const wanted = headline.rounds_wanted;
     figures.set(
       "Rounds",
-      wanted ? `${format.count(headline.rounds)} of ${format.count(wanted)}` : format.count(headline.rounds),
-      status.aborted ? `${format.count(status.aborted)} aborted` : "none aborted",
+      format.count(headline.rounds),
+      [wanted ? `of ${format.count(wanted)}` : "", status.aborted ? `${format.count(status.aborted)} aborted` : ""].filter(Boolean).join(", "),
     );
     figures.bar("Rounds", wanted ? headline.rounds / wanted : null);
     figures.set("Time left", left(status), wanted ? ends(headline.eta_s) : "no end is set");
@@ -109,7 +111,12 @@ function times({ sent_bytes: sent, saved_bytes: saved }) {
   return `data parallel: ${format.large((sent + saved) / sent)} times as much`;
 }
 
-/** A plain sentence if nothing moves; a round that members are on the way to needs none. */
+/** What the run waits for, or what it does. */
 function whyOf(status) {
-  return status.why_waiting;
+  if (status.why_waiting) return status.why_waiting;
+  if (status.state === "finished") return "all rounds are done";
+  const [round] = status.rounds;
+  if (round?.phase === "open") return `round ${round.round} is open`;
+  if (round) return `round ${round.round} is being averaged`;
+  return "members train; the next round opens when it is due";
 }

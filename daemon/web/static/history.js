@@ -23,7 +23,7 @@ export class History {
   constructor() {
     const zoom = (from, to) => this.#zoom(from, to);
     this.charts = [
-      new Chart("loss", [{ label: "Loss", column: "loss", format: format.loss, colour: "accent", band: ["loss_min", "loss_max"] }], {
+      new Chart("loss", [{ label: "Loss", column: "loss", format: format.loss, tick: format.plain, colour: "accent", band: ["loss_min", "loss_max"] }], {
         zoom,
         log: true,
         label: "Loss over the run's time; the band is from the lowest to the highest. Drag over it to zoom.",
@@ -31,8 +31,8 @@ export class History {
       new Chart(
         "speed",
         [
-          { label: "Tokens/s", column: "tokens_per_s", format: format.large, colour: "accent" },
-          { label: "Utilisation", column: "utilisation", format: format.percent, colour: "second", scale: "part", dash: [5, 4] },
+          { label: "Tokens/s", column: "tokens_per_s", format: format.large, tick: format.large, colour: "accent" },
+          { label: "Utilisation", column: "utilisation", format: format.percent, tick: format.percent, colour: "second", scale: "part", dash: [5, 4] },
         ],
         { zoom, fromZero: true, label: "Tokens a second and utilisation over the run's time. Drag over it to zoom." },
       ),

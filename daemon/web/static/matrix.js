@@ -4,7 +4,7 @@ import { Drawing, colour, fitted } from "./canvas.js";
 import { byId, element, say } from "./dom.js";
 import * as format from "./format.js";
 
-const CELL_MAX = 56;
+const CELL_MAX = 72;
 const LABEL_MIN = 14; // a smaller cell has no room for its line of text
 const NUMBER_MIN = 44;
 
@@ -104,7 +104,7 @@ export class Matrix {
     context.fillRect(x, y, edge, edge);
     context.globalAlpha = 1;
     if (edge >= NUMBER_MIN) {
-      context.fillStyle = part > 0.5 ? ink.surface : ink.text;
+      context.fillStyle = readable(ink, 0.12 + 0.88 * part);
       context.textAlign = "center";
       const [value, unit] = format.rate(rate).split(" ");
       context.fillText(value, x + edge / 2, y + edge / 2 - 6);
@@ -138,4 +138,18 @@ export class Matrix {
     if (from === to) text = from.name;
     return { text, x: this.#left + (column + 0.5) * this.#edge, y: this.#top + (row + 1) * this.#edge - 8 };
   }
+}
+
+/** Of the text's colour and the surface's, the one that stands out from a mix of heat and surface. */
+function readable(ink, heat) {
+  const [hot, cold] = [light(ink.heat), light(ink.surface)];
+  const under = hot * heat + cold * (1 - heat);
+  const far = (name) => Math.abs(Math.log((light(ink[name]) + 0.05) / (under + 0.05)));
+  return far("text") > far("surface") ? ink.text : ink.surface;
+}
+
+/** The relative luminance of a colour `#rrggbb`. */
+function light(hex) {
+  const part = (from) => (parseInt(hex.slice(from, from + 2), 16) / 255) ** 2.2;
+  return 0.2126 * part(1) + 0.7152 * part(3) + 0.0722 * part(5);
 }

@@ -9,14 +9,14 @@ const COLUMNS = [
   { key: "number", title: "#", text: (row) => String(row.number), sort: (row) => row.number },
   { key: "name", title: "Name", text: (row) => row.name, sort: (row) => row.name.toLowerCase(), hint: (row) => row.peer },
   { key: "role", title: "Role", text: (row) => row.role, sort: (row) => row.role },
-  { key: "place", title: "In the round", text: (row) => row.place, sort: (row) => row.place },
+  { key: "place", title: "Round", text: (row) => row.place, sort: (row) => row.place },
   { key: "loss", title: "Loss", text: (row) => format.loss(row.loss), sort: (row) => row.loss, number: true },
   { key: "step", title: "Step time", text: (row) => format.duration(row.stepTime), sort: (row) => row.stepTime, number: true },
   { key: "speed", title: "Tokens/s", text: (row) => format.large(row.speed), sort: (row) => row.speed, number: true },
   { key: "weight", title: "Weight", text: (row) => format.percent(row.weight), sort: (row) => row.weight, number: true },
   { key: "up", title: "Up", text: (row) => format.rate(row.up), sort: (row) => row.up, number: true },
   { key: "down", title: "Down", text: (row) => format.rate(row.down), sort: (row) => row.down, number: true },
-  { key: "lag", title: "Lag", text: (row) => row.lag, sort: (row) => row.lagSteps, number: true },
+  { key: "lag", title: "Lag", text: (row) => row.lag, sort: (row) => row.lagSteps, number: true, hint: (row) => row.lagSaid },
   { key: "version", title: "Version", text: (row) => format.count(row.version), sort: (row) => row.version, number: true },
   { key: "uptime", title: "Here for", text: (row) => format.duration(row.uptime), sort: (row) => row.uptime, number: true },
   { key: "why", title: "Why", text: (row) => row.why, sort: (row) => row.why },
@@ -27,6 +27,7 @@ export class Members {
   #times = new StepTimes();
   #sorted = { key: "number", up: true };
   #status = null;
+  #round = null;
 
   /** `kick(member)` is called by a row's button. */
   constructor(kick) {
@@ -57,7 +58,7 @@ export class Members {
     this.counts = element("span", { className: "muted" });
     this.gone = element("div", { className: "gone" });
     byId("members-tools").replaceChildren(this.counts, this.select);
-    byId("members").replaceChildren(element("div", { className: "wide" }, table), this.gone);
+    byId("members").replaceChildren(element("div", { className: "wide tall", tabIndex: 0, role: "region", "aria-label": "Table of members" }, table), this.gone);
     this.#showSort();
   }
 
@@ -65,7 +66,7 @@ export class Members {
     const up = this.#sorted.key === key ? !this.#sorted.up : true;
     this.#sorted = { key, up };
     this.#showSort();
-    if (this.#status) this.show(this.#status);
+    if (this.#status) this.show(this.#status, this.#round);
   }
 
   #showSort() {
@@ -76,9 +77,11 @@ export class Members {
     this.select.value = this.#sorted.key;
   }
 
-  show(status) {
+  /** `round` is the last committed one, or null. */
+  show(status, round) {
     this.#status = status;
-    const weights = shares(status);
+    this.#round = round;
+    const weights = shares(round);
     const rows = status.members.map((member) => this.#facts(status, member, weights));
     this.#order(rows);
     const here = new Set(rows.map((row) => row.peer));
@@ -113,7 +116,8 @@ export class Members {
       weight: weights.get(member.peer) ?? null,
       up: bandwidth.up_bytes_per_s,
       down: bandwidth.down_bytes_per_s,
-      lag: lagText(behind),
+      lag: lagTexts(behind)[0] ?? "none",
+      lagSaid: lagTexts(behind).join(", "),
       lagSteps: 1e9 * behind.versions + (behind.steps ?? 0),
       version: version(member),
       uptime: member.attached_s,
@@ -190,11 +194,12 @@ function toneOf(member, word) {
   return member.role === "contributor" ? "ok" : "idle";
 }
 
-function lagText({ versions, steps }) {
+/** In what it is behind, the graver first. */
+function lagTexts({ versions, steps }) {
   const said = [];
   if (versions > 0) said.push(`${versions} version${versions === 1 ? "" : "s"}`);
   if (steps > 0) said.push(`${format.count(steps)} step${steps === 1 ? "" : "s"}`);
-  return said.length ? said.join(", ") : "none";
+  return said;
 }
 
 /** What its owner lets it have, said only where nothing more pressing is. */

@@ -31,15 +31,15 @@ export class Peer {
     );
     const options = { zoom: () => {}, label: "Since this page was opened." };
     this.charts = [
-      new Chart("own-loss", [{ label: "Loss", column: "loss", format: format.loss, colour: "accent" }], options),
-      new Chart("own-speed", [{ label: "Tokens/s", column: "tokens_per_s", format: format.large, colour: "accent" }], { ...options, fromZero: true }),
+      new Chart("own-loss", [{ label: "Loss", column: "loss", format: format.loss, tick: format.plain, colour: "accent" }], options),
+      new Chart("own-speed", [{ label: "Tokens/s", column: "tokens_per_s", format: format.large, tick: format.large, colour: "accent" }], { ...options, fromZero: true }),
     ];
     this.draw = onceAFrame(() => this.charts.forEach((chart) => chart.show(this.#columns)));
   }
 
   show(status) {
     showState(stateOf(status));
-    showWhy(status.why);
+    showWhy(status.why || doing(status), Boolean(status.why));
     this.#showFigures(status);
     this.told.replaceChildren(...status.told.map((text) => element("li", { textContent: text })));
     this.told.hidden = status.told.length === 0;
@@ -95,6 +95,12 @@ function stateOf(status) {
   if (status.phase !== "in the run") return `waiting: ${status.phase}`;
   if (!status.in_sync) return "waiting: not in sync";
   return status.role === "contributor" ? "training" : status.role;
+}
+
+function doing(status) {
+  if (status.finished) return "the run is finished";
+  if (status.rounds.length) return `it takes part in round ${status.rounds.at(-1).round}`;
+  return status.role === "contributor" ? "its trainer trains until the next round" : `it keeps up with the run as a ${status.role}`;
 }
 
 function checkpointText(saved) {

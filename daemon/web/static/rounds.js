@@ -11,6 +11,7 @@ import * as format from "./format.js";
 const ROUNDS_MAX = 400; // kept by the page; older ones are asked for again
 const PAGE = 100; // of rounds, in one request
 const COUNTS = [10, 25, 50, 100];
+const PHONE_PX = 600;
 const ROW = 18;
 const ROW_MANY = 12; // with more than MANY members
 const MANY = 24;
@@ -21,7 +22,7 @@ export class Rounds {
   #rounds = new Map(); // number -> row of /api/rounds
   #seen = new Map(); // number -> { peer: mark } of rounds in flight, as far as this page saw
   #live = [];
-  #shown = COUNTS[1];
+  #shown = window.innerWidth < PHONE_PX ? COUNTS[0] : COUNTS[1];
   #end = null; // the newest round in the picture; null: follows the run
   #toScale = false;
   #slots = []; // of the last picture: { round, x, width, perSecond }
@@ -153,6 +154,11 @@ export class Rounds {
     };
   }
 
+  /** The newest round that was committed, as far as this page knows. */
+  get lastCommitted() {
+    return [...this.#rounds.values()].filter((row) => row.outcome === "committed").reduce((a, b) => (a && a.round > b.round ? a : b), null);
+  }
+
   // ---------------------------------------------------------------- which rounds
 
   #all() {
@@ -232,7 +238,7 @@ export class Rounds {
       text: colour("ink"),
       muted: colour("muted"),
     };
-    const label = Math.min(120, width * 0.22);
+    const label = Math.min(120, width * 0.24);
     if (rounds.length === 0) {
       context.fillStyle = ink.muted;
       context.fillText("No round was opened yet.", 0, AXIS / 2);
@@ -369,13 +375,15 @@ function toScale(rounds, label, width) {
 function paintMark(context, slot, mark, top, height, ink, pattern) {
   const { round, x, perSecond } = slot;
   const end = length(round);
-  const ready = mark.ready_s ?? (mark.reduced_s === null ? end : Math.min(round.open_s, end));
+  const ready = mark.ready_s ?? end;
   const bar = (from, to, fill, high = height) => {
     if (to <= from) return;
     context.fillStyle = fill;
     context.fillRect(x + from * perSecond, top + (height - high) / 2, Math.max(1, (to - from) * perSecond), high);
   };
-  bar(0, Math.min(ready, end), ink.train);
+  const receives = mark.ready_s === null && mark.reduced_s !== null; // it added nothing
+  if (receives) bar(round.open_s, mark.reduced_s, ink.reduce, height / 3);
+  else bar(0, Math.min(ready, end), ink.train);
   if (mark.ready_s !== null) {
     bar(ready, Math.min(round.open_s, end), pattern);
     if (round.reduce_s !== null) {
@@ -398,7 +406,7 @@ function paintMark(context, slot, mark, top, height, ink, pattern) {
   }
 }
 
-const BAD = new Set(["lost", "declined", "refused", "excluded", "late"]);
+const BAD = new Set(["excluded", "lost", "missed"]);
 const bad = (mark) => BAD.has(mark.state);
 
 function hatch(context, ink) {
@@ -420,18 +428,20 @@ function markText(round, peer, name) {
   const mark = round.marks[peer];
   const said = [`Round ${round.round}, ${name}`];
   if (!mark) return `${said[0]}: takes no part`;
-  if (mark.ready_s === null) said.push("not ready");
+  if (mark.ready_s === null) said.push(mark.reduced_s === null ? "not ready" : "adds nothing, gets the result");
   else {
     said.push(`ready after ${format.duration(mark.ready_s)}`);
     const waited = round.open_s - mark.ready_s;
     if (waited > 0.0005) said.push(`waited ${format.duration(waited)}`);
   }
   if (mark.reduced_s !== null) said.push(`had the result after ${format.duration(mark.reduced_s)}`);
-  if (bad(mark)) said.push(mark.state);
+  if (bad(mark)) said.push(WORDS[mark.state]);
   const reason = round.lost?.[peer] ?? round.declined?.[peer];
   if (reason) said.push(reason);
   return `${said.join("; ")}. ${round.outcome}${round.why ? `: ${round.why}` : ""}`;
 }
+
+const WORDS = { excluded: "left out", lost: "lost", missed: "did not get the result" };
 
 function slowest(round) {
   const ready = Object.values(round.marks).filter((mark) => mark.ready_s !== null);
