@@ -13,7 +13,8 @@ INSTALLED := .venv/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install test lint types imports pytest gpu format demo bench docs reference constraints clean distclean
+.PHONY: help install browser test lint types imports pytest gpu format demo bench docs reference \
+	screenshots constraints clean distclean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,6 +27,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/pip install -q -c constraints.txt setuptools
 	$(BIN)/pip install -q -c constraints.txt --no-build-isolation -e ".[train,dev]"
 	touch $@
+
+browser:  ## Chromium from the system's packages, for the tests of the page (instant when it is there)
+	tools/install-browser
 
 test: lint types imports pytest  ## All that CI runs
 
@@ -61,6 +65,9 @@ docs: reference  ## The documentation as a site, build/docs/index.html; warnings
 
 reference: install  ## Pages of docs/reference that are made from the code
 	$(BIN)/python tools/reference.py
+
+screenshots: install  ## The pictures in docs/pictures/, from a small real run (about two minutes)
+	$(BIN)/python tools/screenshots.py $(ARGS)
 
 # A scratch environment, so that only what pyproject.toml asks for gets into the list.
 constraints:  ## Take the newest versions into constraints.txt

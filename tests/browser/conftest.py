@@ -1,0 +1,100 @@
+"""A real browser without a window, and one live run for all tests of the page.
+
+The browser is Debian's chromium; Playwright drives it and downloads nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import socket
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
+
+from tests.processes.harness import Fleet, in_sync, spec
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+WAIT_MS = 25_000.0  # for what a page is to show: two cores may be busy with other tests
+STRANGE = "<i>cedar"  # a name that would be markup if anything took it for it
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    found = next(filter(None, map(shutil.which, NAMES)), None)
+    if found is None:
+        pytest.fail("there is no chromium here: install it with `make browser`")
+    expect.set_options(timeout=WAIT_MS)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """A master at a fixed URL, two contributors that train without end, and a spare."""
+    made = Fleet(tmp_path_factory.mktemp("run"), strict=False)
+    try:
+        http = f"127.0.0.1:{_free_port()}"
+        made.start_master(spec(contributors=2), more=["--http", http])
+        for rank, name in enumerate(("alder", "birch", STRANGE)):
+            made.join(name, "--rank", str(rank), "--pause", "0.02", founder=rank == 0)
+            wanted = ("alder", "birch", STRANGE)[: rank + 1]
+            made.until(lambda status, names=wanted: in_sync(status, *names), f"{name} is in sync")
+        made.until_committed(2)
+        yield made
+    finally:
+        made.stop_all()
+
+
+class Watched:
+    """What a page complained about."""
+
+    def __init__(self, page: Page) -> None:
+        self.complaints: list[str] = []
+        self.hosts: set[str] = set()
+        page.on("console", self._on_console)
+        page.on("pageerror", lambda error: self.complaints.append(f"uncaught: {error}"))
+        page.on("request", lambda request: self.hosts.add(request.url.split("/")[2]))
+
+    def _on_console(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            self.complaints.append(message.text)
+
+    def expect(self, pattern: str) -> None:
+        """Forget complaints like this: the test brought them about."""
+        self.complaints = [each for each in self.complaints if not re.search(pattern, each)]
+
+
+_watched: dict[Page, Watched] = {}
+
+
+def watch(page: Page) -> Watched:
+    """The one that watches this page, from the first call on."""
+    return _watched.setdefault(page, Watched(page))
+
+
+@pytest.fixture
+def page(browser: Browser, fleet: Fleet) -> Iterator[Page]:
+    """The master's page, live. It must have complained about nothing in the end."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    page = context.new_page()
+    watched = watch(page)
+    page.goto(url(fleet, "master"))
+    expect(page.locator("#connection")).to_contain_text("live")
+    yield page
+    context.close()
+    assert watched.complaints == []
+
+
+def url(fleet: Fleet, name: str) -> str:
+    return str(fleet.nodes[name].control()["url"])
