@@ -6,6 +6,7 @@ import * as format from "./format.js";
 
 const PAGE = 100;
 const LINES_MAX = 2_000; // in the page; whoever wants more than that filters
+const FRESH_MAX = 50;
 const TYPING_MS = 250;
 
 const KINDS = [
@@ -22,7 +23,9 @@ export class Events {
   #kinds = new Set();
   #text = "";
   #oldest = null; // id
-  #newest = 0;
+  #newest = 0; // in the list
+  #last = 0; // that was ever seen, in the list or not
+  #fresh = []; // the newest of those that came live: an answer may be older than they are
   #asked = 0;
 
   constructor() {
@@ -74,7 +77,9 @@ export class Events {
     if (asked !== this.#asked) return;
     this.list.replaceChildren(...events.map(line));
     this.#newest = events[0]?.id ?? 0;
+    this.#last = Math.max(this.#last, this.#newest);
     this.#older(events);
+    this.#fresh.forEach((event) => this.#put(event));
     this.#count();
   }
 
@@ -93,13 +98,23 @@ export class Events {
     this.older.hidden = events.length < PAGE || this.list.children.length >= LINES_MAX;
   }
 
-  /** One line more, if the filter lets it through. */
+  /** One that has just happened. Their numbers have no holes, so one that was missed shows. */
   add(event) {
+    const missed = this.#last > 0 && event.id > this.#last + 1;
+    this.#last = Math.max(this.#last, event.id);
+    this.#fresh.push(event);
+    if (this.#fresh.length > FRESH_MAX) this.#fresh.shift();
+    this.#put(event);
+    this.#count();
+    if (missed) this.#reload();
+  }
+
+  /** On top, if it is new there and the filter lets it through. */
+  #put(event) {
     if (event.id <= this.#newest || !this.#wanted(event)) return;
     this.#newest = event.id;
     this.list.prepend(line(event));
     while (this.list.children.length > LINES_MAX) this.list.lastElementChild.remove();
-    this.#count();
   }
 
   #wanted(event) {

@@ -97,16 +97,23 @@ export class Rounds {
   /** All anew: what happened meanwhile may have been missed. */
   async load() {
     const { rounds } = await get("rounds", { limit: PAGE });
-    this.#rounds.clear();
+    const newest = rounds[0]?.round ?? -1;
+    for (const number of this.#rounds.keys()) {
+      if (number <= newest) this.#rounds.delete(number); // what is newer came live meanwhile
+    }
     this.#exhausted = rounds.length < PAGE;
     rounds.forEach((row) => this.#keep(row));
     this.#draw();
   }
 
+  /** A round that has just ended. */
   add(row) {
+    const missed = this.#rounds.size > 0 && row.round > Math.max(...this.#rounds.keys()) + 1;
     this.#keep(row);
     this.#seen.delete(row.round);
     this.#draw();
+    // Rounds may end out of order while several are in flight; then this asks once too often.
+    if (missed) this.load().catch(() => {});
   }
 
   #keep(row) {

@@ -1,0 +1,163 @@
+"""Takes the pictures of the dashboard in docs/pictures/ from a run that is really there.
+
+    make screenshots
+
+It starts ``holdfast demo`` (a master, three contributors, a spare, their trainers, a kill in the
+middle), waits until it has something to show, photographs it with chromium, and stops it. About two
+minutes on two cores. What a picture shows is whatever the run did that time; none is touched up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+from attrs import frozen
+from PIL import Image
+from playwright.sync_api import Browser, sync_playwright
+
+ROOT = Path(__file__).resolve().parents[1]
+PICTURES = ROOT / "docs" / "pictures"
+ROUNDS = 36
+SHOWN_AT = 30  # committed rounds: the killed one is back by then
+PEER = "alder"
+START_S = 60.0
+RUN_S = 170.0  # the demo gives up a little later
+EXIT_S = 30.0
+SETTLE_MS = 1_500.0  # for charts to be drawn and figures to have come twice
+BYTES_MAX = 300_000  # of a picture: people clone it
+COLOURS = 256
+
+
+@frozen
+class Picture:
+    """One photograph.
+
+    Attributes:
+      node: whose page.
+      scale: device pixels for each of the page's.
+      whole: of the whole page, not only of what fits the window.
+    """
+
+    name: str
+    node: str = "master"
+    width: int = 1280
+    height: int = 960
+    scheme: str = "light"
+    scale: int = 1
+    whole: bool = True
+
+
+ALL = (
+    Picture("dashboard-light"),
+    Picture("dashboard-dark", scheme="dark"),
+    Picture("dashboard-phone", width=390, height=844, scale=2, whole=False),
+    Picture("dashboard-phone-members", width=390, height=844, scale=2, scheme="dark", whole=False),
+    Picture("dashboard-peer", node=PEER),
+)
+
+
+@contextlib.contextmanager
+def demo(folder: Path) -> Iterator[None]:
+    """The run, for as long as it is photographed."""
+    command = [sys.executable, "-m", "holdfast", "demo", "--rounds", str(ROUNDS)]
+    process = subprocess.Popen([*command, "--keep", str(folder)], cwd=ROOT)
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGINT)  # it stops its processes itself
+        try:
+            process.wait(EXIT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def url_of(folder: Path, node: str) -> str:
+    """Where a daemon of the demo serves its page, once it does."""
+    until_s = time.monotonic() + START_S
+    while time.monotonic() < until_s:
+        with contextlib.suppress(OSError, ValueError):
+            control: dict[str, Any] = json.loads((folder / node / "control.json").read_text())
+            return str(control["url"])
+        time.sleep(0.1)
+    raise SystemExit(f"{node} of the demo does not serve its page; see its output above")
+
+
+def wait_until_shown(url: str) -> None:
+    """Until there is something to see: a kill, a promotion, a return, and a curve."""
+    until_s = time.monotonic() + RUN_S
+    while time.monotonic() < until_s:
+        status = httpx.get(f"{url}/api/status", timeout=10.0).json()
+        if status["committed"] >= SHOWN_AT:
+            return
+        time.sleep(0.2)
+    raise SystemExit(f"the demo did not commit {SHOWN_AT} rounds in {RUN_S:.0f} s; try it alone")
+
+
+def take(browser: Browser, picture: Picture, url: str) -> bytes:
+    """A picture as PNG."""
+    context = browser.new_context(
+        viewport={"width": picture.width, "height": picture.height},
+        color_scheme="dark" if picture.scheme == "dark" else "light",
+        device_scale_factor=picture.scale,
+    )
+    page = context.new_page()
+    page.goto(url)
+    page.wait_for_selector("#loss-chart canvas, #own-loss-chart canvas")
+    page.wait_for_timeout(SETTLE_MS)
+    if picture.name.endswith("-members"):
+        page.locator("#members").scroll_into_view_if_needed()
+        page.evaluate("document.querySelector('#members-title').scrollIntoView()")
+    taken = page.screenshot(full_page=picture.whole)
+    context.close()
+    return bytes(taken)
+
+
+def smaller(png: bytes) -> bytes:
+    """The same with a palette: a page has few colours, and nobody sees the difference."""
+    out = io.BytesIO()
+    image = Image.open(io.BytesIO(png)).convert("RGB")
+    image.quantize(COLOURS, dither=Image.Dither.NONE).save(out, "PNG", optimize=True)
+    return out.getvalue()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--into", type=Path, default=PICTURES)
+    arguments = parser.parse_args()
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        raise SystemExit("there is no chromium here: install it with `make browser`")
+    arguments.into.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-"))) / "run"
+        stack.enter_context(demo(folder))
+        browser = stack.enter_context(sync_playwright()).chromium.launch(
+            executable_path=chromium, args=["--no-sandbox", "--hide-scrollbars"]
+        )
+        stack.callback(browser.close)
+        wait_until_shown(url_of(folder, "master"))
+        for picture in ALL:
+            png = smaller(take(browser, picture, url_of(folder, picture.node)))
+            if len(png) > BYTES_MAX:
+                raise SystemExit(f"{picture.name}: {len(png)} bytes, more than {BYTES_MAX}")
+            path = arguments.into / f"{picture.name}.png"
+            path.write_bytes(png)
+            print(f"{path}  {len(png) / 1000:.0f} kB")  # noqa: T201 - what it is run for
+
+
+if __name__ == "__main__":
+    main()
