@@ -55,7 +55,7 @@ export class StepTimes {
   #seen = new Map(); // peer -> [{ at, step, stepped }], oldest first
 
   note(member) {
-    if (member.step_s !== undefined || !member.trainer) return;
+    if (!member.trainer) return;
     const at = Date.now();
     const seen = this.#seen.get(member.peer) ?? [];
     const last = seen.at(-1);
@@ -70,7 +70,6 @@ export class StepTimes {
 
   /** Null until two words of it have come. */
   of(member) {
-    if (member.step_s !== undefined) return member.step_s;
     const seen = this.#seen.get(member.peer) ?? [];
     if (seen.length < 2) return null;
     const [first, last] = [seen[0], seen.at(-1)];

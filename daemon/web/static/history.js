@@ -19,6 +19,7 @@ export class History {
   #columns = null;
   #range = null; // { from, to }; null: the whole run
   #asked = 0;
+  #latest = null; // by the daemon's clock; this browser's may be another
 
   constructor() {
     const zoom = (from, to) => this.#zoom(from, to);
@@ -74,15 +75,17 @@ export class History {
     this.#asked += 1;
     const asked = this.#asked;
     const range = this.#range ?? {};
-    const from = range.seconds ? Date.now() / 1000 - range.seconds : range.from;
+    const from = range.seconds ? (this.#latest ?? Date.now() / 1000) - range.seconds : range.from;
     const { columns } = await get("history", { points: POINTS, from: from ?? null, to: range.to ?? null });
     if (asked !== this.#asked) return; // somebody has chosen another part meanwhile
     this.#columns = columns;
+    this.#latest = Math.max(this.#latest ?? 0, columns.at.at(-1) ?? 0) || null;
     this.draw();
   }
 
   /** One more point of the run. */
   add(point) {
+    this.#latest = point.at;
     if (this.#columns === null || this.#range?.to) return;
     const columns = this.#columns;
     if (point.at <= (columns.at.at(-1) ?? 0)) return;
