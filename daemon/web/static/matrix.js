@@ -142,14 +142,14 @@ export class Matrix {
 
 /** Of the text's colour and the surface's, the one that stands out from a mix of heat and surface. */
 function readable(ink, heat) {
-  const [hot, cold] = [light(ink.heat), light(ink.surface)];
-  const under = hot * heat + cold * (1 - heat);
-  const far = (name) => Math.abs(Math.log((light(ink[name]) + 0.05) / (under + 0.05)));
+  const [hot, cold] = [channels(ink.heat), channels(ink.surface)];
+  const under = light(hot.map((value, index) => value * heat + cold[index] * (1 - heat)));
+  const far = (name) => Math.abs(Math.log((light(channels(ink[name])) + 0.05) / (under + 0.05)));
   return far("text") > far("surface") ? ink.text : ink.surface;
 }
 
-/** The relative luminance of a colour `#rrggbb`. */
-function light(hex) {
-  const part = (from) => (parseInt(hex.slice(from, from + 2), 16) / 255) ** 2.2;
-  return 0.2126 * part(1) + 0.7152 * part(3) + 0.0722 * part(5);
-}
+/** Red, green and blue of a colour `#rrggbb`, from 0 to 1. */
+const channels = (hex) => [1, 3, 5].map((from) => parseInt(hex.slice(from, from + 2), 16) / 255);
+
+/** Relative luminance. */
+const light = ([red, green, blue]) => 0.2126 * red ** 2.2 + 0.7152 * green ** 2.2 + 0.0722 * blue ** 2.2;

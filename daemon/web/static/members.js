@@ -111,7 +111,7 @@ export class Members {
       placeKind: word,
       tone: toneOf(member, word),
       loss: contributes ? member.loss : null,
-      stepTime: member.trainer ? this.#times.of(member) : null,
+      stepTime: contributes ? this.#times.of(member) : null,
       speed: contributes ? member.tokens_per_s : null,
       weight: weights.get(member.peer) ?? null,
       up: bandwidth.up_bytes_per_s,
