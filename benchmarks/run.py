@@ -32,6 +32,7 @@ from benchmarks import (
 )
 from benchmarks.commands import BenchError
 from benchmarks.copying import copies
+from benchmarks.first_paint import first_paint, why_no_browser
 from benchmarks.lanes import lanes, why_no_lanes
 from benchmarks.learning import learning, why_no_learning
 from benchmarks.namespaces import LabError
@@ -87,6 +88,7 @@ SECTIONS = (
     Section("checkpoints", "a checkpoint at every round", _anywhere, checkpoints.checkpoints),
     Section("scale", "many members", _anywhere, scale.scale),
     Section("dashboard", "what people look at", _anywhere, dashboard.dashboard),
+    Section("first-paint", "how soon the dashboard is there", why_no_browser, first_paint),
 )
 
 

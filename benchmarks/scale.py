@@ -40,7 +40,7 @@ from holdfast.membership.journal import RunCreated, TermStarted
 from holdfast.membership.spec import RunSpec
 from holdfast.protocol import wire
 from holdfast.protocol.addresses import Address
-from holdfast.protocol.memory import MemoryNetwork, MemoryWorld
+from holdfast.protocol.memory import MemoryWorld
 from holdfast.protocol.messages import (
     MEMBERS_MAX,
     VERSION_MAX,
@@ -51,7 +51,7 @@ from holdfast.protocol.messages import (
     Role,
     TensorSpec,
 )
-from holdfast.protocol.network import Channel, Party
+from holdfast.protocol.network import Channel, Network, Party
 from holdfast.protocol.virtual_time import run_virtually
 
 COUNTS = (100, 200, 500, 1_000)
@@ -154,10 +154,11 @@ def root_of(version: int) -> bytes:
 class LightPeer:
     """The control side of one peer."""
 
-    def __init__(self, name: str, peer: str, network: MemoryNetwork, chance: random.Random) -> None:
+    def __init__(self, name: str, peer: str, network: Network, chance: random.Random) -> None:
         self.name = name
         self.peer = peer
         self.network = network
+        self.at, self.master = Address(name, PORT), Address("master", PORT)
         self.version = -1  # of the shared state that it would hold
         self._chance = chance
         self._stream: trio.abc.Stream | None = None
@@ -167,8 +168,8 @@ class LightPeer:
     async def run(self, heartbeat_s: float) -> None:
         """Take part until cancelled."""
         async with trio.open_nursery() as nursery:
-            await nursery.start(self.network.serve, [Address(self.name, PORT)], _ignore, None)
-            channel = await self.network.dial(Address("master", PORT), party=Party.MASTER)
+            (self.at,) = await nursery.start(self.network.serve, [self.at], _ignore, None)
+            channel = await self.network.dial(self.master, party=Party.MASTER)
             self._stream = channel.stream
             await self._say("Hello", wire.to_plain(self._hello()))
             nursery.start_soon(self._every, heartbeat_s, "Heartbeat", lambda: {"sequence": 0})
@@ -181,7 +182,7 @@ class LightPeer:
             version_max=VERSION_MAX,
             run_id=RUN_ID,
             name=self.name,
-            addresses=(f"{self.name}:{PORT}",),
+            addresses=(str(self.at),),
             incarnation=1,
             layout=LAYOUT,
             heads=(),

@@ -30,8 +30,8 @@ from playwright.sync_api import Browser, sync_playwright
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURES = ROOT / "docs" / "pictures"
-ROUNDS = 45
-SHOWN_AT = 27  # committed rounds: the killed one is back by then, and there is time for pictures
+ROUNDS = 36
+SHOWN_AT = 22  # committed rounds: the killed one is back by then, and there is time for pictures
 PEER = "alder"
 START_S = 60.0
 RUN_S = 170.0  # the demo gives up a little later

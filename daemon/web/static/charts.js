@@ -140,6 +140,7 @@ export class Chart {
       this.#data,
       this.box,
     );
+    performance.mark("holdfast-chart");
   }
 
   #range(UPlot, low, high) {

@@ -1,8 +1,10 @@
 // What the daemon says as it happens, through all its absences.
 //
-//   connecting --open--> live --error--> asking --no answer--> away
-//                          ^               | answer: the daemon is there, its stream is not
-//                          +---------------+ (polling; the stream is tried again now and then)
+//   connecting --open--> live --error--> (asks) --no answer--> away --> (asks again)
+//                          ^               | answer
+//                          +---------------+--> polling, if the stream was tried just now
+//
+// The stream comes first: it begins with a status, and without the past, which a plain status has.
 //
 // Emits "status", "round", "point", "log" with the parsed value, "connection" with one of the words
 // above, and "back" when what was fetched before may have holes.
@@ -38,7 +40,7 @@ export class Feed extends EventTarget {
 
   start() {
     this.#close();
-    this.#ask();
+    this.#open();
   }
 
   #tell(type, value) {
@@ -69,7 +71,9 @@ export class Feed extends EventTarget {
     try {
       status = await get("status");
     } catch {
+      this.#close(); // a stream that still stands there leads to nobody
       this.whole = false;
+      this.streamTriedMs = -Infinity;
       this.#become("away");
       this.#later(this.awayMs, () => this.#ask());
       this.awayMs = Math.min(2 * this.awayMs, AWAY_MAX_MS);
@@ -77,10 +81,6 @@ export class Feed extends EventTarget {
     }
     this.awayMs = AWAY_FIRST_MS;
     this.#tell("status", status);
-    if (!this.whole) {
-      this.whole = true;
-      this.#tell("back", null);
-    }
     if (this.source !== null) this.#listen(); // it was only quiet
     else if (Date.now() - this.streamTriedMs > STREAM_AGAIN_MS) this.#open();
     else {
@@ -101,6 +101,9 @@ export class Feed extends EventTarget {
     this.source = source;
     source.addEventListener("open", () => {
       this.#become("live");
+      this.awayMs = AWAY_FIRST_MS;
+      if (!this.whole) this.#tell("back", null);
+      this.whole = true;
       this.#listen();
     });
     for (const type of ["status", "round", "point", "log"]) {

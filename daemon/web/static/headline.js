@@ -77,7 +77,7 @@ export class Headline {
     showState(status.state);
     showWhy(whyOf(status), !["training", "finished"].includes(status.state));
     figures.set("Loss", format.loss(headline.loss), `step ${format.count(headline.step ?? status.step)}`);
-    figures.set("Tokens", format.large(headline.tokens));
+    figures.set("Tokens", format.large(headline.tokens), "in committed rounds");
     figures.set("Tokens a second", format.large(headline.tokens_per_s), people(counts.participating, "contributor"));
     figures.set("Utilisation", format.percent(headline.utilisation), "of contributors' time");
     const wanted = headline.rounds_wanted;

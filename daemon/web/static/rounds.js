@@ -9,7 +9,8 @@ import { byId, element, toast } from "./dom.js";
 import * as format from "./format.js";
 
 const ROUNDS_MAX = 400; // kept by the page; older ones are asked for again
-const PAGE = 100; // of rounds, in one request
+const PAGE = 100; // of older rounds, in one request
+const SPARE = 5;
 const COUNTS = [10, 25, 50, 100];
 const PHONE_PX = 600;
 const ROW = 18;
@@ -41,6 +42,7 @@ export class Rounds {
     );
     count.addEventListener("change", () => {
       this.#shown = Number(count.value);
+      if (this.#rounds.size < this.#shown && !this.#exhausted) this.load().catch(() => {});
       this.#draw();
     });
     const scale = element(
@@ -96,12 +98,13 @@ export class Rounds {
 
   /** All anew: what happened meanwhile may have been missed. */
   async load() {
-    const { rounds } = await get("rounds", { limit: PAGE });
+    const limit = this.#shown + SPARE; // with many members a round is some kilobytes
+    const { rounds } = await get("rounds", { limit });
     const newest = rounds[0]?.round ?? -1;
     for (const number of this.#rounds.keys()) {
       if (number <= newest) this.#rounds.delete(number); // what is newer came live meanwhile
     }
-    this.#exhausted = rounds.length < PAGE;
+    this.#exhausted = rounds.length < limit;
     rounds.forEach((row) => this.#keep(row));
     this.#draw();
   }
