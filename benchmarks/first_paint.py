@@ -174,9 +174,11 @@ async def serve(folder: Path, members: int, use: Callable[[str], list[Load]]) ->
         history, past = master.recorder.history, master.coordinator.conductor.ledger.past
         say(f"  {members} members come, {REAL_ROUNDS} rounds are run")
         await _until(
-            lambda: len(past) >= REAL_ROUNDS
-            and len(past[-1].running().contributors) == members
-            and len(history.rounds(REAL_ROUNDS, None)) == REAL_ROUNDS,
+            lambda: (
+                len(past) >= REAL_ROUNDS
+                and len(past[-1].running().contributors) == members
+                and len(history.rounds(REAL_ROUNDS, None)) == REAL_ROUNDS
+            ),
             "rounds of all members",
         )
         await trio.to_thread.run_sync(fill_rounds, history)

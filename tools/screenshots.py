@@ -26,17 +26,17 @@ from typing import Any
 import httpx
 from attrs import frozen
 from PIL import Image
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURES = ROOT / "docs" / "pictures"
 ROUNDS = 36
-SHOWN_AT = 22  # committed rounds: the killed one is back by then, and there is time for pictures
+POSED_AT = 2  # committed rounds
+SHOWN_AT = 24  # a kill, a promotion and a return are to be seen by then
 PEER = "alder"
 START_S = 60.0
 RUN_S = 170.0  # the demo gives up a little later
 EXIT_S = 30.0
-SETTLE_MS = 1_500.0  # for charts to be drawn and figures to have come twice
 BYTES_MAX = 300_000  # of a picture: people clone it
 
 
@@ -48,6 +48,7 @@ class Picture:
       node: whose page.
       scale: device pixels for each of the page's.
       whole: of the whole page, not only of what fits the window.
+      seen: what is scrolled to.
     """
 
     name: str
@@ -57,13 +58,22 @@ class Picture:
     scheme: str = "light"
     scale: int = 1
     whole: bool = True
+    seen: str = ""
 
 
 ALL = (
     Picture("dashboard-light"),
     Picture("dashboard-dark", scheme="dark"),
     Picture("dashboard-phone", width=390, height=844, scale=2, whole=False),
-    Picture("dashboard-phone-members", width=390, height=844, scale=2, scheme="dark", whole=False),
+    Picture(
+        "dashboard-phone-members",
+        width=390,
+        height=844,
+        scale=2,
+        scheme="dark",
+        whole=False,
+        seen="#members-title",
+    ),
     Picture("dashboard-peer", node=PEER),
 )
 
@@ -95,34 +105,34 @@ def url_of(folder: Path, node: str) -> str:
     raise SystemExit(f"{node} of the demo does not serve its page; see its output above")
 
 
-def wait_until_shown(url: str) -> None:
-    """Until there is something to see: a kill, a promotion, a return, and a curve."""
+def wait_for_rounds(url: str, count: int) -> None:
+    """Until so many are committed."""
     until_s = time.monotonic() + RUN_S
     while time.monotonic() < until_s:
         status = httpx.get(f"{url}/api/status", timeout=10.0).json()
-        if status["committed"] >= SHOWN_AT:
+        if status["committed"] >= count:
             return
         time.sleep(0.2)
-    raise SystemExit(f"the demo did not commit {SHOWN_AT} rounds in {RUN_S:.0f} s; try it alone")
+    raise SystemExit(f"the demo did not commit {count} rounds in {RUN_S:.0f} s; try it alone")
 
 
-def take(browser: Browser, picture: Picture, url: str) -> bytes:
-    """A picture as PNG."""
-    context = browser.new_context(
+def pose(browser: Browser, picture: Picture, url: str) -> Page:
+    """The page, open and live: with trainers on all cores that takes its time."""
+    page = browser.new_page(
         viewport={"width": picture.width, "height": picture.height},
         color_scheme="dark" if picture.scheme == "dark" else "light",
         device_scale_factor=picture.scale,
     )
-    page = context.new_page()
     page.goto(url)
     page.wait_for_selector("#loss-chart canvas, #own-loss-chart canvas")
-    page.wait_for_timeout(SETTLE_MS)
-    if picture.name.endswith("-members"):
-        page.locator("#members").scroll_into_view_if_needed()
-        page.evaluate("document.querySelector('#members-title').scrollIntoView()")
-    taken = page.screenshot(full_page=picture.whole)
-    context.close()
-    return bytes(taken)
+    return page
+
+
+def take(page: Page, picture: Picture) -> bytes:
+    """A picture as PNG."""
+    if picture.seen:
+        page.locator(picture.seen).evaluate("node => node.scrollIntoView()")
+    return bytes(page.screenshot(full_page=picture.whole))
 
 
 def smaller(png: bytes) -> bytes:
@@ -147,14 +157,18 @@ def main() -> None:
             executable_path=chromium, args=["--no-sandbox", "--hide-scrollbars"]
         )
         stack.callback(browser.close)
-        wait_until_shown(url_of(folder, "master"))
-        for picture in ALL:
-            png = smaller(take(browser, picture, url_of(folder, picture.node)))
-            if len(png) > BYTES_MAX:
-                raise SystemExit(f"{picture.name}: {len(png)} bytes, more than {BYTES_MAX}")
-            path = arguments.into / f"{picture.name}.png"
-            path.write_bytes(png)
-            print(f"{path}  {len(png) / 1000:.0f} kB")  # noqa: T201 - what it is run for
+        url = url_of(folder, "master")
+        wait_for_rounds(url, POSED_AT)
+        pages = {each: pose(browser, each, url_of(folder, each.node)) for each in ALL}
+        wait_for_rounds(url, SHOWN_AT)
+        taken = {each: take(page, each) for each, page in pages.items()}
+    for picture, large in taken.items():
+        png = smaller(large)
+        if len(png) > BYTES_MAX:
+            raise SystemExit(f"{picture.name}: {len(png)} bytes, more than {BYTES_MAX}")
+        path = arguments.into / f"{picture.name}.png"
+        path.write_bytes(png)
+        print(f"{path}  {len(png) / 1000:.0f} kB")  # noqa: T201 - what it is run for
 
 
 if __name__ == "__main__":

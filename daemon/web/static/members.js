@@ -48,6 +48,7 @@ export class Members {
       element("thead", { role: "rowgroup" }, element("tr", { role: "row" }, ...headings, last)),
       this.body,
     );
+    this.box = element("div", { className: "wide", tabIndex: 0, role: "region", "aria-label": "Table of members" }, table);
     // On a phone there is no row of headings to press.
     this.select = element(
       "select",
@@ -58,7 +59,7 @@ export class Members {
     this.counts = element("span", { className: "muted" });
     this.gone = element("div", { className: "gone" });
     byId("members-tools").replaceChildren(this.counts, this.select);
-    byId("members").replaceChildren(element("div", { className: "wide tall", tabIndex: 0, role: "region", "aria-label": "Table of members" }, table), this.gone);
+    byId("members").replaceChildren(this.box, this.gone);
     this.#showSort();
   }
 
@@ -84,6 +85,7 @@ export class Members {
     const weights = shares(round);
     const rows = status.members.map((member) => this.#facts(status, member, weights));
     this.#order(rows);
+    this.box.classList.toggle("tall", rows.length > MANY);
     const here = new Set(rows.map((row) => row.peer));
     for (const [peer, { tr }] of this.#rows) {
       if (here.has(peer)) continue;
@@ -187,6 +189,7 @@ export class Members {
 }
 
 const GONE_MAX = 8;
+const MANY = 16; // from here on they scroll in a box, so that what is below is not far away
 
 function toneOf(member, word) {
   if (word === "lost" || word === "not in it" || member.draining) return "bad";
