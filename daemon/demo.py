@@ -215,6 +215,17 @@ class Demo:
     # ------------------------------------------------------------ the story
 
     def run(self) -> dict[str, Any]:
+        self.start()
+        while True:
+            status = self.follow()
+            if status["state"] == "finished" and self.all_gone():
+                return self.verdict(status)
+            if time.monotonic() - self.began_s > SECONDS_MAX:
+                self.say(f"gave up after {SECONDS_MAX:.0f} s: {status.get('why_waiting')}")
+                return self.verdict(status)
+            time.sleep(POLL_S)
+
+    def start(self) -> None:
         self.say("starting a master, three contributors and a spare ...")
         self.start_master()
         for name in (*CONTRIBUTORS, SPARE):
@@ -222,17 +233,14 @@ class Demo:
             body = {"role": role, "uses": 1, "hours": 1, "founder": name == CONTRIBUTORS[0]}
             self.invites[name] = str(self.ask("master", "invite", body)["invite"])
             self.start_peer(name)
-        while True:
-            status = self.ask("master", "status")
-            self.see(status)
-            self.act(status)
-            self.show(status)
-            if status["state"] == "finished" and self.all_gone():
-                return self.verdict(status)
-            if time.monotonic() - self.began_s > SECONDS_MAX:
-                self.say(f"gave up after {SECONDS_MAX:.0f} s: {status.get('why_waiting')}")
-                return self.verdict(status)
-            time.sleep(POLL_S)
+
+    def follow(self) -> dict[str, Any]:
+        """Look at the run, and do what the story has there; its status."""
+        status = self.ask("master", "status")
+        self.see(status)
+        self.act(status)
+        self.show(status)
+        return status
 
     def all_gone(self) -> bool:
         return all(p.poll() is not None for n, p in self.processes.items() if n != "master")

@@ -2,9 +2,10 @@
 
     make screenshots
 
-It starts ``holdfast demo`` (a master, three contributors, a spare, their trainers, a kill in the
-middle), waits until it has something to show, photographs it with chromium, and stops it. About two
-minutes on two cores. What a picture shows is whatever the run did that time; none is touched up.
+It lives through the story of ``holdfast demo`` (a master, three contributors, a spare, their trainers,
+a kill in the middle), photographs it with chromium when there is something to see, and stops it.
+About two minutes on two cores that are free. What a picture shows is whatever the run did that time;
+none is touched up.
 """
 
 from __future__ import annotations
@@ -12,21 +13,17 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import json
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import httpx
 from attrs import frozen
 from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
+from rich.console import Console
+
+from holdfast.daemon.demo import Demo
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURES = ROOT / "docs" / "pictures"
@@ -34,9 +31,8 @@ ROUNDS = 36
 POSED_AT = 2  # committed rounds
 SHOWN_AT = 24  # a kill, a promotion and a return are to be seen by then
 PEER = "alder"
-START_S = 60.0
-RUN_S = 170.0  # the demo gives up a little later
-EXIT_S = 30.0
+RUN_S = 600.0  # for one part of the story
+LOOK_S = 0.1
 BYTES_MAX = 300_000  # of a picture: people clone it
 
 
@@ -78,42 +74,13 @@ ALL = (
 )
 
 
-@contextlib.contextmanager
-def demo(folder: Path) -> Iterator[None]:
-    """The run, for as long as it is photographed."""
-    command = [sys.executable, "-m", "holdfast", "demo", "--rounds", str(ROUNDS)]
-    process = subprocess.Popen([*command, "--keep", str(folder)], cwd=ROOT)
-    try:
-        yield
-    finally:
-        process.send_signal(signal.SIGINT)  # it stops its processes itself
-        try:
-            process.wait(EXIT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def url_of(folder: Path, node: str) -> str:
-    """Where a daemon of the demo serves its page, once it does."""
-    until_s = time.monotonic() + START_S
-    while time.monotonic() < until_s:
-        with contextlib.suppress(OSError, ValueError):
-            control: dict[str, Any] = json.loads((folder / node / "control.json").read_text())
-            return str(control["url"])
-        time.sleep(0.1)
-    raise SystemExit(f"{node} of the demo does not serve its page; see its output above")
-
-
-def wait_for_rounds(url: str, count: int) -> None:
-    """Until so many are committed."""
+def follow_until(demo: Demo, count: int) -> None:
+    """Live through the story until so many rounds are committed."""
     until_s = time.monotonic() + RUN_S
-    while time.monotonic() < until_s:
-        status = httpx.get(f"{url}/api/status", timeout=10.0).json()
-        if status["committed"] >= count:
-            return
-        time.sleep(0.2)
-    raise SystemExit(f"the demo did not commit {count} rounds in {RUN_S:.0f} s; try it alone")
+    while demo.follow()["committed"] < count:
+        if time.monotonic() > until_s:
+            raise SystemExit(f"no {count} rounds in {RUN_S:.0f} s; what keeps this machine busy?")
+        time.sleep(LOOK_S)
 
 
 def pose(browser: Browser, picture: Picture, url: str) -> Page:
@@ -152,15 +119,18 @@ def main() -> None:
     arguments.into.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-"))) / "run"
-        stack.enter_context(demo(folder))
+        folder.mkdir()
+        demo = Demo(folder, ROUNDS, Console(highlight=False))
+        stack.callback(demo.stop_all)
+        demo.start()
         browser = stack.enter_context(sync_playwright()).chromium.launch(
             executable_path=chromium, args=["--no-sandbox", "--hide-scrollbars"]
         )
         stack.callback(browser.close)
-        url = url_of(folder, "master")
-        wait_for_rounds(url, POSED_AT)
-        pages = {each: pose(browser, each, url_of(folder, each.node)) for each in ALL}
-        wait_for_rounds(url, SHOWN_AT)
+        follow_until(demo, POSED_AT)
+        urls = {each: str(demo.await_control(each.node)["url"]) for each in ALL}
+        pages = {each: pose(browser, each, urls[each]) for each in ALL}
+        follow_until(demo, SHOWN_AT)
         taken = {each: take(page, each) for each, page in pages.items()}
     for picture, large in taken.items():
         png = smaller(large)
