@@ -378,6 +378,8 @@ class PeerService:
 
     async def _apply(self, commit: Commit) -> None:
         await self.reducer.apply(commit)
+        if self.report.phase == "in the run":
+            self.report.why = ""  # whoever gave the run its first weights waits for them no more
         self.checkpointer.look()
 
     def _discard_state(self) -> None:

@@ -229,7 +229,7 @@ class Master:
         self.tell(
             f"run {self.spec.run.name} ({self.run_id[:8]}), term {self.coordinator.context.term}"
         )
-        self.tell(f"listening on {', '.join(map(str, bound))}; status at {url}/api/status")
+        self.tell(f"listening on {', '.join(map(str, bound))}; dashboard at {url}")
         self.tell(f"state in {self.options.state}")
         if self.store.cut is not None:
             self.tell(f"WARNING: {self.store.cut}")

@@ -173,6 +173,7 @@ def test_a_peer_has_a_page_of_its_own(page: Page, fleet: Fleet) -> None:
     expect(page.locator("#connection")).to_contain_text("live")
     expect(figure(page, "Role")).to_have_text("contributor")
     expect(figure(page, "Trainer")).to_have_text("running")
+    expect(page.locator("#why")).not_to_contain_text("first weights")  # which it gave long ago
     expect(page.locator("#links tbody tr").first).to_be_visible()
     expect(page.locator("#own-loss-chart canvas")).to_be_visible()
     expect(page.locator("#run")).to_be_hidden()

@@ -43,6 +43,7 @@ export function loss(value) {
 /** Seconds as people say them. */
 export function duration(seconds) {
   if (!known(seconds)) return UNKNOWN;
+  if (seconds > 0 && seconds < 0.001) return "under 1 ms";
   if (seconds < 0.9995) return `${Math.round(1000 * seconds)} ms`;
   if (seconds < 60) return `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
   const minutes = Math.round(seconds / 60);
