@@ -257,7 +257,9 @@ class Peer:
                 if self.supervisor is not None:
                     nursery.start_soon(self._supervise, self.supervisor)
                 nursery.start_soon(self._see_out)
-                self.tell(f"peer {service.config.me[:8]} ({service.config.name}); dashboard at {url}")
+                self.tell(
+                    f"peer {service.config.me[:8]} ({service.config.name}); dashboard at {url}"
+                )
                 try:
                     await service.run()
                 except EvictedError as error:

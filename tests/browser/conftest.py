@@ -11,7 +11,15 @@ import socket
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    ConsoleMessage,
+    Error,
+    Page,
+    Request,
+    expect,
+    sync_playwright,
+)
 
 from tests.processes.harness import Fleet, in_sync, spec
 
@@ -63,12 +71,18 @@ class Watched:
         self.complaints: list[str] = []
         self.hosts: set[str] = set()
         page.on("console", self._on_console)
-        page.on("pageerror", lambda error: self.complaints.append(f"uncaught: {error}"))
-        page.on("request", lambda request: self.hosts.add(request.url.split("/")[2]))
+        page.on("pageerror", self._on_error)
+        page.on("request", self._on_request)
 
     def _on_console(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning"):
             self.complaints.append(message.text)
+
+    def _on_error(self, error: Error) -> None:
+        self.complaints.append(f"uncaught: {error}")
+
+    def _on_request(self, request: Request) -> None:
+        self.hosts.add(request.url.split("/")[2])
 
     def expect(self, pattern: str) -> None:
         """Forget complaints like this: the test brought them about."""
