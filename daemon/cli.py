@@ -27,6 +27,7 @@ from .. import __version__
 from ..protocol.errors import UserError
 from . import cli_ask, cli_run
 from .cli_checkpoint import checkpoint, export
+from .cli_doctor import doctor
 from .cli_plan import plan
 from .exit_codes import ExitCode
 from .simulate import simulate
@@ -132,6 +133,7 @@ def commands(log_level: str) -> None:
 for command in (
     cli_run.master,
     cli_run.join,
+    doctor,
     cli_ask.invite,
     cli_ask.invites,
     cli_ask.status,
