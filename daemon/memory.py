@@ -23,7 +23,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 def machine_bytes() -> int:
     """Memory that this process may have at the most: the machine's, its container's, its unit's."""
     most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for limit in _limits():
+    for limit in limit_files():
         try:
             most = min(most, int(limit.read_text()))
         except (OSError, ValueError):  # no such limit, or "max"
@@ -34,7 +34,7 @@ def machine_bytes() -> int:
     return most
 
 
-def _limits() -> Iterator[Path]:
+def limit_files() -> Iterator[Path]:
     """Where limits of our control groups are, from our own up to the root: all of them bind us."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
