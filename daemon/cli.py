@@ -1,6 +1,7 @@
 """The ``holdfast`` command: its commands, and the last line of every error.
 
     cli_run    what runs until something is over: master, join, demo, bench
+    cli_look   what looks at a run: peers, rounds, events, watch
     cli_ask    what asks a daemon on this machine: status, kick, backup, ...
     cli_plan   what needs no run yet: plan
     cli_checkpoint   what lies on disk: checkpoint, export
@@ -25,7 +26,7 @@ import click
 
 from .. import __version__
 from ..protocol.errors import UserError
-from . import cli_ask, cli_run
+from . import cli_ask, cli_look, cli_run
 from .cli_checkpoint import checkpoint, export
 from .cli_doctor import doctor
 from .cli_plan import plan
@@ -137,6 +138,10 @@ for command in (
     cli_ask.invite,
     cli_ask.invites,
     cli_ask.status,
+    cli_look.peers,
+    cli_look.rounds,
+    cli_look.events,
+    cli_look.watch,
     cli_ask.leave,
     cli_ask.retry,
     cli_ask.kick,
