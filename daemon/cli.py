@@ -4,6 +4,8 @@
     cli_look   what looks at a run: peers, rounds, events, watch
     cli_ask    what asks a daemon on this machine: status, kick, backup, ...
     cli_plan   what needs no run yet: plan
+    cli_config what helps to write run.toml, and the shell: config, init, completion
+    cli_doctor whether this machine can take part
     cli_checkpoint   what lies on disk: checkpoint, export
 
 Here and in these nothing is imported at the top that takes long: ``holdfast status`` should not wait
@@ -28,6 +30,7 @@ from .. import __version__
 from ..protocol.errors import UserError
 from . import cli_ask, cli_look, cli_run
 from .cli_checkpoint import checkpoint, export
+from .cli_config import completion, config, init
 from .cli_doctor import doctor
 from .cli_plan import plan
 from .exit_codes import ExitCode
@@ -152,6 +155,9 @@ for command in (
     export,
     cli_ask.verify,
     plan,
+    init,
+    config,
+    completion,
     cli_run.demo,
     simulate,
     cli_run.bench,
@@ -163,4 +169,4 @@ for command in (
 def main() -> None:
     """Run the command line; the exit status is one of ``ExitCode``."""
     # Not click's standalone mode, which ends a Ctrl+C with status 1.
-    sys.exit(commands.main(standalone_mode=False))
+    sys.exit(commands.main(prog_name="holdfast", standalone_mode=False))
