@@ -5,6 +5,7 @@
     cli_ask    what asks a daemon on this machine: status, kick, backup, ...
     cli_plan   what needs no run yet: plan
     cli_config what helps to write run.toml, and the shell: config, init, completion
+    cli_service a daemon that starts with the machine
     cli_doctor whether this machine can take part
     cli_checkpoint   what lies on disk: checkpoint, export
 
@@ -33,6 +34,7 @@ from .cli_checkpoint import checkpoint, export
 from .cli_config import completion, config, init
 from .cli_doctor import doctor
 from .cli_plan import plan
+from .cli_service import service
 from .exit_codes import ExitCode
 from .simulate import simulate
 from .tasks import told_error
@@ -158,6 +160,7 @@ for command in (
     init,
     config,
     completion,
+    service,
     cli_run.demo,
     simulate,
     cli_run.bench,
