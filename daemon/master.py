@@ -425,7 +425,15 @@ class MasterService:
         async def check(messages: MessageStream, request: CheckRequest) -> None:
             await self._checkups.answer(messages, request, host_of(channel.remote_address))
 
-        await answer_newcomer(channel, authority, redeem, admitted=admitted, check=check)
+        await answer_newcomer(
+            channel, authority, redeem, admitted=admitted, check=check, known=self._known_role
+        )
+
+    def _known_role(self, peer: str) -> Role | None:
+        """Of who was admitted before, and not kicked since."""
+        grant = self.store.grant(peer)
+        kicked = peer in self.coordinator.context.history.revoked
+        return None if grant is None or kicked else grant.role
 
     async def _look_at(self, token: str) -> None:
         try:

@@ -206,6 +206,7 @@ async def answer_newcomer(
     *,
     admitted: Callable[[Admission], Awaitable[None]] | None = None,
     check: Callable[[MessageStream, CheckRequest], Awaitable[None]] | None = None,
+    known: Callable[[str], Role | None] = lambda _peer: None,
 ) -> Admission | None:
     """The master's side of the conversation, on a channel of ``Party.NEWCOMER``.
 
@@ -213,6 +214,8 @@ async def answer_newcomer(
       redeem: takes the token, uses it up and gives the role, or raises ``Refusal``. Called once,
         last, when nothing but the reply is left to do.
       admitted: called before the certificate is sent: write it down here; may raise ``Refusal``.
+      known: the role of a peer that was admitted before: by its key, which has signed the request, it
+        gets another certificate, and no token is used up. None: it was not.
       check: goes on with who only wants to be looked at; may raise ``Refusal``.
 
     Returns:
@@ -248,6 +251,9 @@ async def answer_newcomer(
         certificate_pem = authority.issue(request.request_pem, request.name, Party.PEER)
         peer = holder_of(load_certificate(certificate_pem)).peer
         try:
+            if (role := known(peer)) is not None:
+                await messages.send_final(Enrolled(certificate_pem))
+                return Admission(peer, request.name, role)
             role = await redeem(request.token)
             admission = Admission(peer, request.name, role)
             if admitted is not None:
