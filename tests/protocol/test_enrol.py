@@ -310,11 +310,10 @@ async def test_who_falls_silent_is_not_waited_for(desk: Desk) -> None:
 
 
 async def test_the_certificate_is_written_down_before_it_is_sent(desk: Desk) -> None:
-    identity = Identity.generate()
-
     async def say(messages: MessageStream) -> None:
         await messages.send(EnrolHello(VERSION_MIN, VERSION_MAX))
-        await messages.send(EnrolRequest(TOKEN, identity.request_pem("x"), "x"))
+        newcomer = Identity.generate()
+        await messages.send(EnrolRequest(TOKEN, newcomer.request_pem("x"), "x"))
 
     async def fail(_: Admission) -> None:
         raise OSError("the disk is full")
