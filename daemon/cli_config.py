@@ -98,11 +98,13 @@ def init(folder: Path, force: bool) -> None:
 def completion(shell: str) -> None:
     """Print what lets a shell complete holdfast's commands and options.
 
+    Put it where the shell looks: ~/.local/share/bash-completion/completions/holdfast, ~/.zfunc/_holdfast
+    or ~/.config/fish/completions/holdfast.fish.
+
     \b
     Examples:
-      holdfast completion bash > ~/.local/share/bash-completion/completions/holdfast
-      holdfast completion zsh > ~/.zfunc/_holdfast
-      holdfast completion fish > ~/.config/fish/completions/holdfast.fish
+      holdfast completion bash
+      holdfast completion zsh
     """
     made = get_completion_class(shell)
     assert made is not None
