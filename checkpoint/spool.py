@@ -17,7 +17,7 @@ import os
 import shutil
 import struct
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -34,10 +34,15 @@ _HEAD = struct.Struct("<32sI")
 
 
 class FragmentSpool:
-    """One fragment's blocks. ``find`` and ``put`` may be called from several threads."""
+    """One fragment's blocks. ``find`` and ``put`` may be called from several threads.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+      has_room: whether so many bytes more may be kept.
+    """
+
+    def __init__(self, path: Path, has_room: Callable[[int], bool] = lambda _bytes: True) -> None:
         self._path = path
+        self._has_room = has_room
         self._lock = threading.Lock()
         self._places: dict[bytes, tuple[int, int]] = {}  # by digest: where, how long
         self._end = 0
@@ -96,6 +101,8 @@ class FragmentSpool:
         with self._lock:
             if self._file is None or digest in self._places:
                 return
+            if not self._has_room(_HEAD.size + len(data)):
+                return
             try:
                 record = (_HEAD.pack(digest, len(data)), data)
                 written = os.pwritev(self._file, record, self._end)
@@ -105,6 +112,10 @@ class FragmentSpool:
             if written == _HEAD.size + len(data):
                 self._places[digest] = self._end + _HEAD.size, len(data)
                 self._end += written
+
+    @property
+    def size_bytes(self) -> int:
+        return self._end
 
     def close(self) -> None:
         with self._lock:
@@ -126,17 +137,28 @@ class Spool:
 
     Args:
       after_s: see ``KEPT_AFTER_S``.
+      limit_bytes: of all files together, give or take a block for each thread that writes; None: none.
     """
 
-    def __init__(self, folder: Path, after_s: float = KEPT_AFTER_S) -> None:
+    def __init__(
+        self, folder: Path, after_s: float = KEPT_AFTER_S, limit_bytes: int | None = None
+    ) -> None:
         self.after_s = after_s
+        self._limit_bytes = limit_bytes
         self._folder = folder
         self._fragments: dict[int, FragmentSpool] = {}
 
     def fragment(self, number: int) -> FragmentSpool:
         if number not in self._fragments:
-            self._fragments[number] = FragmentSpool(self._folder / f"{number}.blocks")
+            path = self._folder / f"{number}.blocks"
+            self._fragments[number] = FragmentSpool(path, self._has_room)
         return self._fragments[number]
+
+    def _has_room(self, more_bytes: int) -> bool:
+        if self._limit_bytes is None:
+            return True
+        used_bytes = sum(each.size_bytes for each in list(self._fragments.values()))
+        return used_bytes + more_bytes <= self._limit_bytes
 
     def close(self) -> None:
         """Keep the files for the next process."""

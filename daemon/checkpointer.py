@@ -76,7 +76,7 @@ class Checkpointer:
             self._branch = parts.replica.branch if restored is None else restored.branch
         if not (self._due(rounds, now_s) and parts.replica.settled):
             return
-        if self.place is not None and self._ours():
+        if self.place is not None and self._ours() and not self._too_large(state):
             manifest = self._manifest(state)
             if manifest is None or not checkpoints.pin(state, manifest, READER):
                 return  # being changed: the next look comes soon
@@ -106,10 +106,20 @@ class Checkpointer:
         )
         return bool(by_rounds) or bool(table.every_s and now_s >= then_s + table.every_s)
 
+    def _too_large(self, state: SharedState) -> bool:
+        """Whether this machine's owner gives no room for it; said once."""
+        allowance = self._parts.config.allowance
+        if allowance is None or not (why := allowance.refuses(_size_bytes(state))):
+            return False
+        self._failed(PlaceError(why))
+        return True
+
     async def _write(self, place: Place, state: SharedState, manifest: Manifest) -> None:
         network, writing = self._parts.network, self._begin(place, state, manifest)
         try:
             try:
+                if self._parts.config.allowance is not None:  # two at a time have to fit
+                    await network.run_sync(lambda: self._prune(place))
                 while await network.run_sync(lambda: _turn(writing, self.turn_bytes)):
                     await self._between_turns()
             finally:
@@ -142,11 +152,14 @@ class Checkpointer:
         self.error = str(error)
 
     def _prune(self, place: Place) -> None:
-        table = self._parts.spec.checkpoint
+        table, allowance = self._parts.spec.checkpoint, self._parts.config.allowance
+        keep_count, state = table.keep_count, self._keeper.known_state
+        if allowance is not None and state is not None:
+            keep_count = allowance.keep_count(keep_count, _size_bytes(state))
         checkpoints.prune(
             place,
             self._parts.config.run_id,
-            keep_count=table.keep_count,
+            keep_count=keep_count,
             keep_s=table.keep_s,
             now_s=self._wall_clock(),
         )
@@ -162,17 +175,19 @@ class Checkpointer:
         place, state = self.place, self._keeper.known_state
         if place is None or state is None or not self._parts.replica.lineage:
             return None
+        if self._too_large(state):
+            return None
         manifest = self._manifest(state)
         known = self.newest or self._keeper.restored
         if manifest is None or (known is not None and known.same_state(manifest)):
             return None
-        return sum(map(state.size_bytes, range(len(state.sizes)))), self._last(
-            place, state, manifest
-        )
+        return _size_bytes(state), self._last(place, state, manifest)
 
     def _last(
         self, place: Place, state: SharedState, manifest: Manifest
     ) -> Generator[int, None, None]:
+        if self._parts.config.allowance is not None and self._parts.known_spec is not None:
+            self._prune(place)
         yield from self._begin(place, state, manifest)
         self._written(manifest)
         if self._parts.known_spec is not None:
@@ -195,6 +210,10 @@ class Checkpointer:
             spec_toml=toml,
             now_s=self._wall_clock(),
         )
+
+
+def _size_bytes(state: SharedState) -> int:
+    return sum(map(state.size_bytes, range(len(state.sizes))))
 
 
 def _turn(writing: Generator[int, None, None], left_bytes: int) -> bool:

@@ -1,8 +1,12 @@
 """The ``holdfast`` command: its commands, and the last line of every error.
 
     cli_run    what runs until something is over: master, join, demo, bench
+    cli_look   what looks at a run: peers, rounds, events, watch
     cli_ask    what asks a daemon on this machine: status, kick, backup, ...
     cli_plan   what needs no run yet: plan
+    cli_config what helps to write run.toml, and the shell: config, init, completion
+    cli_service a daemon that starts with the machine
+    cli_doctor whether this machine can take part
     cli_checkpoint   what lies on disk: checkpoint, export
 
 Here and in these nothing is imported at the top that takes long: ``holdfast status`` should not wait
@@ -25,9 +29,12 @@ import click
 
 from .. import __version__
 from ..protocol.errors import UserError
-from . import cli_ask, cli_run, logs
+from . import cli_ask, cli_look, cli_run, logs
 from .cli_checkpoint import checkpoint, export
+from .cli_config import completion, config, init
+from .cli_doctor import doctor
 from .cli_plan import plan
+from .cli_service import service
 from .exit_codes import ExitCode
 from .simulate import simulate
 from .tasks import told_error
@@ -143,9 +150,14 @@ def commands(log_level: str, log_format: str, log_file: Path | None) -> None:
 for command in (
     cli_run.master,
     cli_run.join,
+    doctor,
     cli_ask.invite,
     cli_ask.invites,
     cli_ask.status,
+    cli_look.peers,
+    cli_look.rounds,
+    cli_look.events,
+    cli_look.watch,
     cli_ask.leave,
     cli_ask.retry,
     cli_ask.kick,
@@ -156,6 +168,10 @@ for command in (
     export,
     cli_ask.verify,
     plan,
+    init,
+    config,
+    completion,
+    service,
     cli_run.demo,
     simulate,
     cli_run.bench,
@@ -167,4 +183,4 @@ for command in (
 def main() -> None:
     """Run the command line; the exit status is one of ``ExitCode``."""
     # Not click's standalone mode, which ends a Ctrl+C with status 1.
-    sys.exit(commands.main(standalone_mode=False))
+    sys.exit(commands.main(prog_name="holdfast", standalone_mode=False))

@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 import click
 
-from ..protocol.errors import UserError
+from .asked import HTTP_S, call
 from .cli_options import HOURS_MAX, Amount, json_option, state_option, tell
 from .exit_codes import ExitCode
 from .places import Control, find_control, find_state, locked
-
-HTTP_S = 10.0  # a local daemon answers at once or not at all
 
 
 @click.command()
@@ -242,39 +239,3 @@ def order(control: Control, name: str, as_json: bool, said: str) -> None:
     """Have a daemon do what needs no more words, and say that it does."""
     answer = call(control, name, {})
     click.echo(json.dumps(answer) if as_json else said)
-
-
-def call(
-    control: Control,
-    name: str,
-    body: Mapping[str, object] | None,
-    *,
-    timeout_s: float = HTTP_S,
-) -> dict[str, object]:
-    """Ask a local daemon. ``body`` None reads, otherwise it acts."""
-    import httpx  # a tenth of a second that only the commands which ask need
-
-    try:
-        if body is None:
-            response = httpx.get(f"{control.url}/api/{name}", timeout=HTTP_S)
-        else:
-            response = httpx.post(
-                f"{control.url}/api/{name}",
-                json=dict(body),
-                headers={"authorization": f"Bearer {control.token}"},
-                timeout=timeout_s,
-            )
-        answer = response.json()
-    except (httpx.HTTPError, ValueError) as error:
-        raise UserError(
-            f"the {control.kind} at {control.url} does not answer: {error}",
-            exit_code=ExitCode.UNREACHABLE,
-        ) from error
-    if response.status_code != 200:
-        raise UserError(
-            str(answer.get("error", response.text)),
-            exit_code=int(answer.get("exit_code", ExitCode.FAILED)),
-            hint=str(answer.get("hint", "")),
-        )
-    result: dict[str, object] = answer
-    return result

@@ -11,6 +11,7 @@ import click
 
 from ..protocol.addresses import Address
 from ..protocol.errors import UserError
+from .lending import Hours
 
 NAME_CHARS_MAX = 64  # of a peer; tables and logs stay readable
 HOURS_MAX = 87_600.0  # of an invite: ten years
@@ -51,6 +52,15 @@ def site_name(_context: click.Context, _parameter: click.Parameter, value: str) 
     if len(value) > SITE_CHARS_MAX or not value.isprintable():
         raise click.BadParameter(f"a site has up to {SITE_CHARS_MAX} printable characters")
     return value
+
+
+def some_hours(
+    _context: click.Context, _parameter: click.Parameter, value: str | None
+) -> Hours | None:
+    try:
+        return None if value is None else Hours.parse(value)
+    except UserError as error:
+        raise click.BadParameter(f"{error}: {error.hint}") from error
 
 
 class Amount(click.FloatRange):

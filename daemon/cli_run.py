@@ -21,8 +21,10 @@ from .cli_options import (
     member_name,
     site_name,
     some_addresses,
+    some_hours,
     tell,
 )
+from .lending import Hours
 from .places import locked, master_state, peer_state
 
 MASTER_PORT = 29700
@@ -149,6 +151,39 @@ def master(
     help="Receive at most so many megabytes a second from other peers.",
 )
 @click.option(
+    "--hours",
+    metavar="FROM-TO",
+    callback=some_hours,
+    help="Take part only then, by this machine's local time, e.g. 22-07; wait in between.",
+)
+@click.option(
+    "--pause-on-battery",
+    is_flag=True,
+    help="Take part only while the machine does not run on its battery.",
+)
+@click.option(
+    "--max-memory",
+    type=Amount(min=0, min_open=True),
+    help="Join no run whose state, with a GiB beside it, takes more gigabytes of memory.",
+)
+@click.option(
+    "--max-disk",
+    type=Amount(min=0, min_open=True),
+    help="Keep at most so many gigabytes of checkpoints and of what has come of a copy.",
+)
+@click.option(
+    "--nice",
+    type=click.IntRange(0, 19),
+    default=0,
+    show_default=True,
+    help="Give way to other programs, the training command too; 19: to all.",
+)
+@click.option(
+    "--ionice",
+    type=click.Choice(["low", "idle"]),
+    help="Give way to other programs' use of the disk.",
+)
+@click.option(
     "--patience",
     type=Amount(min=0),
     default=120.0,
@@ -178,6 +213,12 @@ def join(
     http: Address,
     max_upload: float | None,
     max_download: float | None,
+    hours: Hours | None,
+    pause_on_battery: bool,
+    max_memory: float | None,
+    max_disk: float | None,
+    nice: int,
+    ionice: str | None,
     patience: float,
     site: str,
     checkpoints: str | None,
@@ -192,11 +233,18 @@ def join(
     Examples:
       holdfast join holdfast1.... -- python train.py
       holdfast join holdfast1.... --advertise home.example.org:29701 -- python train.py
+      holdfast join holdfast1.... --hours 22-07 --max-upload 2 --nice 19 -- python train.py
     """
     from ..protocol.invite import Invite
-    from .run_peer import Peer, PeerOptions
+    from .lending import Allowance, Lending
+    from .machine import be_nice
+    from .run_peer import PeerOptions
+    from .volunteer import Volunteer
 
-    ticket = Invite.decode(invite)
+    ticket = Invite.decode(invite, now_s=0.0)
+    if not ((state or peer_state(ticket.run_id)) / "identity.key").exists():
+        Invite.decode(invite)  # who was in the run needs no invite that is still good
+    be_nice(nice, ionice or "")
     options = PeerOptions(
         invite=ticket,
         command=command,
@@ -210,9 +258,21 @@ def join(
         patience_s=patience or None,
         site=site,
         checkpoints=checkpoints,
+        memory_bytes=None if max_memory is None else int(max_memory * 1e9),
+        allowance=None if max_disk is None else Allowance(int(max_disk * 1e9)),
+        limits={
+            "max_upload": max_upload,
+            "max_download": max_download,
+            "hours": None if hours is None else hours.text,
+            "pause_on_battery": pause_on_battery,
+            "max_memory": max_memory,
+            "max_disk": max_disk,
+            "nice": nice,
+            "ionice": ionice,
+        },
     )
     with locked(options.state):
-        trio.run(Peer(options, tell).run)
+        trio.run(Volunteer(options, Lending(hours, pause_on_battery), tell).run)
 
 
 @click.command()

@@ -20,4 +20,5 @@ class ExitCode(enum.IntEnum):
     VIOLATION = 11  # a simulated run broke a promise
     DIFFERS = 12  # peers hold other bytes than the run's
     MEMORY = 13  # the run's state does not fit into this machine's memory
+    UNFIT = 14  # something that `doctor` found keeps this machine from taking part
     INTERRUPTED = 130  # a second Ctrl+C: stopped without draining

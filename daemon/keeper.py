@@ -117,7 +117,7 @@ class StateKeeper:
         folder = parts.config.partial
         if self._joiner is not None and self._joiner.spool is not None:
             self._joiner.spool.close()
-        spool = None if folder is None else Spool(folder)
+        spool = None if folder is None else Spool(folder, limit_bytes=parts.config.partial_bytes)
         self._joiner = Joiner(
             self.state, parts.hub, parts.network, spool=spool, on_disk=self._on_disk
         )

@@ -37,11 +37,13 @@ from ..membership.journal import JournalRecord
 from ..membership.views import ViewWriter
 from ..protocol.addresses import Address, host_of
 from ..protocol.authority import Authority, holder_of, load_certificate
+from ..protocol.checkup import Checkups
 from ..protocol.enrol import Admission, Refusal, answer_newcomer
 from ..protocol.errors import HoldfastError, RemoteProtocolError, UserError
 from ..protocol.messages import (
     TEXT_CHARS_MAX,
     BlocksVerified,
+    CheckRequest,
     Claim,
     Heartbeat,
     Hello,
@@ -60,6 +62,7 @@ from ..protocol.messages import (
 from ..protocol.network import Channel, Network, Party
 from ..protocol.stream import MessageStream
 from .exit_codes import ExitCode
+from .memory import needs_of
 from .store import GrantRow, Store, TokenError
 from .verifier import Verifier
 
@@ -139,6 +142,7 @@ class MasterService:
         self._write_since_s: float | None = None  # the record that is being written
         self._write_fault = ""
         self._superseded = trio.Event()
+        self._checkups = Checkups(network, self._look_at, partial(needs_of, coordinator.context))
         self.verifier = Verifier(coordinator.context, self._attached, self._tell)
 
     async def run(
@@ -428,7 +432,24 @@ class MasterService:
                 raise _cannot_note(error) from error
             log.info("admitted %s (%s)", admission.name, admission.peer[:8])
 
-        await answer_newcomer(channel, authority, redeem, admitted=admitted)
+        async def check(messages: MessageStream, request: CheckRequest) -> None:
+            await self._checkups.answer(messages, request, host_of(channel.remote_address))
+
+        await answer_newcomer(
+            channel, authority, redeem, admitted=admitted, check=check, known=self._known_role
+        )
+
+    def _known_role(self, peer: str) -> Role | None:
+        """Of who was admitted before, and not kicked since."""
+        grant = self.store.grant(peer)
+        kicked = peer in self.coordinator.context.history.revoked
+        return None if grant is None or kicked else grant.role
+
+    async def _look_at(self, token: str) -> None:
+        try:
+            self.store.look_at(token)
+        except TokenError as error:
+            raise Refusal(RefusalCode.TOKEN, str(error)) from error
 
     async def _serve_peer(self, channel: Channel) -> None:
         stream = MessageStream(channel.stream)

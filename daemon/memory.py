@@ -3,31 +3,55 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import resource
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ..membership.context import Context
 from ..membership.syncing import FETCHES_MAX
 from ..protocol.arena import arena_bytes
 from ..protocol.errors import UserError
-from ..protocol.messages import FragmentSize
+from ..protocol.messages import CheckAnswer, FragmentSize
 from .exit_codes import ExitCode
 
 # Of this machine's memory, what the state must leave to the system, the training command and rounds:
 # with less, the kernel begins to kill.
 MEMORY_LEFT_BYTES = 2**30
-# The control group's limit: what a container may have.
-LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+CGROUPS = Path("/sys/fs/cgroup")
 
 
 def machine_bytes() -> int:
-    """Memory that this process may have at the most: the machine's, or its container's."""
+    """Memory that this process may have at the most: the machine's, its container's, its unit's."""
     most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for limit in LIMITS:
+    for limit in limit_files():
         try:
-            most = min(most, int(Path(limit).read_text()))
+            most = min(most, int(limit.read_text()))
         except (OSError, ValueError):  # no such limit, or "max"
             continue
+    for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA):
+        soft, _hard = resource.getrlimit(kind)
+        most = most if soft == resource.RLIM_INFINITY else min(most, soft)
     return most
+
+
+def limit_files() -> Iterator[Path]:
+    """Where limits of our control groups are, from our own up to the root: all of them bind us."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:  # not on Linux
+        return
+    for line in lines:
+        _number, controllers, path = line.split(":", 2)
+        if controllers == "":  # version 2
+            root, name = CGROUPS, "memory.max"
+        elif "memory" in controllers.split(","):
+            root, name = CGROUPS / "memory", "memory.limit_in_bytes"
+        else:
+            continue
+        folder = root / path.lstrip("/")  # not there in a container: then its parents count
+        yield from (
+            each / name for each in (folder, *folder.parents) if root in (each, *each.parents)
+        )
 
 
 def state_bytes(sizes: Sequence[FragmentSize]) -> int:
@@ -40,6 +64,24 @@ def state_bytes(sizes: Sequence[FragmentSize]) -> int:
         4 * (size.value_count + size.momentum_count) + 8 * size.counter_count for size in sizes
     )
     return sum(fragments) + arena_bytes(sizes) + sum(fragments[-FETCHES_MAX:])
+
+
+def needs_of(context: Context) -> CheckAnswer:
+    """What a member of this run needs on its machine."""
+    sizes, spec = context.history.sizes, context.spec
+    plain_bytes = sum(
+        4 * (size.value_count + size.momentum_count) + 8 * size.counter_count for size in sizes
+    )
+    return CheckAnswer(
+        now_s=0.0,
+        host="",
+        faults=(),
+        member_count=len(context.roster),
+        lanes_max=spec.reduce.lanes_max,
+        memory_bytes=state_bytes(sizes) + MEMORY_LEFT_BYTES if sizes else 0,
+        checkpoint_bytes=plain_bytes,
+        checkpoint_count=spec.checkpoint.keep_count,
+    )
 
 
 def check_room(sizes: Sequence[FragmentSize], memory_bytes: int | None) -> None:

@@ -17,6 +17,7 @@ from ..membership.spec import RunSpec
 from ..protocol.addresses import Address
 from ..protocol.messages import LinkLoad, Measured, Message
 from ..protocol.network import Network
+from .lending import Allowance
 from .trainer_port import TrainerPort
 
 LINKS_TOLD_MAX = 64  # of a peer's links the master hears what they carried
@@ -43,6 +44,8 @@ class PeerConfig:
     site: str = ""  # members with the same name share a line; empty: their addresses tell
     partial: Path | None = None  # a folder for what has come of a copy; None: nothing is kept
     memory_bytes: int | None = None  # of this machine; None: no state is too large
+    allowance: Allowance | None = None  # of this machine's disk, for checkpoints; None: all
+    partial_bytes: int | None = None  # of it, for what has come of a copy; None: all
 
 
 @define

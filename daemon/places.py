@@ -122,7 +122,7 @@ def find_control(state: Path | None, kind: str | None) -> Control:
         folders = sorted([*home.glob("runs/*"), *home.glob("peers/*")])
     found = []
     for folder in folders:
-        control = _read_control(folder / CONTROL_FILE)
+        control = read_control(folder / CONTROL_FILE)
         if control is not None and (kind is None or control.kind == kind):
             found.append((folder, control))
     if not found:
@@ -160,7 +160,7 @@ def find_state() -> Path:
     return found[0]
 
 
-def _read_control(path: Path) -> Control | None:
+def read_control(path: Path) -> Control | None:
     try:
         control = Control(**json.loads(path.read_text()))
         os.kill(control.pid, 0)

@@ -69,8 +69,13 @@ class MasterOptions:
 
 def read_spec(path: Path) -> RunSpec:
     """Read run.toml; every way of failing is one sentence."""
+    return RunSpec.parse(read_text(path))
+
+
+def read_text(path: Path) -> str:
+    """What is in run.toml; raises UserError."""
     try:
-        return RunSpec.parse(path.read_text(encoding="utf-8"))
+        return path.read_text(encoding="utf-8")
     except OSError as error:
         raise UserError(
             f"cannot read {path}: {error.strerror}",

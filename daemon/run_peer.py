@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import trio
-from attrs import define
+from attrs import define, field
 from starlette.routing import Route
 
 from .. import __version__
@@ -30,6 +30,7 @@ from ..protocol.sockets import SocketNetwork
 from .bridge import UnixBridge
 from .checkpointer import Checkpointer
 from .exit_codes import ExitCode
+from .lending import Allowance
 from .memory import machine_bytes
 from .parts import PeerConfig
 from .peer import PeerService
@@ -48,6 +49,7 @@ log = logging.getLogger("holdfast.peer")
 CERTIFICATE_LEFT_MIN_S = 3600.0  # with less left, the invite's token is used again
 PARTIAL_FOLDER = "partial"  # in the state directory: blocks of a copy that is not whole yet
 KEEPING_TOLD_S = 5.0  # between two words about how far the keeping of the state is
+LENT_LOOK_S = 1.0  # between two looks whether the machine's owner wants it back
 FAREWELL_S = 120.0  # after the run's end, for the trainer to evaluate, save and exit
 
 
@@ -65,14 +67,32 @@ class PeerOptions:
     patience_s: float | None = 120.0
     site: str = ""
     checkpoints: str | None = None  # a folder or URL; None: in ``state``
+    memory_bytes: int | None = None  # what its owner gives of the machine's; None: all
+    allowance: Allowance | None = None  # of the disk; None: all
+    limits: Json = field(factory=dict)  # all that its owner has set, for people
 
 
 class Peer:
-    """A peer as a process: everything around ``PeerService``."""
+    """A peer as a process: everything around ``PeerService``.
 
-    def __init__(self, options: PeerOptions, tell: Callable[[str], None]) -> None:
+    Args:
+      not_lent: asked every few seconds: why the machine's owner wants it back; empty: not now.
+
+    Attributes:
+      not_lent_why: this is why we left.
+    """
+
+    def __init__(
+        self,
+        options: PeerOptions,
+        tell: Callable[[str], None],
+        not_lent: Callable[[], str] = lambda: "",
+    ) -> None:
         self.options = options
         self.tell = tell
+        self.not_lent_why = ""
+        self._not_lent = not_lent
+        self._leaving = False
         self.service: PeerService | None = None
         self.supervisor: Supervisor | None = None
         self.bridge: UnixBridge | None = None
@@ -120,7 +140,9 @@ class Peer:
                 own_state=str((options.state / OWN_STATE_FILE).absolute()),
                 moments=str((options.state / MOMENTS_FILES).absolute()),
                 partial=options.state / PARTIAL_FOLDER,
-                memory_bytes=machine_bytes(),
+                memory_bytes=min(machine_bytes(), options.memory_bytes or machine_bytes()),
+                allowance=self._allowance(place),
+                partial_bytes=self._partial_bytes(place),
             )
             self.service = PeerService(
                 config,
@@ -153,6 +175,19 @@ class Peer:
                 exit_code=ExitCode.CONFIG,
                 hint="install what it needs, or give a folder: --checkpoints DIR",
             ) from error
+
+    def _allowance(self, place: Place) -> Allowance | None:
+        """Of this machine's disk; a place elsewhere is none of it."""
+        return self.options.allowance if isinstance(place, FolderPlace) else None
+
+    def _partial_bytes(self, place: Place) -> int | None:
+        """What may be kept of a copy, beside the checkpoints that are here; None: all of it."""
+        allowance = self.options.allowance
+        if allowance is None:
+            return None
+        here = isinstance(place, FolderPlace)
+        used_bytes = sum(map(place.size_bytes, place.names())) if here else 0
+        return allowance.left_bytes(used_bytes)
 
     async def _restore(self, service: PeerService, place: Place) -> None:
         """Take up the newest checkpoint that is whole."""
@@ -257,6 +292,7 @@ class Peer:
                 if self.supervisor is not None:
                     nursery.start_soon(self._supervise, self.supervisor)
                 nursery.start_soon(self._see_out)
+                nursery.start_soon(self._give_back)
                 self.tell(
                     f"peer {service.config.me[:8]} ({service.config.name}); dashboard at {url}"
                 )
@@ -291,12 +327,24 @@ class Peer:
         assert self.service is not None
         await self.service.finished.wait()
         self.tell("the run is finished")
+        self._leaving = True
         if self.supervisor is not None:
             await trio.sleep(FAREWELL_S)
         await self._leave("the run is finished")
 
+    async def _give_back(self) -> None:
+        """Leave as soon as the machine's owner wants it back."""
+        while not (why := self._not_lent()):
+            await trio.sleep(LENT_LOOK_S)
+        if self._leaving:
+            return  # for good, and for another reason
+        self.not_lent_why = why
+        self.tell(f"leaving after the round in flight: {why}")
+        await self._leave(why)
+
     async def _leave(self, reason: str) -> None:
         assert self.service is not None
+        self._leaving = True
         await self.service.drain(reason)
         if self.supervisor is not None:
             # While it still has its daemon, so that it ends by our signal, not by an error.
@@ -305,6 +353,7 @@ class Peer:
 
     def _on_signal(self) -> None:
         self._signals += 1
+        self.not_lent_why = ""  # whoever ends us does not want us to come back
         if self._signals > 1 or self.service is None or self._nursery is None:
             self._error = UserError("stopped without draining", exit_code=ExitCode.INTERRUPTED)
             if self.service is not None:
@@ -373,6 +422,7 @@ class Peer:
             "trainer_state": self._trainer_state(),
             "waited_s": progress.waited_s,
             "stepped_s": progress.stepped_s,
+            "limits": self.options.limits,
         }
 
     def why_unready(self) -> str:
@@ -416,6 +466,7 @@ class Peer:
         return {"started": True}
 
     async def _act_leave(self, _body: Json) -> Json:
+        self.not_lent_why = ""
         assert self._nursery is not None
         self._nursery.start_soon(self._leave, "asked to leave by its owner")
         return {"leaving": True}

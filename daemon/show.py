@@ -115,6 +115,15 @@ def _show_peer(console: Console, status: Mapping[str, Any]) -> None:
         f"loss {'-' if loss is None else format(loss, '.3f')}"
     )
     console.print(f"trainer: {status['trainer_state']}")
+    limits = {name: value for name, value in (status.get("limits") or {}).items() if value}
+    if limits:
+        console.print(
+            "its owner's limits: "
+            + ", ".join(
+                name.replace("_", "-") + ("" if value is True else f" {value}")
+                for name, value in limits.items()
+            )
+        )
     saved = status.get("checkpoints") or {}
     if saved.get("newest"):
         console.print(f"checkpoint: step {saved['step']}, in {saved['place']}")

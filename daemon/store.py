@@ -259,20 +259,28 @@ class Store:
           TokenError: unknown, withdrawn, expired or used up; the text says which.
         """
         with self._writing:
-            row = self._tokens.get(_hash(token))
-            if row is None:
-                raise TokenError("this invite is not known here", exit_code=ExitCode.INVITE)
-            if row.withdrawn:
-                raise TokenError("this invite was withdrawn", exit_code=ExitCode.INVITE)
-            if row.expires_s < self._now():
-                raise TokenError("this invite has expired", exit_code=ExitCode.INVITE)
-            if row.uses_left < 1:
-                raise TokenError("this invite is used up", exit_code=ExitCode.INVITE)
+            row = self._good(token)
             self._db.execute(
                 "update tokens set uses_left = uses_left - 1 where hash = ?", (_hash(token),)
             )
             row.uses_left -= 1
             return GrantRow(row.role, row.founder, "")
+
+    def look_at(self, token: str) -> None:
+        """Whether it would admit somebody; raises TokenError as ``redeem`` does. Waits for no disk."""
+        self._good(token)
+
+    def _good(self, token: str) -> _Token:
+        row = self._tokens.get(_hash(token))
+        if row is None:
+            raise TokenError("this invite is not known here", exit_code=ExitCode.INVITE)
+        if row.withdrawn:
+            raise TokenError("this invite was withdrawn", exit_code=ExitCode.INVITE)
+        if row.expires_s < self._now():
+            raise TokenError("this invite has expired", exit_code=ExitCode.INVITE)
+        if row.uses_left < 1:
+            raise TokenError("this invite is used up", exit_code=ExitCode.INVITE)
+        return row
 
     def withdraw(self, invite_id: str) -> bool:
         """Let an invite admit nobody any more; False: there is none with this id."""

@@ -511,6 +511,7 @@ class Coordinator:
     def _on_leaving(self, member: Member, message: Leaving) -> None:
         if member.draining_s is None:
             member.draining_s = self.context.now_s
+            member.draining_why = message.reason
             self.context.announce(
                 EventKind.LEAVE, member.peer, f"{said(member)} leaves: {quoted(message.reason)}"
             )
@@ -676,7 +677,7 @@ class Coordinator:
             self.context.send(member.peer, Released())
             self.context.announce(EventKind.LEAVE, member.peer, f"{said(member)} has left")
             self.context.drop(member.peer, RefusalCode.LEFT, "you asked to leave")
-            self._remove(member, "it left")
+            self._remove(member, f"it left: {quoted(member.draining_why)}")
             return True
         return False
 

@@ -112,6 +112,7 @@ class Member:
     rest_count: int = 0  # how often it gave up its place for that
     rests_until_s: float = -math.inf  # before, it takes none
     draining_s: float | None = None  # since when it wants to leave
+    draining_why: str = ""  # as it says
     progress: Progress | None = None
     told: dict[int, FragmentHead] = Factory(dict)  # by fragment: what it last said that it holds
     kept: list[tuple[FragmentHead, ...]] = Factory(list)  # states in its checkpoints, by fragment

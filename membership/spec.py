@@ -16,6 +16,7 @@ import difflib
 import math
 import re
 import tomllib
+from collections.abc import Iterator
 from typing import Any
 
 import attrs
@@ -270,7 +271,7 @@ class CheckpointTable:
     trainer: bool = field(default=False, validator=_truth)  # optimizer and random numbers, too
 
 
-_TABLES: dict[str, type] = {
+TABLES: dict[str, type] = {
     "run": RunTable,
     "diloco": DilocoTable,
     "membership": MembershipTable,
@@ -279,6 +280,71 @@ _TABLES: dict[str, type] = {
     "sync": SyncTable,
     "checkpoint": CheckpointTable,
 }
+
+
+@frozen
+class Contradiction:
+    """Settings that are right by themselves and cannot be together.
+
+    Attributes:
+      keys: ``table.key`` of them.
+    """
+
+    keys: tuple[str, ...]
+    text: str
+
+
+def contradictions(
+    diloco: DilocoTable, members: MembershipTable, reduce: ReduceTable
+) -> Iterator[Contradiction]:
+    """All there are between keys."""
+    if diloco.groups and len(diloco.groups) != diloco.fragments:
+        yield Contradiction(
+            ("diloco.fragments", "diloco.groups"),
+            f"there are {len(diloco.groups)} groups, each of which is a fragment, and fragments "
+            f"is {diloco.fragments}: leave fragments out",
+        )
+    if diloco.groups and diloco.pattern != "strided":
+        yield Contradiction(
+            ("diloco.pattern", "diloco.groups"),
+            "groups say what each fragment is: leave pattern out",
+        )
+    if diloco.fragments > diloco.sync_every:
+        yield Contradiction(
+            ("diloco.fragments", "diloco.sync_every"),
+            f"fragments ({diloco.fragments}) must not exceed sync_every ({diloco.sync_every}):"
+            " there would be several rounds per step",
+        )
+    if diloco.overlap_steps > diloco.overlap_max:
+        bound = "not exceed" if diloco.overlap_max == diloco.sync_every else "be less than"
+        yield Contradiction(
+            ("diloco.overlap", "diloco.sync_every"),
+            f"overlap ({diloco.overlap}) must {bound} sync_every ({diloco.sync_every})",
+        )
+    if diloco.preview and not diloco.overlap_steps:
+        yield Contradiction(
+            ("diloco.overlap", "diloco.algorithm"),
+            "eager with an overlap of 0 has no time to go on from a guess; use diloco",
+        )
+    for key in ("codec_up", "codec_down"):
+        codecs = getattr(reduce, key)
+        if isinstance(codecs, tuple) and len(codecs) != diloco.fragments:
+            yield Contradiction(
+                (f"reduce.{key}", "diloco.fragments"),
+                f"{key} has {len(codecs)} codecs for {diloco.fragments} fragments: name one for "
+                "each, or one for all",
+            )
+    if reduce.lanes > reduce.lanes_max:
+        yield Contradiction(
+            ("reduce.lanes", "reduce.lanes_max"),
+            f"lanes ({reduce.lanes}) must not exceed lanes_max ({reduce.lanes_max})",
+        )
+    if members.contributors and members.min_members > members.contributors:
+        yield Contradiction(
+            ("membership.min_members", "membership.contributors"),
+            f"min_members ({members.min_members}) must not exceed contributors "
+            f"({members.contributors}): no round could ever open",
+        )
 
 
 @frozen
@@ -295,44 +361,8 @@ class RunSpec:
     toml_text: str = ""  # as the owner wrote it; peers get it verbatim
 
     def __attrs_post_init__(self) -> None:
-        diloco, members = self.diloco, self.membership
-        if diloco.groups and len(diloco.groups) != diloco.fragments:
-            raise ValueError(
-                f"there are {len(diloco.groups)} groups, each of which is a fragment, and fragments "
-                f"is {diloco.fragments}: leave fragments out"
-            )
-        if diloco.groups and diloco.pattern != "strided":
-            raise ValueError("groups say what each fragment is: leave pattern out")
-        if diloco.fragments > diloco.sync_every:
-            raise ValueError(
-                f"fragments ({diloco.fragments}) must not exceed sync_every ({diloco.sync_every}):"
-                " there would be several rounds per step"
-            )
-        if diloco.overlap_steps > diloco.overlap_max:
-            bound = "not exceed" if diloco.overlap_max == diloco.sync_every else "be less than"
-            raise ValueError(
-                f"overlap ({diloco.overlap}) must {bound} sync_every ({diloco.sync_every})"
-            )
-        if diloco.preview and not diloco.overlap_steps:
-            raise ValueError(
-                "eager with an overlap of 0 has no time to go on from a guess; use diloco"
-            )
-        for key in ("codec_up", "codec_down"):
-            codecs = getattr(self.reduce, key)
-            if isinstance(codecs, tuple) and len(codecs) != diloco.fragments:
-                raise ValueError(
-                    f"{key} has {len(codecs)} codecs for {diloco.fragments} fragments: name one for "
-                    "each, or one for all"
-                )
-        if self.reduce.lanes > self.reduce.lanes_max:
-            raise ValueError(
-                f"lanes ({self.reduce.lanes}) must not exceed lanes_max ({self.reduce.lanes_max})"
-            )
-        if members.contributors and members.min_members > members.contributors:
-            raise ValueError(
-                f"min_members ({members.min_members}) must not exceed contributors "
-                f"({members.contributors}): no round could ever open"
-            )
+        for contradiction in contradictions(self.diloco, self.membership, self.reduce):
+            raise ValueError(contradiction.text)
 
     @classmethod
     def parse(cls, toml_text: str) -> RunSpec:
@@ -348,9 +378,9 @@ class RunSpec:
             document = tomllib.loads(toml_text)
         except tomllib.TOMLDecodeError as error:
             raise _wrong(str(error)) from error
-        _refuse_unknown(document, list(_TABLES), "table")
+        _refuse_unknown(document, list(TABLES), "table")
         given: dict[str, dict[str, Any]] = {}
-        for name, kind in _TABLES.items():
+        for name, kind in TABLES.items():
             values = document.get(name, {})
             if not isinstance(values, dict):
                 raise _wrong(f"{name} must be a table: [{name}]")
@@ -364,7 +394,7 @@ class RunSpec:
             given["diloco"], given["reduce"] = resolved(
                 given["diloco"], given["reduce"], SYNC_EVERY
             )
-            for name, kind in _TABLES.items():
+            for name, kind in TABLES.items():
                 try:
                     tables[name] = kind(**given[name])
                 except ValueError as error:

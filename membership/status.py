@@ -8,6 +8,7 @@ import attrs
 
 from ..protocol.messages import Contributor, CopyProgress, FragmentHead
 from .attempt import Attempt
+from .context import quoted
 from .headline import headline
 from .keeping_up import said_rate
 from .roster import CopyState, Member, can_contribute, role_of
@@ -238,7 +239,8 @@ def why(coordinator: Coordinator, member: Member) -> str:
             return "it is to give the run its first weights"
         return "waiting for the founder to give the run its first weights"
     if member.draining:
-        return "leaving as soon as nothing needs it"
+        why_leaving = f": {quoted(member.draining_why)}" if member.draining_why else ""
+        return f"leaving as soon as nothing needs it{why_leaving}"
     if history.finished:
         return "the run is finished"
     if member.relay:

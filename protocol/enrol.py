@@ -10,6 +10,8 @@
        │ EnrolRequest(token, request, name) ─────────► │   Is the token good?
        │ ◄─────────── Enrolled(certificate) or Refused │
 
+Instead of the last two lines it may ask to be looked at: see ``checkup``.
+
 The token is sent only after all three answers were yes, so nobody who stands in for the master gets
 to see it, not even a member of the run.
 """
@@ -18,7 +20,8 @@ from __future__ import annotations
 
 import datetime
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 import trio
 from attrs import frozen
@@ -32,6 +35,7 @@ from .invite import Invite
 from .messages import (
     VERSION_MAX,
     VERSION_MIN,
+    CheckRequest,
     EnrolAuthority,
     EnrolHello,
     Enrolled,
@@ -107,6 +111,16 @@ async def enrol(invite: Invite, identity: Identity, name: str) -> tuple[bytes, b
 async def _enrol_at(
     address: Address, invite: Invite, identity: Identity, name: str
 ) -> tuple[bytes, bytes]:
+    async with newcomers_channel(address) as channel:
+        return await ask_for_certificate(channel, invite, identity, name)
+
+
+@asynccontextmanager
+async def newcomers_channel(address: Address) -> AsyncIterator[Channel]:
+    """TLS to whoever is there, who has shown a certificate that nobody verified yet.
+
+    Raises: as ``sockets.open_tcp`` and ``sockets.handshake``.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
@@ -116,8 +130,7 @@ async def _enrol_at(
         tls = trio.SSLStream(stream, context)
         await handshake(tls, address)
         leaf_der: bytes | None = tls.getpeercert(binary_form=True)
-        channel = Channel(tls, Party.NEWCOMER, "", leaf_der or b"", str(address))
-        return await ask_for_certificate(channel, invite, identity, name)
+        yield Channel(tls, Party.NEWCOMER, "", leaf_der or b"", str(address))
     finally:
         await trio.aclose_forcefully(stream)
 
@@ -133,11 +146,7 @@ async def ask_for_certificate(
     Returns, raises: as ``enrol``.
     """
     messages = MessageStream(channel.stream, NEWCOMER_FRAME_BYTES_MAX)
-    await messages.send(EnrolHello(VERSION_MIN, VERSION_MAX))
-    served = await messages.receive_expected(EnrolAuthority, Refused)
-    if isinstance(served, Refused):
-        raise EvictedError(served.code.value, served.reason)
-    _check_master(channel, served, invite)
+    served = await meet_master(messages, channel, invite)
     await messages.send(EnrolRequest(invite.token, identity.request_pem(name), name))
     answer = await messages.receive_expected(Enrolled, Refused)
     if isinstance(answer, Refused):
@@ -148,6 +157,19 @@ async def ask_for_certificate(
     if (holder.peer, holder.party) != (identity.peer_id, Party.PEER):
         raise RemoteProtocolError(f"{channel.remote_address} sent a certificate that is not ours")
     return answer.certificate_pem, served.authority_pem
+
+
+async def meet_master(messages: MessageStream, channel: Channel, invite: Invite) -> EnrolAuthority:
+    """Say hello, and see that this is the master that the invite speaks of.
+
+    Raises: as ``enrol``.
+    """
+    await messages.send(EnrolHello(VERSION_MIN, VERSION_MAX))
+    served = await messages.receive_expected(EnrolAuthority, Refused)
+    if isinstance(served, Refused):
+        raise EvictedError(served.code.value, served.reason)
+    _check_master(channel, served, invite)
+    return served
 
 
 def _check_master(channel: Channel, served: EnrolAuthority, invite: Invite) -> None:
@@ -183,6 +205,8 @@ async def answer_newcomer(
     redeem: Callable[[str], Awaitable[Role]],
     *,
     admitted: Callable[[Admission], Awaitable[None]] | None = None,
+    check: Callable[[MessageStream, CheckRequest], Awaitable[None]] | None = None,
+    known: Callable[[str], Role | None] = lambda _peer: None,
 ) -> Admission | None:
     """The master's side of the conversation, on a channel of ``Party.NEWCOMER``.
 
@@ -190,9 +214,12 @@ async def answer_newcomer(
       redeem: takes the token, uses it up and gives the role, or raises ``Refusal``. Called once,
         last, when nothing but the reply is left to do.
       admitted: called before the certificate is sent: write it down here; may raise ``Refusal``.
+      known: the role of a peer that was admitted before: by its key, which has signed the request, it
+        gets another certificate, and no token is used up. None: it was not.
+      check: goes on with who only wants to be looked at; may raise ``Refusal``.
 
     Returns:
-      Who was let in; None if it was refused (and told why).
+      Who was let in; None if it was refused (and told why), or did not want in.
 
     Raises:
       RemoteProtocolError: it does not speak this protocol; and what ``MessageStream`` raises.
@@ -209,10 +236,24 @@ async def answer_newcomer(
             await messages.send_final(Refused(RefusalCode.VERSION, reason))
             return None
         await messages.send(EnrolAuthority(authority.run_id, authority.certificate_pem))
-        request = await messages.receive_expected(EnrolRequest)
+        request = (
+            await messages.receive_expected(EnrolRequest)
+            if check is None
+            else await messages.receive_expected(EnrolRequest, CheckRequest)
+        )
+        if isinstance(request, CheckRequest):
+            assert check is not None
+            try:
+                await check(messages, request)
+            except Refusal as refusal:
+                await messages.send_final(Refused(refusal.code, refusal.reason))
+            return None
         certificate_pem = authority.issue(request.request_pem, request.name, Party.PEER)
         peer = holder_of(load_certificate(certificate_pem)).peer
         try:
+            if (role := known(peer)) is not None:
+                await messages.send_final(Enrolled(certificate_pem))
+                return Admission(peer, request.name, role)
             role = await redeem(request.token)
             admission = Admission(peer, request.name, role)
             if admitted is not None:

@@ -34,6 +34,8 @@ SITES_MAX = 256  # of a plan
 BLOCKS_MAX = 65_536  # block digests in one index: 64 GiB of state a fragment at 1 MiB a block
 PROBE_BYTES_MAX = 16 * 2**20  # of junk: a third of a second of 300 Mbit/s
 PROBE_S_MAX = 3.0  # a slow line need not carry all of it: it is known by then
+CHECKED_ADDRESSES_MAX = 4  # at which the master dials back who asks whether it can be reached
+JUNK_BYTES_MAX = 16_384  # in one message by which a newcomer's line is timed
 METRICS_MAX = 32  # named figures a trainer reports beside its loss
 CERTIFICATE_BYTES_MAX = 8_192
 COUNT_MAX = 2**63 - 1
@@ -288,6 +290,48 @@ class EnrolRequest(Message):
 @frozen
 class Enrolled(Message):
     certificate_pem: bytes = field(validator=_blob)
+
+
+@frozen
+class CheckRequest(Message):
+    """Newcomer, instead of ``EnrolRequest``: what is wrong with me, seen from there?
+
+    The token is looked at, not used up.
+    """
+
+    token: str = field(validator=max_len(128))
+    addresses: tuple[str, ...] = field(validator=_each(_text, CHECKED_ADDRESSES_MAX))
+    nonce: bytes = field(validator=_digest)  # what is said at them to whoever connects
+
+
+@frozen
+class CheckAnswer(Message):
+    """Master: what it saw, and what a member of this run needs."""
+
+    now_s: float = field(validator=_finite)  # Unix time, by the master's clock
+    host: str = field(validator=_text)  # where the newcomer comes from
+    faults: tuple[str, ...] = field(validator=_each(_text, CHECKED_ADDRESSES_MAX))  # "": reached
+    member_count: int = field(validator=_count)
+    lanes_max: int = field(validator=_count)  # of each link
+    memory_bytes: int = field(validator=_count)  # for the state; 0: there is none yet
+    checkpoint_bytes: int = field(validator=_count)  # one
+    checkpoint_count: int = field(validator=_count)  # kept on disk
+
+
+@frozen
+class Junk(Message):
+    """Either side, after a ``CheckAnswer``: bytes by which the line is timed."""
+
+    data: bytes = field(validator=max_len(JUNK_BYTES_MAX))
+    last: bool
+
+
+@frozen
+class JunkCounted(Message):
+    """Master: what came, from the first of it to the last."""
+
+    count_bytes: int = field(validator=_count)
+    took_s: float = field(validator=_finite)
 
 
 @frozen

@@ -130,7 +130,7 @@ class SocketNetwork:
         task_status: trio.TaskStatus[Sequence[Address]] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """See ``network.Network.serve``. Addresses with port 0 get one free port in common."""
-        listeners = await _bind_all(bind)
+        listeners = await bind_all(bind)
         try:
             async with trio.open_nursery() as nursery:
                 for listener in listeners:
@@ -315,7 +315,7 @@ def _bound_address(listener: trio.SocketListener) -> Address:
     return Address(host, port)
 
 
-async def _bind_all(bind: Sequence[Address]) -> list[trio.SocketListener]:
+async def bind_all(bind: Sequence[Address]) -> list[trio.SocketListener]:
     for attempt in range(SAME_PORT_ATTEMPTS_MAX):
         listeners: list[trio.SocketListener] = []
         free_port = 0  # what the first address with port 0 got; the others want the same

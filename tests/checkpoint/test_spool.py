@@ -62,6 +62,23 @@ def test_what_was_put_is_found_by_the_next_process(path: Path) -> None:
     assert path.stat().st_mode & 0o077 == path.parent.stat().st_mode & 0o077 == 0
 
 
+def test_no_more_is_kept_than_its_machines_owner_gives(tmp_path: Path) -> None:
+    """Of all fragments together, also beside what an earlier process left."""
+    limit_bytes = 2 * 36 + len(BLOCKS[0]) + len(BLOCKS[1])
+    spool = Spool(tmp_path / "partial", limit_bytes=limit_bytes)
+    spool.fragment(0).put(DIGESTS[0], BLOCKS[0])
+    spool.fragment(1).put(DIGESTS[1], BLOCKS[1])
+    spool.fragment(1).put(DIGESTS[2], BLOCKS[2])
+    spool.close()
+    sizes = [path.stat().st_size for path in (tmp_path / "partial").iterdir()]
+    assert sum(sizes) == limit_bytes
+    again = Spool(tmp_path / "partial", limit_bytes=limit_bytes)
+    assert again.fragment(0).find(DIGESTS[0]) == BLOCKS[0]
+    assert again.fragment(1).find(DIGESTS[2]) is None
+    again.fragment(0).put(DIGESTS[3], BLOCKS[3])
+    assert again.fragment(0).find(DIGESTS[3]) is None
+
+
 def test_a_file_that_was_cut_at_any_byte_gives_the_records_before(tmp_path: Path) -> None:
     path = tmp_path / "0.blocks"
     filled(path)

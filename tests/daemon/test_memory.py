@@ -38,7 +38,7 @@ def test_it_must_leave_something_to_the_others() -> None:
 
 def test_a_containers_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limit = tmp_path / "memory.max"
-    monkeypatch.setattr(memory, "LIMITS", (str(tmp_path / "none"), str(limit)))
+    monkeypatch.setattr(memory, "limit_files", lambda: [tmp_path / "none", limit])
     whole = machine_bytes()
     assert whole > 2**28
     limit.write_text("max\n")

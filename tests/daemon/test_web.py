@@ -28,12 +28,10 @@ class Things:
 
     def __init__(self, pages: Pages = PAGES) -> None:
         self.done: list[Json] = []
-        self.why_unready = ""
         self.app = make_app(
             token=TOKEN,
             reads={"status": lambda: {"state": "training", "loss": None}},
             actions={"note": self.note, "refuse": self.refuse},
-            why_unready=lambda: self.why_unready,
             pages=pages,
         )
 
@@ -55,16 +53,6 @@ async def test_reading_needs_no_token() -> None:
     response = await things.ask("GET", "/api/status")
     assert (response.status_code, response.json()) == (200, {"state": "training", "loss": None})
     assert (await things.ask("GET", "/healthz")).json() == {"ok": True}
-
-
-async def test_a_daemon_that_cannot_do_its_work_is_healthy_and_not_ready() -> None:
-    things = Things()
-    ready = await things.ask("GET", "/readyz")
-    assert (ready.status_code, ready.json()) == (200, {"ready": True, "why": ""})
-    things.why_unready = "no disk"
-    unready = await things.ask("GET", "/readyz")
-    assert (unready.status_code, unready.json()) == (503, {"ready": False, "why": "no disk"})
-    assert (await things.ask("GET", "/healthz")).status_code == 200
 
 
 @pytest.mark.parametrize(

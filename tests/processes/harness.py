@@ -145,12 +145,22 @@ class Fleet:
 
     # ------------------------------------------------------------ processes
 
-    def spawn(self, name: str, *arguments: str, env: Mapping[str, str] | None = None) -> Node:
-        """Start ``holdfast ARGUMENTS``; its state is ``folder/name``, its output a log beside it."""
+    def spawn(
+        self,
+        name: str,
+        *arguments: str,
+        env: Mapping[str, str] | None = None,
+        before: Sequence[str] = (),
+    ) -> Node:
+        """Start ``holdfast ARGUMENTS``; its state is ``folder/name``, its output a log beside it.
+
+        Args:
+          before: a command that becomes that one.
+        """
         folder = self.folder / name
         with (self.folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "holdfast", "--log-level", "info", *arguments],
+                [*before, sys.executable, "-m", "holdfast", "--log-level", "info", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -196,6 +206,7 @@ class Fleet:
         more: Sequence[str] = (),
         command: Sequence[str] = (sys.executable, str(TRAINER)),
         env: Mapping[str, str] | None = None,
+        before: Sequence[str] = (),
     ) -> Node:
         """Start a peer, normally with the tiny trainer; ``script`` are the trainer's arguments.
 
@@ -223,6 +234,7 @@ class Fleet:
             *command,
             *script,
             env=env,
+            before=before,
         )
 
     def kill(self, name: str) -> None:

@@ -75,9 +75,14 @@ class Desk:
             raise Refusal(RefusalCode.TOKEN, "this invite was withdrawn")
         return Role.SPARE
 
+    def known(self, peer: str) -> Role | None:
+        return next((each.role for each in self.admissions if each.peer == peer), None)
+
     async def on_channel(self, channel: Channel) -> None:
         assert channel.party is Party.NEWCOMER
-        await answer_newcomer(channel, self.authority, self.redeem, admitted=self.admitted)
+        await answer_newcomer(
+            channel, self.authority, self.redeem, admitted=self.admitted, known=self.known
+        )
 
     def invite(self, *addresses: Address, token: str = TOKEN) -> Invite:
         return Invite(
@@ -134,6 +139,22 @@ async def test_a_newcomer_gets_a_certificate_that_opens_every_door(
     assert met == [identity.peer_id]
     assert desk.tokens_seen == [TOKEN]
     assert desk.admissions == [Admission(identity.peer_id, "my laptop", Role.SPARE)]
+
+
+@pytest.mark.real_time
+async def test_who_was_admitted_gets_another_certificate_and_uses_nothing_up(desk: Desk) -> None:
+    known = Identity.generate()
+    async with trio.open_nursery() as nursery:
+        address = await serve(nursery, desk)
+        await enrol(desk.invite(address), known, "x")
+        spent = desk.invite(address, token="used up")
+        certificate_pem, _ = await enrol(spent, known, "x")
+        assert holder_of(load_certificate(certificate_pem)).peer == known.peer_id
+        with pytest.raises(EvictedError):
+            await enrol(spent, Identity.generate(), "x")
+        nursery.cancel_scope.cancel()
+    assert desk.tokens_seen == [TOKEN, "used up"]
+    assert len(desk.admissions) == 1
 
 
 @pytest.mark.real_time
@@ -289,11 +310,10 @@ async def test_who_falls_silent_is_not_waited_for(desk: Desk) -> None:
 
 
 async def test_the_certificate_is_written_down_before_it_is_sent(desk: Desk) -> None:
-    identity = Identity.generate()
-
     async def say(messages: MessageStream) -> None:
         await messages.send(EnrolHello(VERSION_MIN, VERSION_MAX))
-        await messages.send(EnrolRequest(TOKEN, identity.request_pem("x"), "x"))
+        newcomer = Identity.generate()
+        await messages.send(EnrolRequest(TOKEN, newcomer.request_pem("x"), "x"))
 
     async def fail(_: Admission) -> None:
         raise OSError("the disk is full")

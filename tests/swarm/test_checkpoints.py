@@ -13,6 +13,7 @@ from holdfast.checkpoint import checkpoints
 from holdfast.checkpoint.checkpoints import Checkpoint, manifest_of
 from holdfast.checkpoint.place import FolderPlace
 from holdfast.checkpoint.state import SharedState
+from holdfast.daemon.lending import Allowance
 from holdfast.daemon.simulation.services import WitnessedPeer
 from holdfast.daemon.simulation.swarm import Swarm
 from holdfast.daemon.simulation.trainer import small_layout
@@ -253,3 +254,33 @@ async def test_a_disk_that_is_full_costs_checkpoints_and_nothing_else(tmp_path: 
         assert "a" in checkpointer.error
         assert sum("no checkpoint" in text for text in swarm.peers["d"].service.report.told) == 1
         assert saved(swarm, "b")
+
+
+async def test_who_gives_little_of_its_disk_keeps_few_or_none_and_says_so(tmp_path: Path) -> None:
+    """Two at a time, while the next one is written; with room for less, none."""
+    text = toml("every_rounds = 1\nkeep_count = 5")
+    async with a_swarm("ae", "", text, disks=tmp_path) as swarm:
+        await swarm.until(lambda: bool(saved(swarm, "a")))
+        for name, allowed in (("b", 1.9), ("c", 2.9), ("d", 4.9)):
+            service = swarm.add_peer(name, founder=False).service
+            state = swarm.peers["a"].service.state
+            assert state is not None
+            service.config.allowance = Allowance(int(allowed * state.size_bytes(0)))
+        most = dict.fromkeys("bcd", 0)
+        goal = swarm.committed + 12
+
+        def look() -> bool:
+            for name in most:
+                folder = tmp_path / name
+                files = list(folder.iterdir()) if folder.exists() else []
+                most[name] = max(most[name], len(files))
+            return swarm.committed >= goal
+
+        await swarm.until(look)
+        await settled(swarm, "abcde")
+        assert most["b"] == 0
+        told = swarm.peers["b"].service.report.told
+        assert sum("do not fit into --max-disk" in each for each in told) == 1
+        assert (most["c"] <= 2, len(saved(swarm, "c"))) == (True, 1)
+        assert (most["d"] <= 4, len(saved(swarm, "d"))) == (True, 3)
+        assert len(saved(swarm, "a")) == 5

@@ -1,0 +1,170 @@
+"""Commands that look at a run: peers, rounds, events, watch."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from ..membership.effects import EventKind
+from .asked import LOOK_S, News, Onlooker, Status, call, event_rows, member_rows, round_rows
+from .cli_options import json_option, state_option, tell
+from .places import find_control
+
+ROUNDS_SHOWN = 20
+EVENTS_SHOWN = 40
+
+
+@click.command()
+@state_option
+@click.option("--gone", is_flag=True, help="Those who left, with the reason, instead.")
+@json_option
+def peers(state: Path | None, gone: bool, as_json: bool) -> None:
+    """List the run's members: what they do, how fast, and why they wait (at the master).
+
+    \b
+    Examples:
+      holdfast peers
+      holdfast peers --gone
+    """
+    from .show_run import show_peers
+
+    status = call(find_control(state, "master"), "status", None)
+    rows = member_rows(status, gone=gone)
+    if as_json:
+        click.echo(json.dumps({"peers": rows}, indent=2))
+    else:
+        show_peers(rows, gone=gone)
+
+
+@click.command()
+@state_option
+@click.option(
+    "--limit", type=click.IntRange(1), default=ROUNDS_SHOWN, show_default=True, help="How many."
+)
+@json_option
+def rounds(state: Path | None, limit: int, as_json: bool) -> None:
+    """List the last rounds, the newest first: who took part, how long each phase took (at the master).
+
+    \b
+    Examples:
+      holdfast rounds
+      holdfast rounds --limit 50 --json
+    """
+    from .show_run import show_rounds
+
+    rows = round_rows(call(find_control(state, "master"), "status", None), limit)
+    if as_json:
+        click.echo(json.dumps({"rounds": rows}, indent=2))
+    else:
+        show_rounds(rows)
+
+
+@click.command()
+@state_option
+@click.option(
+    "--kind",
+    "kinds",
+    multiple=True,
+    type=click.Choice([kind.value for kind in EventKind]),
+    help="Only of this kind; repeatable.",
+)
+@click.option("--text", default="", help="Only those with this in their text.")
+@click.option("--peer", default="", help="Only of this peer: its name, or how its id begins.")
+@click.option(
+    "--limit",
+    type=click.IntRange(0),
+    default=EVENTS_SHOWN,
+    show_default=True,
+    help="How many of what has happened so far.",
+)
+@click.option("--follow", "-f", is_flag=True, help="Go on with what happens next, until Ctrl+C.")
+@json_option
+def events(
+    state: Path | None,
+    kinds: tuple[str, ...],
+    text: str,
+    peer: str,
+    limit: int,
+    follow: bool,
+    as_json: bool,
+) -> None:
+    """List what happened in the run, the newest last (at the master).
+
+    With --follow, --json prints one object per line; a master that is started again is followed, too.
+
+    \b
+    Examples:
+      holdfast events --kind leave --kind join
+      holdfast events --follow --text "does not fit"
+    """
+    from .show_run import said_event
+
+    def fitting(status: Status) -> list[Status]:
+        return event_rows(status, kinds=kinds, text=text, peer=peer)
+
+    if not follow:
+        rows = fitting(call(find_control(state, "master"), "status", None))
+        rows = rows[len(rows) - min(limit, len(rows)) :]
+        if as_json:
+            click.echo(json.dumps({"events": rows}, indent=2))
+        else:
+            for row in rows:
+                tell(said_event(row))
+        return
+    news, first = News(), True
+    for status in _looks(Onlooker(state, "master")):
+        rows = fitting({**status, "events": news.of(status, "events")})
+        if first:
+            rows = rows[len(rows) - min(limit, len(rows)) :]
+        first = False
+        for row in rows:
+            tell(json.dumps(row) if as_json else said_event(row))
+
+
+def _looks(onlooker: Onlooker) -> Iterator[Status]:
+    """A status every second, whenever there is one; ends with Ctrl+C."""
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            if (status := onlooker.look()) is not None:
+                yield status
+            time.sleep(LOOK_S)
+
+
+@click.command()
+@state_option
+@json_option
+def watch(state: Path | None, as_json: bool) -> None:
+    """Watch a run, live: how it goes, who is here and why they wait, rounds and events.
+
+    At the master the whole run, at a peer what that one does. q or Ctrl+C ends it, not the run; a
+    daemon that is started again is found again. Where the output is no terminal, a line is printed
+    for every change instead; with --json the status, one object per line, whenever it changed.
+
+    \b
+    Examples:
+      holdfast watch
+      holdfast watch | tee run.log
+    """
+    from . import watch as watching
+
+    onlooker = Onlooker(state, None)
+    if as_json:
+        last = ""
+        for status in _looks(onlooker):
+            said = json.dumps(status)
+            if watching.essence(status) != last:
+                tell(said)
+            last = watching.essence(status)
+    elif sys.stdout.isatty() and sys.stdin.isatty():
+        watching.watch_screen(onlooker)
+    else:
+        lines = watching.Lines(onlooker.control.kind)
+        for status in _looks(onlooker):
+            for line in lines.of(status):
+                tell(line)

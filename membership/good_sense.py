@@ -1,0 +1,130 @@
+"""Settings of a ``run.toml`` that are allowed and probably not meant.
+
+Each is a figure or an argument that stands elsewhere: in the README's table, or measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from attrs import frozen
+
+from .spec import FIXED_CODECS, TOPK_CODECS, RunSpec
+
+ROUNDS_FEW = 50  # at a momentum of 0.9 a run of so few rounds overshoots: 3.6 % worse over 25
+MOMENTUM_HIGH = 0.8
+STEPS_FEW = 10  # between rounds: about what averaging gradients would send
+DEADLINE_SHORT_S = 2.0  # a lost packet or a busy machine takes as long
+DEADLINE_LONG_S = 120.0  # nobody would wait for the dead so long by choice
+STEP_DEADLINE_SHORT_S = 10.0  # a first step that compiles takes longer, four times this
+COARSE_CODECS = (*TOPK_CODECS, "nf4", "e2m1", "e3m0")
+
+
+@frozen
+class Doubt:
+    key: str
+    text: str
+
+
+def doubts(spec: RunSpec) -> Iterator[Doubt]:
+    """What one would ask the file's author about."""
+    yield from _of_the_algorithm(spec)
+    yield from _of_the_wire(spec)
+    yield from _of_times(spec)
+    yield from _of_what_is_kept(spec)
+
+
+def _of_the_algorithm(spec: RunSpec) -> Iterator[Doubt]:
+    diloco, rounds = spec.diloco, spec.run.rounds
+    if 0 < rounds < ROUNDS_FEW and diloco.outer_momentum > MOMENTUM_HIGH:
+        yield Doubt(
+            "diloco.outer_momentum",
+            f"{diloco.outer_momentum:g} overshoots in a run of only {rounds} rounds; 0.7 is better",
+        )
+    if diloco.outer_lr == 0:
+        yield Doubt("diloco.outer_lr", "0: the run would learn nothing")
+    elif diloco.outer_lr > 1:
+        yield Doubt("diloco.outer_lr", f"{diloco.outer_lr:g} goes beyond what was learnt")
+    if diloco.algorithm != "allreduce":
+        if diloco.sync_every < STEPS_FEW:
+            yield Doubt(
+                "diloco.sync_every",
+                f"rounds every {diloco.sync_every} steps send about what data parallel training "
+                "would; 30 to 500 are usual",
+            )
+        if diloco.pace == "lockstep":
+            yield Doubt("diloco.pace", "everybody waits for the slowest machine at every round")
+    turn = diloco.sync_every // diloco.fragments
+    if isinstance(diloco.overlap, int) and turn < diloco.overlap and not diloco.preview:
+        yield Doubt(
+            "diloco.overlap",
+            f"{diloco.overlap} steps are longer than from one fragment's round to the next "
+            f'({turn}): trainers go on from old weights; "auto" stays below',
+        )
+
+
+def _of_the_wire(spec: RunSpec) -> Iterator[Doubt]:
+    reduce = spec.reduce
+    up, down = (
+        {codec.partition("+")[0] for codec in ((each,) if isinstance(each, str) else each)}
+        for each in (reduce.codec_up, reduce.codec_down)
+    )
+    if down & set(TOPK_CODECS):
+        yield Doubt(
+            "reduce.codec_down",
+            "topk drops most of a mean of several peers, and nobody sends it again; "
+            "int8+zstd loses a third to a half of a percent",
+        )
+    elif up == {"fp32"} and down - set(FIXED_CODECS[:2]):
+        yield Doubt("reduce.codec_down", "results are coarser than what they are made of")
+    if up & set(COARSE_CODECS) and not reduce.error_feedback:
+        yield Doubt("reduce.error_feedback", "what so coarse a codec leaves out is lost without it")
+    if spec.sync.donor_share == 0:
+        yield Doubt("sync.donor_share", "0: nobody gets a copy of the state while rounds go on")
+
+
+def _of_times(spec: RunSpec) -> Iterator[Doubt]:
+    members, trainer = spec.membership, spec.trainer
+    if members.deadline_s < DEADLINE_SHORT_S:
+        yield Doubt(
+            "membership.deadline_s",
+            f"{members.deadline_s:g} s: over the internet, members that live are taken for dead",
+        )
+    if members.deadline_s > DEADLINE_LONG_S:
+        yield Doubt(
+            "membership.deadline_s", f"everybody waits {members.deadline_s:g} s for each who dies"
+        )
+    if members.grace_s > members.deadline_s:
+        yield Doubt(
+            "membership.grace_s",
+            f"{members.grace_s:g} s for stragglers are more than the dead get ({members.deadline_s:g} s)",
+        )
+    if members.quorum < 0.5:
+        yield Doubt(
+            "membership.quorum", f"{members.quorum:g}: less than half of the peers make a round"
+        )
+    if members.rewind_s == 0:
+        yield Doubt(
+            "membership.rewind_s",
+            "0: a run whose newest state is lost waits for ever instead of going back",
+        )
+    if trainer.step_deadline_s == 0:
+        yield Doubt("trainer.step_deadline_s", "0: a trainer that hangs is never started again")
+    elif trainer.step_deadline_s < STEP_DEADLINE_SHORT_S:
+        yield Doubt(
+            "trainer.step_deadline_s",
+            f"{trainer.step_deadline_s:g} s: an evaluation, or a first step that compiles, is ended",
+        )
+
+
+def _of_what_is_kept(spec: RunSpec) -> Iterator[Doubt]:
+    kept = spec.checkpoint
+    if not kept.every_rounds and not kept.every_s:
+        yield Doubt(
+            "checkpoint.every_s",
+            "no checkpoints while rounds go on: if all are killed at once, the run is lost",
+        )
+    if kept.keep_s and kept.every_s and kept.keep_s < kept.every_s:
+        yield Doubt(
+            "checkpoint.keep_s", "shorter than from one checkpoint to the next: one is kept"
+        )

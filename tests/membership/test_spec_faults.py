@@ -1,0 +1,120 @@
+"""Everything that is wrong with a run.toml is named, with its line; and nothing that a master takes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.membership.algorithm import ALGORITHMS
+from holdfast.membership.spec import TABLES, RunSpec
+from holdfast.membership.spec_faults import look_at
+from holdfast.protocol.errors import UserError
+
+MANY = """\
+[run]
+nam = "x"
+rounds = -3
+[dilco]
+[diloco]  # the algorithm
+sync_every = 5
+ fragments = 9
+[reduce]
+codec_up = "jpeg"
+lanes = 20
+"lanes_max" = 3
+[zzz]
+"""
+
+
+def test_all_errors_are_named_with_their_lines() -> None:
+    errors, warnings = look_at(MANY)
+    assert warnings == []
+    assert [(e.line, e.key, e.near) for e in errors] == [
+        (2, "run.nam", "name"),
+        (3, "run.rounds", ""),
+        (4, "dilco", "diloco"),
+        (9, "reduce.codec_up", ""),
+        (12, "zzz", ""),
+    ]
+    assert "from 0 to" in errors[1].text
+    errors, _ = look_at(MANY.replace("jpeg", "int8"))
+    assert [(e.line, e.key) for e in errors[3:5]] == [(7, "diloco.fragments"), (10, "reduce.lanes")]
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "key"),
+    [
+        ("[run]\nname = 'x'\n[run", 3, ""),
+        ("\nrun = 3", 2, "run"),
+        ("run.rounds = -1", 1, "run.rounds"),
+        ("[diloco]\nalgorithm = 'diloco'\noverlap = 3", 3, "diloco.overlap"),
+        ("[diloco]\nfragments = 3\ngroups = [['a'], ['b']]", 2, "diloco.fragments"),
+        ("x" * 70_000, 0, ""),
+    ],
+)
+def test_an_error_has_its_line(text: str, line: int, key: str) -> None:
+    ((error,), _) = look_at(text)
+    assert (error.line, error.key) == (line, key)
+
+
+VALUES = st.one_of(
+    st.sampled_from(
+        ["0", "1", "3", "-1", "20", "101", "0.5", "1.5", "true", "''", "'auto'", "'fp32'", "'topk'"]
+        + ["'lockstep'", "'lerp:2'", "[]", "['bf16', 'nf4']", "[['a'], ['b']]", "nan", "'every'"]
+        + [f"'{name}'" for name in ALGORITHMS]
+    )
+)
+KEYS = st.one_of(
+    *(
+        st.tuples(st.just(name), st.sampled_from([*kind.__annotations__, "nonsense"]))
+        for name, kind in TABLES.items()
+    )
+)
+
+
+@given(st.dictionaries(KEYS, VALUES, max_size=4))
+def test_what_is_wrong_is_what_a_master_refuses(given: dict[tuple[str, str], str]) -> None:
+    text = "\n".join(f"{table}.{key} = {value}" for (table, key), value in given.items())
+    errors, _warnings = look_at(text)
+    if not errors:
+        RunSpec.parse(text)
+        return
+    with pytest.raises(UserError):
+        RunSpec.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("[run]\nrounds = 25", "diloco.outer_momentum"),
+        ("[diloco]\nouter_lr = 0.0", "diloco.outer_lr"),
+        ("[diloco]\nouter_lr = 1.5", "diloco.outer_lr"),
+        ("[diloco]\nsync_every = 5", "diloco.sync_every"),
+        ("[diloco]\npace = 'lockstep'", "diloco.pace"),
+        ("[diloco]\nfragments = 4\noverlap = 50", "diloco.overlap"),
+        ("[reduce]\ncodec_down = 'topk8'", "reduce.codec_down"),
+        ("[reduce]\ncodec_down = 'int8+zstd'", "reduce.codec_down"),
+        ("[reduce]\ncodec_up = 'nf4+zstd'\nerror_feedback = false", "reduce.error_feedback"),
+        ("[sync]\ndonor_share = 0.0", "sync.donor_share"),
+        ("[membership]\ndeadline_s = 1.0\ngrace_s = 0.5", "membership.deadline_s"),
+        ("[membership]\ndeadline_s = 600.0", "membership.deadline_s"),
+        ("[membership]\ngrace_s = 20.0", "membership.grace_s"),
+        ("[membership]\nquorum = 0.3", "membership.quorum"),
+        ("[membership]\nrewind_s = 0.0", "membership.rewind_s"),
+        ("[trainer]\nstep_deadline_s = 0.0", "trainer.step_deadline_s"),
+        ("[trainer]\nstep_deadline_s = 3.0", "trainer.step_deadline_s"),
+        ("[checkpoint]\nevery_s = 0.0", "checkpoint.every_s"),
+        ("[checkpoint]\nkeep_s = 60.0", "checkpoint.keep_s"),
+    ],
+)
+def test_good_sense_is_spoken_for(text: str, key: str) -> None:
+    errors, (warning,) = look_at(text)
+    assert errors == []
+    assert warning.key == key
+    assert warning.line in (0, 2, 3)
+
+
+@pytest.mark.parametrize("algorithm", ["", *ALGORITHMS])
+def test_nothing_is_doubtful_about_what_is_presumed(algorithm: str) -> None:
+    assert look_at(f"[diloco]\nalgorithm = '{algorithm}'") == ([], [])

@@ -1,0 +1,110 @@
+"""A volunteer's limits on real daemons: they leave when the machine is wanted back, and come again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from holdfast.protocol.credentials import CERTIFICATE_FILE
+from tests.processes.harness import POLL_S, WAIT_S, Fleet, Node, Status, member, spec
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def hours_that_are_not_now() -> str:
+    """Some that began twelve hours ago, by this machine's clock, and are short."""
+    hour = (time.localtime().tm_hour + 12) % 24
+    return f"{hour}-{(hour + 1) % 24}"
+
+
+def until_peer(fleet: Fleet, name: str, condition: Callable[[Status], object]) -> Status:
+    """Its own status, as soon as it is like that; between two stays it serves nothing for a moment."""
+    until_s, status = time.monotonic() + WAIT_S, Status()
+    while time.monotonic() < until_s:
+        with contextlib.suppress(httpx.TransportError):
+            status = fleet.peer(name)
+            if condition(status):
+                return status
+        time.sleep(POLL_S)
+    raise AssertionError(f"{name} is not like that: {status}")
+
+
+def until_away(fleet: Fleet, name: str, why: str) -> Status:
+    return until_peer(fleet, name, lambda s: s["phase"] == "away" and why in s["why"])
+
+
+def test_outside_its_hours_it_waits_and_says_so(fleet: Fleet) -> None:
+    fleet.start_master(spec(min_members=1))
+    hours = hours_that_are_not_now()
+    node = fleet.join(
+        "alder", command=("sleep", "60"), more=("--hours", hours, "--max-upload", "2")
+    )
+    status = until_away(fleet, "alder", f"outside its hours ({hours}); back at ")
+    assert status["limits"]["hours"] == hours
+    assert fleet.master()["members"] == []
+    fleet.join("birch", command=())
+    fleet.until(lambda s: member(s, "birch"), "somebody is here")
+    there = until_peer(fleet, "birch", lambda s: s["number"])
+    assert set(there) == set(status), "a status is the same for programs"
+    assert "its owner's limits: max-upload 2.0, hours " + hours in shown(node)
+    node.signal(signal.SIGTERM)
+    assert node.wait() == 0
+
+
+def shown(node: Node) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "holdfast", "status", "--state", str(node.folder)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may show a process other batteries")
+def test_on_battery_it_leaves_and_comes_back_by_itself(fleet: Fleet, tmp_path: Path) -> None:
+    """The kernel's files about power are others for this one process; all else is as it is."""
+    power = tmp_path / "power"
+    (power / "BAT0").mkdir(parents=True)
+    (power / "BAT0" / "type").write_text("Battery")
+    plug = power / "BAT0" / "status"
+    plug.write_text("Full")
+    fleet.start_master(spec(min_members=1))
+    node = fleet.join(
+        "alder",
+        command=("sleep", "600"),
+        more=("--pause-on-battery", "--nice", "7", "--ionice", "idle"),
+        before=(
+            *("unshare", "-m", "sh", "-c"),
+            f'mount --bind {power} /sys/class/power_supply && exec "$0" "$@"',
+        ),
+    )
+    fleet.until(lambda s: member(s, "alder"), "it is here")
+    trainer = until_peer(fleet, "alder", lambda s: s["command_pid"])["command_pid"]
+    for pid in (node.process.pid, trainer):
+        assert os.getpriority(os.PRIO_PROCESS, pid) == 7
+        told = subprocess.run(
+            ["ionice", "-p", str(pid)], capture_output=True, text=True, check=True
+        )
+        assert told.stdout.strip() == "idle"
+    plug.write_text("Discharging")
+    until_away(fleet, "alder", "on battery")
+    status = fleet.until(lambda s: not s["members"], "it has left")
+    assert status["departed"][-1]["why"] == "it left: on battery", "the run's owner reads why"
+    with pytest.raises(ProcessLookupError):
+        os.kill(trainer, 0)
+    # Much later: its certificate is of no use any more, and its invite was for one machine, once.
+    (node.folder / CERTIFICATE_FILE).unlink()
+    plug.write_text("Charging")
+    fleet.until(lambda s: member(s, "alder"), "it is back")
+    until_peer(fleet, "alder", lambda s: s["command_pid"] not in (None, trainer))
+    assert node.process.poll() is None, "all of that was one process"
