@@ -250,14 +250,14 @@ class PeerService:
 
     # ------------------------------------------------------------ what the master says
 
-    def _hello(self) -> Hello:
+    def _hello(self, master_host: str) -> Hello:
         config, replica = self.config, self.replica
         return Hello(
             VERSION_MIN,
             VERSION_MAX,
             config.run_id,
             config.name,
-            dialable(self._bound, config.advertise),
+            dialable(self._bound, config.advertise, master_host),
             config.incarnation,
             self.training.layout,
             replica.heads(),

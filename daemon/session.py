@@ -21,7 +21,7 @@ import trio
 
 from ..membership.spec import RunSpec
 from ..membership.views import changed_view
-from ..protocol.addresses import Address
+from ..protocol.addresses import Address, host_of
 from ..protocol.errors import EvictedError, RemoteProtocolError, UserError
 from ..protocol.messages import (
     MASTERS_MAX,
@@ -79,7 +79,7 @@ class MasterSession:
     """Keeps a peer connected to its run's master.
 
     Args:
-      hello: what to begin with now.
+      hello: what to begin with now, to a master at this host.
       welcome: called with each ``Welcome``; returns the run's spec.
       hear: called with every other message of the master.
       lost: called when a session that had a ``Welcome`` is over.
@@ -98,7 +98,7 @@ class MasterSession:
         network: Network,
         report: PeerReport,
         *,
-        hello: Callable[[], Hello],
+        hello: Callable[[str], Hello],
         welcome: Callable[[Welcome], RunSpec],
         hear: Callable[[Message], None],
         lost: Callable[[], None],
@@ -216,7 +216,7 @@ class MasterSession:
 
     async def _converse(self, channel: Channel) -> None:
         stream = MessageStream(channel.stream)
-        await stream.send(self._hello())
+        await stream.send(self._hello(host_of(channel.remote_address)))
         with trio.fail_after(3 * DIAL_S):  # the master dials us back before it answers
             first = await stream.receive()
         if isinstance(first, Refused):

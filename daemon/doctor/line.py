@@ -56,7 +56,8 @@ async def look_at_line(
             advertised: tuple[str, ...] = ()
         else:
             line.findings.append(ok("ports", f"can listen on {', '.join(map(str, bound))}"))
-            advertised = dialable(bound, advertise)[:CHECKED_ADDRESSES_MAX]
+            towards = invite.addresses[0].host if invite is not None else ""
+            advertised = dialable(bound, advertise, towards)[:CHECKED_ADDRESSES_MAX]
         if invite is None:
             line.findings += [
                 skipped(check, NO_INVITE) for check in ("master", "reachable", "bandwidth")
