@@ -250,7 +250,10 @@ class Conductor:
         needed = self.ledger.quorum(len(expected))
         if any(peer not in round_.ready for peer in ready) or len(ready) < needed:
             return
-        scales, refused = gate_norms({peer: round_.ready[peer].norm for peer in ready})
+        scales, refused = gate_norms(
+            {peer: round_.ready[peer].norm for peer in ready},
+            {peer: round_.ready[peer].weight for peer in ready},
+        )
         messages = dict(round_.ready)
         for peer, why in refused.items():
             self.ledger.refuse_update(round_, peer, why)

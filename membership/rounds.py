@@ -144,8 +144,13 @@ def quorum_count(quorum: float, expected_count: int) -> int:
     return max(share, min(QUORUM_COUNT_MIN, expected_count), 1)
 
 
-def gate_norms(norms: Mapping[str, float]) -> tuple[dict[str, float], dict[str, str]]:
+def gate_norms(
+    norms: Mapping[str, float], weights: Mapping[str, float]
+) -> tuple[dict[str, float], dict[str, str]]:
     """Judge updates by their norms.
+
+    Who has trained on more has come further: an update of so many times the median weight may be so
+    many times as long.
 
     Returns:
       Clip factors of those that may be added, and a reason for each of those that may not.
@@ -153,16 +158,20 @@ def gate_norms(norms: Mapping[str, float]) -> tuple[dict[str, float], dict[str, 
     median = statistics.median(norms.values()) if norms else 0.0
     if len(norms) < NORM_COUNT_MIN or median == 0.0:
         return dict.fromkeys(norms, 1.0), {}
+    median_weight = statistics.median(weights.values())
     scales: dict[str, float] = {}
     refused: dict[str, str] = {}
     for peer, norm in norms.items():
-        if norm > NORM_REFUSE * median:
+        share = max(1.0, weights[peer] / median_weight) if median_weight else 1.0
+        times = norm / share / median
+        if times > NORM_REFUSE:
+            trained = f", with {share:.3g} times the median's tokens" if share > 1.0 else ""
             refused[peer] = (
-                f"its norm {norm:.4g} is {norm / median:.3g} times the median {median:.4g} "
+                f"its norm {norm:.4g} is {norm / median:.3g} times the median {median:.4g}{trained} "
                 f"(the limit is {NORM_REFUSE:g})"
             )
-        elif norm > NORM_CLIP * median:
-            scales[peer] = NORM_CLIP * median / norm
+        elif times > NORM_CLIP:
+            scales[peer] = NORM_CLIP / times
         else:
             scales[peer] = 1.0
     return scales, refused

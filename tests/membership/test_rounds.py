@@ -262,6 +262,21 @@ def test_a_huge_update_is_refused_and_its_sender_told() -> None:
     assert "the update of c (cccccccc)" in table.announced()
 
 
+@pytest.mark.parametrize(("norm", "scale"), [(60.0, 1.0), (120.0, 0.5), (210.0, None)])
+def test_who_has_trained_on_twenty_times_as_much_may_have_come_as_far(
+    norm: float, scale: float | None
+) -> None:
+    """The first round of an elastic run: one was there before the others had taken some steps."""
+    table = Table()
+    table.start(A, B, C)
+    table.ready(A, norm=1.0)
+    table.ready(B, norm=1.0)
+    table.ready(C, weight=200, norm=norm)
+    scales = {c.peer: c.scale for c in table.hear(A, Reduce).contributors}
+    assert scales.get(C) == scale
+    assert (scales[A], scales[B]) == (1.0, 1.0)
+
+
 def test_two_updates_are_too_few_to_judge_by_the_median() -> None:
     table = Table()
     table.start(A, B)
