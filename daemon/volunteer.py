@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 import trio
 
+from .. import __version__
 from ..protocol.errors import UserError
 from ..protocol.identity import Identity
 from .exit_codes import ExitCode
@@ -95,6 +96,9 @@ class Volunteer:
         options = self.options
         identity = Identity.load_or_create(make_private(options.state) / "identity.key")
         return {
+            "kind": "peer",
+            "version": __version__,
+            "attached": False,
             "peer": identity.peer_id,
             "name": options.name,
             "run_id": options.invite.run_id,
