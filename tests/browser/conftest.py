@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 import pytest
 from playwright.sync_api import (
@@ -21,11 +22,13 @@ from playwright.sync_api import (
     sync_playwright,
 )
 
-from tests.processes.harness import Fleet, in_sync, spec
+from tests.processes.harness import Fleet, Status, in_sync, spec
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 WAIT_MS = 25_000.0  # for what a page is to show: two cores may be busy with other tests
 STRANGE = "<i>cedar"  # a name that would be markup if anything took it for it
+
+MEMBERS = ("alder", "birch", STRANGE)
 
 
 @pytest.fixture(scope="session")
@@ -47,6 +50,10 @@ def _free_port() -> int:
         return port
 
 
+def _in_sync(names: Sequence[str], status: Status) -> bool:
+    return in_sync(status, *names)
+
+
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """A master at a fixed URL, two contributors that train without end, and a spare."""
@@ -54,10 +61,9 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     try:
         http = f"127.0.0.1:{_free_port()}"
         made.start_master(spec(contributors=2), more=["--http", http])
-        for rank, name in enumerate(("alder", "birch", STRANGE)):
+        for rank, name in enumerate(MEMBERS):
             made.join(name, "--rank", str(rank), "--pause", "0.02", founder=rank == 0)
-            wanted = ("alder", "birch", STRANGE)[: rank + 1]
-            made.until(lambda status, names=wanted: in_sync(status, *names), f"{name} is in sync")
+            made.until(partial(_in_sync, MEMBERS[: rank + 1]), f"{name} is in sync")
         made.until_committed(2)
         yield made
     finally:
