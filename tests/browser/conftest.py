@@ -8,17 +8,27 @@ from __future__ import annotations
 import re
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    ConsoleMessage,
+    Error,
+    Page,
+    Request,
+    expect,
+    sync_playwright,
+)
 
 from tests.processes.harness import Fleet, Status, in_sync, spec
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 WAIT_MS = 25_000.0  # for what a page is to show: two cores may be busy with other tests
 STRANGE = "<i>cedar"  # a name that would be markup if anything took it for it
+
+MEMBERS = ("alder", "birch", STRANGE)
 
 
 @pytest.fixture(scope="session")
@@ -40,7 +50,7 @@ def _free_port() -> int:
         return port
 
 
-def are_in_sync(names: tuple[str, ...], status: Status) -> bool:
+def _in_sync(names: Sequence[str], status: Status) -> bool:
     return in_sync(status, *names)
 
 
@@ -51,10 +61,9 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     try:
         http = f"127.0.0.1:{_free_port()}"
         made.start_master(spec(contributors=2), more=["--http", http])
-        for rank, name in enumerate(("alder", "birch", STRANGE)):
+        for rank, name in enumerate(MEMBERS):
             made.join(name, "--rank", str(rank), "--pause", "0.02", founder=rank == 0)
-            wanted = ("alder", "birch", STRANGE)[: rank + 1]
-            made.until(partial(are_in_sync, wanted), f"{name} is in sync")
+            made.until(partial(_in_sync, MEMBERS[: rank + 1]), f"{name} is in sync")
         made.until_committed(2)
         yield made
     finally:
@@ -68,12 +77,18 @@ class Watched:
         self.complaints: list[str] = []
         self.hosts: set[str] = set()
         page.on("console", self._on_console)
-        page.on("pageerror", lambda error: self.complaints.append(f"uncaught: {error}"))
-        page.on("request", lambda request: self.hosts.add(request.url.split("/")[2]))
+        page.on("pageerror", self._on_error)
+        page.on("request", self._on_request)
 
     def _on_console(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning"):
             self.complaints.append(message.text)
+
+    def _on_error(self, error: Error) -> None:
+        self.complaints.append(f"uncaught: {error}")
+
+    def _on_request(self, request: Request) -> None:
+        self.hosts.add(request.url.split("/")[2])
 
     def expect(self, pattern: str) -> None:
         """Forget complaints like this: the test brought them about."""
