@@ -100,7 +100,7 @@ class Recorder:
     # ------------------------------------------------------------ while the run goes on
 
     async def run(self) -> None:
-        """Look again and again, until cancelled; ``close`` keeps what came last."""
+        """Look again and again, until cancelled; ``look`` and ``close`` keep what came last."""
         while True:
             self.look()
             if self._points or self._rounds or self._events:
@@ -108,8 +108,7 @@ class Recorder:
             await trio.sleep(LOOK_S)
 
     def close(self) -> None:
-        """Write what there is. Waits for the disk."""
-        self.look()
+        """Write what was seen; ``look`` once more before. Waits for the disk."""
         self._take()()
         self._history.close()
         self._event_log.close()

@@ -185,6 +185,7 @@ class Master:
             await self._serve(recorder)
         finally:
             with trio.CancelScope(shield=True):
+                recorder.look()
                 await trio.to_thread.run_sync(recorder.close)
 
     async def _serve(self, recorder: Recorder) -> None:

@@ -145,6 +145,8 @@ def test_term_drains_and_a_second_one_stops_at_once(tmp_path: Path) -> None:
             fleet.join(name, command=())
         fleet.until(lambda s: s["counts"]["live"] == 2, "both are here")
         alder, birch = fleet.nodes["alder"], fleet.nodes["birch"]
+        while not (fleet.peer("alder")["attached"] and fleet.peer("birch")["attached"]):
+            assert alder.process.poll() is None
         alder.signal(signal.SIGTERM)
         assert alder.wait() == 0
         assert "leaving after the round in flight" in alder.log

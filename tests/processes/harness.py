@@ -75,6 +75,7 @@ def spec(
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """This process's, without what would tell a daemon about another one."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("HOLDFAST_")}
+    kept.pop("COLUMNS", None)  # a test's own terminal, or its runner's, is none of theirs
     return {**kept, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **(extra or {})}
 
 

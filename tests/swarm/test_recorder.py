@@ -76,6 +76,7 @@ class Stage:
         self.swarm.crash_master()
         self.scope.cancel()
         await trio.sleep(0.01)
+        self.recorder.look()
         self.recorder.close()
         await trio.sleep(20)
         await self.swarm.start_master()
