@@ -57,8 +57,9 @@ HOLDFAST = (sys.executable, "-m", "holdfast")
 def test_members_are_listed(fleet: Fleet) -> None:
     heading, *rows = said(fleet, "peers").splitlines()
     assert heading.split()[:4] == ["#", "peer", "name", "role"]
-    assert [row.split()[2] for row in rows] == ["alder", "birch"]
-    assert "waiting for its trainer" in rows[1]
+    by_name = {row.split()[2]: row for row in rows}
+    assert sorted(by_name) == ["alder", "birch"]
+    assert "waiting for its trainer" in by_name["birch"]
     told = json.loads(said(fleet, "peers", "--json"))["peers"]
     assert {row["name"]: row["in_sync"] for row in told}["alder"] is True
     assert said(fleet, "peers", "--gone") == "nobody has left\n"
