@@ -13,7 +13,7 @@ INSTALLED := .venv/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install browser test lint types imports pytest gpu format demo bench docs reference \
+.PHONY: help install browser test lint types imports pytest gpu fuzz format demo bench docs reference \
 	screenshots constraints clean distclean
 
 help:  ## Show this list
@@ -49,6 +49,10 @@ pytest: install  ## All tests, also the wheel's; narrow down with ARGS='tests/pr
 
 gpu: install  ## What only a CUDA device can show of the hook; CI has none
 	$(BIN)/pytest -p no:cacheprovider tests/client/gpu_check.py $(ARGS)
+
+fuzz: install  ## Fuzz every parser, guided by coverage, for some minutes; ARGS='--seconds 600 message'
+	$(BIN)/pip install -q -c constraints.txt --no-build-isolation -e ".[fuzz]"
+	$(BIN)/python -m tests.fuzz $(ARGS)
 
 format: install  ## Format and fix in place
 	$(BIN)/ruff format .

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .client.callbacks import Callback, TensorBoard, Wandb
     from .client.errors import AttachRefused, DaemonGone, ModelError, NoDaemonError
     from .client.hook import Run, attach
 
@@ -16,10 +17,13 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AttachRefused",
+    "Callback",
     "DaemonGone",
     "ModelError",
     "NoDaemonError",
     "Run",
+    "TensorBoard",
+    "Wandb",
     "__version__",
     "attach",
 ]
@@ -30,6 +34,10 @@ def __getattr__(name: str) -> object:
         from .client import hook
 
         return getattr(hook, name)
+    if name in ("Callback", "TensorBoard", "Wandb"):
+        from .client import callbacks
+
+        return getattr(callbacks, name)
     if name in __all__:
         from .client import errors
 

@@ -27,7 +27,7 @@ import trio
 from starlette.routing import Route
 
 from benchmarks.progress import say
-from benchmarks.report import Table, keep_json
+from benchmarks.report import Table, keep_json, print_tables
 from benchmarks.sections import Measured
 from holdfast.daemon.event_log import EVENT_LOG_FILE, EventLog
 from holdfast.daemon.history import HISTORY_FILE, History, PastEvent, Point
@@ -38,7 +38,7 @@ from holdfast.daemon.web.answers import compact
 from holdfast.daemon.web.app import Json, make_app
 from holdfast.daemon.web.live import Live
 from holdfast.daemon.web.metrics import metrics_route
-from holdfast.daemon.web.past import past_routes
+from holdfast.daemon.web.past import past_routes, status_route
 from holdfast.daemon.web.serve import bind_http, serve_http
 from holdfast.membership.coordinator import Coordinator, Grant
 from holdfast.membership.journal import RunCreated, TermStarted
@@ -75,6 +75,7 @@ BATCH = 500  # rounds to a transaction: a master writes each by itself, which ta
 ASKED = (
     "/",
     "/api/status",
+    "/api/status?past=0",
     "/api/history?points=600",
     "/api/rounds?limit=50",
     "/api/events?limit=200",
@@ -263,9 +264,10 @@ async def measure(folder: Path, run: Run) -> dict[str, Any]:
     )
     app = make_app(
         token="",
-        reads={"status": status},
+        reads={},
         actions={},
         routes=[
+            status_route(lambda past: status(past=past)),
             Route("/api/live", live, methods=["GET"]),
             metrics_route(status),
             *past_routes(recorder.history, run.service.network),
@@ -385,10 +387,7 @@ def main() -> int:
         parser.error(f"at least one round, and from 2 to {MEMBERS_MAX - 1} members")
     tables, raw = dashboard(options.rounds, options.members)
     keep_json(raw, options.json)
-    for table in tables:
-        print(f"\n{table.title}")
-        for row in (table.header, *table.rows):
-            print(" | ".join(row))
+    print_tables(tables)
     return 0
 
 

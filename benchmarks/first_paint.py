@@ -31,7 +31,7 @@ from playwright.sync_api import sync_playwright
 
 from benchmarks import scale
 from benchmarks.progress import say
-from benchmarks.report import Table, keep_json
+from benchmarks.report import Table, keep_json, print_tables
 from benchmarks.scale import LightPeer
 from benchmarks.sections import Measured
 from holdfast.daemon.history import HISTORY_FILE, History, PastEvent, Point
@@ -275,8 +275,7 @@ def main() -> int:
         parser.error(reason)
     (table,), raw = first_paint(options.loads)
     keep_json(raw, options.json)
-    for row in (table.header, *table.rows):
-        print(" | ".join(row))
+    print_tables([table])
     worst_s = max(load["marks"][MARKS[0]] for load in raw["loads"])
     return 0 if worst_s < GOAL_S else 1
 

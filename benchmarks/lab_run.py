@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 
@@ -70,7 +70,7 @@ class LabRun:
         # By name: daemons on different hosts may have the same address and port.
         self._clients: dict[str, httpx.Client] = {}
 
-    def __enter__(self) -> LabRun:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -129,8 +129,10 @@ class LabRun:
         *arguments: str,
         command: list[str] | None = None,
         program: Sequence[str] = HOLDFAST,
+        http: bool = True,
     ) -> None:
-        state = ["--state", str(self._folder / name), "--http", "127.0.0.1:0"]
+        state = ["--state", str(self._folder / name)]
+        state += ["--http", "127.0.0.1:0"] if http else []
         after = ["--", *command] if command else []
         kept = {k: v for k, v in os.environ.items() if not k.startswith("HOLDFAST_")}
         with (self._folder / f"{name}.log").open("ab") as log:
@@ -208,10 +210,14 @@ class LabRun:
             self._note_trainer(name)
 
     def _note_trainer(self, name: str) -> None:
-        if name == "master" or self._processes[name].poll() is not None:
+        if name == "master" or not self.serves(name):
             return
         with contextlib.suppress(BenchError, httpx.HTTPError):
             self.peer(name)
+
+    def ask(self, what: str) -> dict[str, Any]:
+        """Ask the master for something that it keeps."""
+        return self._http("master", what, None)
 
     def act(self, what: str, body: Mapping[str, object]) -> dict[str, Any]:
         """Ask the master to do something."""

@@ -60,12 +60,17 @@ POLL_S = 0.2
 
 @frozen
 class Job:
-    """An arm with a seed, and where its outcome is kept."""
+    """An arm with a seed, and where its outcome is kept.
+
+    Attributes:
+      module: the command that has the arm, and measures it with ``--one``.
+    """
 
     arm: Arm
     recipe: Recipe
     validation_windows: int
     folder: Path
+    module: str = "benchmarks.learning"
 
     @property
     def path(self) -> Path:
@@ -160,7 +165,7 @@ def _start(job: Job) -> subprocess.Popen[bytes]:
     recipe = job.recipe
     return subprocess.Popen(
         [
-            *(sys.executable, "-m", "benchmarks.learning", "--one", job.arm.name),
+            *(sys.executable, "-m", job.module, "--one", job.arm.name),
             *("--seed", str(recipe.seed), "--steps", str(recipe.steps)),
             *("--batch", str(recipe.batch), "--keep", str(job.folder.resolve())),
             *("--validation-windows", str(job.validation_windows)),
@@ -384,7 +389,7 @@ def main() -> int:
             job = Job(arm_of(options.one), recipe, options.validation_windows, options.keep)
             job.measure()
             return 0
-        names = _names(options.arms) if options.arms else DEFAULT
+        names = names_of(options.arms) if options.arms else DEFAULT
         jobs = jobs_of(names, options.seeds, recipe, options.validation_windows, options.keep)
         if options.validation_windows % EVALUATION_BATCH:
             raise BenchError(f"--validation-windows must be a multiple of {EVALUATION_BATCH}")
@@ -406,7 +411,7 @@ def main() -> int:
     return 0
 
 
-def _names(text: str) -> list[str]:
+def names_of(text: str) -> list[str]:
     """Names of arms; a comma also separates the settings of one: ``a,b@x=1,y=2,c``."""
     names: list[str] = []
     for part in text.split(","):

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 import attrs
 import numpy as np
 from attrs import evolve, field, frozen
 from attrs.validators import ge, in_, instance_of
+from numpy.typing import NDArray
 
 from benchmarks.commands import BenchError
 from holdfast.membership.spec import DilocoTable, MembershipTable, ReduceTable, RunSpec
@@ -45,6 +47,8 @@ _TABLES = {
 }
 
 INNER = ("adamw", "muon")
+
+Lie = Callable[[int, NDArray[np.float32]], None]  # (round, pseudo-gradient): changes it
 
 
 @frozen(eq=False)  # a key of caches by itself: its settings have no hash
@@ -82,6 +86,10 @@ class Arm:
     def distributed(self) -> bool:
         """Whether there are peers at all, or one process that adds up all gradients."""
         return not self.name.startswith("dp")
+
+    def lie_of(self, replica: int) -> Lie | None:
+        """What this replica does to its pseudo-gradients before anybody sees them; None: nothing."""
+        return None
 
     @property
     def fragments(self) -> int:

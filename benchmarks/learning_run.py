@@ -219,14 +219,15 @@ async def _live_through(arm: Arm, recipe: Recipe, judge: Judge) -> tuple[GPT, di
         await swarm.committed_count(rounds)
         round_bytes = (swarm.sent_bytes - first_bytes) / max(1, rounds - 1)
         ended_s = trio.current_time()
-        # Who came when all was over has heard of nothing.
-        names = [name for name in swarm.alive if swarm.trainers[name].began_s <= ended_s]
-        trainers = [swarm.trainers[name] for name in names]
-        await swarm.until(lambda: all(trainer.digest for trainer in trainers))
+        # Who came when all was over has heard of nothing; who lies may have been sent away.
+        trainers = swarm.trainers
+        names = [n for n in swarm.alive if trainers[n].began_s <= ended_s and not trainers[n].lies]
+        honest = [trainers[name] for name in names]
+        await swarm.until(lambda: all(trainer.digest for trainer in honest))
         await swarm.when(lambda: all(map(swarm.in_sync, names)), within_s=WAIT_S)
         swarm.check_final(names)
         model = swarm.shared_model(names)
-        if {trainer.digest for trainer in trainers} != {weights_digest(model)}:
+        if {trainer.digest for trainer in honest} != {weights_digest(model)}:
             raise DisagreementError("a trainer ended with other weights than the run's")
         figures = {
             "curve": curve,
@@ -258,6 +259,7 @@ def _notes(swarm: LearningSwarm) -> dict[str, Any]:
         "rounds": len(commits),
         "peers": sum(trainer.tokens > 0 for trainer in swarm.trainers.values()),
         "killed": len(swarm.peers) - len(swarm.alive),
+        "contributors_at_last": len(commits[-1].contributors),
         "contributions": sum(len(commit.contributors) for commit in commits),
         "virtual_s": trio.current_time(),
     }

@@ -32,7 +32,14 @@ from holdfast.daemon.simulation.witness import Witness
 from holdfast.daemon.trainer_port import TrainerEvents
 from holdfast.protocol import wire
 from holdfast.protocol.arena import MAIL_SLOT, Arena, create_arena_file, map_arena
-from holdfast.protocol.messages import ArenaOpened, FragmentSize, Layout, Message, TrainerHello
+from holdfast.protocol.messages import (
+    ArenaOpened,
+    FragmentSize,
+    Layout,
+    Message,
+    Posted,
+    TrainerHello,
+)
 
 # ---------------------------------------------------------------- two threads, one at a time
 
@@ -117,6 +124,7 @@ class TorchTrainer(SimTrainer):
     Attributes:
       tokens: trained so far.
       began_s: when its first step began; infinite before.
+      lies: whether it posts something else than its pseudo-gradients.
       digest: of its model's weights when it had left its loop; empty before.
     """
 
@@ -138,6 +146,8 @@ class TorchTrainer(SimTrainer):
         self._arm = arm
         self._recipe = recipe
         self._replica = replica
+        self._lie = arm.lie_of(replica)
+        self.lies = self._lie is not None
         self._files: list[int] = []
         self._mail_count = 0
         self._now_s = 0.0  # for the script, which must not see how long this machine takes
@@ -192,6 +202,9 @@ class TorchTrainer(SimTrainer):
             if isinstance(message, TrainerHello):  # a daemon hears of it as ``trainer_came``
                 assert message.layout == self.layout
             else:
+                if isinstance(message, Posted) and self._lie is not None:
+                    assert self._posted is not None
+                    self._lie(message.round, self._posted.values(message.fragment))
                 self._events.trainer_said(message)
 
     def _put_all(self, line: socket.socket) -> None:

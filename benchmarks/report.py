@@ -100,6 +100,14 @@ def keep_json(figures: Any, path: Path | None) -> str:
     return text
 
 
+def print_tables(tables: Sequence[Table]) -> None:
+    """For who runs a benchmark by itself."""
+    for table in tables:
+        print(f"\n{table.title}")
+        for row in (table.header, *table.rows):
+            print(" | ".join(row))
+
+
 # ---------------------------------------------------------------- where and from what
 
 

@@ -23,6 +23,7 @@ from benchmarks import (
     checkpoints,
     dashboard,
     deaths,
+    hostile,
     hot_swap,
     join,
     master_kills,
@@ -37,6 +38,7 @@ from benchmarks.lanes import lanes, why_no_lanes
 from benchmarks.learning import learning, why_no_learning
 from benchmarks.namespaces import LabError
 from benchmarks.overlap import overlap
+from benchmarks.poison import poison, why_no_torch
 from benchmarks.progress import say
 from benchmarks.report import RESULTS, RESULTS_MD, Record, new_record, render
 from benchmarks.sections import Measured
@@ -80,12 +82,14 @@ SECTIONS = (
     Section("lanes", "how many connections a link opens", why_no_lanes, lanes),
     Section("overlap", "communication that nobody waits for", _lab, overlap),
     Section("learning", "what is learned, arm by arm", why_no_learning, learning),
+    Section("poison", "what lying contributors do, and what bounds them", why_no_torch, poison),
     Section("chaos", "faults at random instants", _anywhere, chaos.chaos),
     Section(
         "master-kills", "a master that dies again and again", _anywhere, master_kills.master_kills
     ),
     Section("hot-swap", "a spare takes a dead contributor's place", _anywhere, hot_swap.hot_swap),
     Section("checkpoints", "a checkpoint at every round", _anywhere, checkpoints.checkpoints),
+    Section("hostile", "strangers at the ports", _anywhere, hostile.hostile),
     Section("scale", "many members", _anywhere, scale.scale),
     Section("dashboard", "what people look at", _anywhere, dashboard.dashboard),
     Section("first-paint", "how soon the dashboard is there", why_no_browser, first_paint),

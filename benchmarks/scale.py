@@ -30,7 +30,7 @@ from attrs import Factory, asdict, define, frozen
 from blake3 import blake3
 
 from benchmarks.progress import say
-from benchmarks.report import Table, keep_json
+from benchmarks.report import Table, keep_json, print_tables
 from benchmarks.sections import Measured
 from holdfast.daemon.master import MasterService
 from holdfast.daemon.parts import LINKS_TOLD_MAX
@@ -485,10 +485,7 @@ def main() -> int:
         parser.error(f"from 2 to {MEMBERS_MAX - 1} peers: one more joins in the end")
     tables, raw = scale(counts)
     keep_json(raw, options.json)
-    for table in tables:
-        print(f"\n{table.title}")
-        for row in (table.header, *table.rows):
-            print(" | ".join(row))
+    print_tables(tables)
     return 0
 
 

@@ -50,6 +50,17 @@ _NAME = re.compile(
 _VALUES, _MOMENTUM, _COUNTERS = range(3)  # as ``Parts`` counts
 
 
+# What decoders make of bytes that are not theirs, at any depth.
+_NOT_OURS = (
+    TensorFileError,
+    RemoteProtocolError,
+    ValueError,
+    LookupError,
+    TypeError,
+    RecursionError,
+)
+
+
 class CheckpointError(HoldfastError):
     """A checkpoint is damaged, or not of the kind that is asked for. Try another one."""
 
@@ -311,8 +322,7 @@ def open_checkpoint(place: Place, name: str) -> Checkpoint:
                 f"{name} in {place} is of format {plain['format']}, {FORMAT} is known here"
             )
         manifest = wire.from_plain(Manifest, plain)
-    # What decoders make of bytes that are not theirs.
-    except (TensorFileError, RemoteProtocolError, ValueError, LookupError, TypeError) as error:
+    except _NOT_OURS as error:
         raise CheckpointError(f"{name} in {place} is damaged: {error}") from error
     return Checkpoint(place, name, manifest, header, size_bytes)
 

@@ -27,7 +27,7 @@ import math
 import os
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self, SupportsFloat, cast
@@ -68,6 +68,7 @@ from ..protocol.messages import (
     TrainerHello,
 )
 from .arenas import Arenas
+from .callbacks import Callback, Merge, Watch
 from .connection import Connection
 from .errors import AttachRefused, DaemonGone, NoDaemonError
 from .inner_state import InnerState
@@ -106,6 +107,7 @@ class Run:
         optimizer: torch.optim.Optimizer | None = None,
         clock: Callable[[], float] = time.monotonic,
         background: Background = in_a_thread,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         self.finished = False
         self.contributing = True
@@ -133,6 +135,7 @@ class Run:
         self._spoilt = False  # the weights are given up, and with them the optimizer's state
         self._left_at_s = self._clock()  # when the last boundary was over
         self._last_words = LastWords(self._say_failing)
+        self._watch = Watch(callbacks, self._clock()) if callbacks else None
         # What the quick path of ``step`` needs. Memory views: they give and take plain numbers
         # several times faster than numpy does. They are replaced once the arenas are there.
         self._step = 0
@@ -193,11 +196,16 @@ class Run:
             and self._mail[MAIL_SLOT] == self._connection.received_count
             and self._clock() < self._poll_at_s
         ):
+            if self._watch is not None:
+                self._watch.stepped(step, loss, tokens, self._clock(), self.waited_s)
             return
         self._boundary()
+        if self._watch is not None:
+            self._watch.stepped(step, loss, tokens, self._clock(), self.waited_s)
 
     def log(self, **values: SupportsFloat) -> None:
-        """Report named figures to the dashboard. Those that are not finite are left out.
+        """Report named figures to the dashboard, and to callbacks. Those that are not finite are
+        left out.
 
         Raises:
           ValueError: more than 32 at once.
@@ -208,6 +216,8 @@ class Run:
         numbers = {name: float(value) for name, value in values.items()}
         finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
         self._send(Metrics(self._step, finite))
+        if self._watch is not None:
+            self._watch.logged(self._step, finite)
 
     def close(self) -> None:
         """Leave the daemon; the model keeps the weights that it has. Harmless twice."""
@@ -216,6 +226,8 @@ class Run:
         self._arenas = None
         if self._own_state is not None:
             self._own_state.close()
+        if self._watch is not None:
+            self._watch.end()
 
     def __enter__(self) -> Self:
         return self
@@ -242,6 +254,8 @@ class Run:
             self._go_on_from_state()
         self._left_at_s = self._clock()
         self._pace.measure(self._own_step, self._clock() - self.waited_s)
+        if self._watch is not None:
+            self._watch.begin(self._clock(), self.waited_s)
 
     def _open_arenas(self, message: ArenaOpened) -> None:
         if self._arenas is not None:
@@ -433,6 +447,9 @@ class Run:
         if contributed and posted_tokens is not None:
             self._tokens_from[fragment] = posted_tokens
         self.round_count += 1
+        if self._watch is not None:
+            merged = (message.round, fragment, message.version, contributed, self.round_count)
+            self._watch.merged(Merge(self._step, *merged))
 
     def _lift(self, message: Lift) -> None:
         arenas = self._require_arenas()
@@ -539,6 +556,7 @@ def attach(
     optimizer: torch.optim.Optimizer | None = None,
     *,
     socket_path: str | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Run:
     """Join the run that this process was started for; returns with the run's weights in the model.
 
@@ -554,6 +572,8 @@ def attach(
       optimizer: the inner optimizer; if it has a state already, of this run, it needs no ramp of
         its rate (``Run.rate_scale``).
       socket_path: of the daemon; normally the environment variable ``HOLDFAST_SOCKET`` says it.
+      callbacks: told of steps, merges, logged figures and the end: ``TensorBoard``, ``Wandb``, or a
+        ``Callback`` of the script's.
 
     Raises:
       NoDaemonError: the script was not started by ``holdfast join``.
@@ -567,7 +587,7 @@ def attach(
             "this process has no holdfast daemon: "
             "start the script with `holdfast join INVITE -- python train.py`"
         )
-    return attach_over(lambda: Connection.open(path), model, optimizer)
+    return attach_over(lambda: Connection.open(path), model, optimizer, callbacks=callbacks)
 
 
 def attach_over(
@@ -576,6 +596,7 @@ def attach_over(
     optimizer: torch.optim.Optimizer | None,
     clock: Callable[[], float] = time.monotonic,
     background: Background = in_a_thread,
+    callbacks: Sequence[Callback] = (),
 ) -> Run:
     """As ``attach``, over whatever leads to the daemon, by any clock; raises what it raises.
 
@@ -585,7 +606,7 @@ def attach_over(
     tensors = find_shared(model)
     if optimizer is not None:
         check_optimizer(model, optimizer)
-    run = Run(connect(), tensors, optimizer, clock, background)
+    run = Run(connect(), tensors, optimizer, clock, background, callbacks)
     try:
         run._attach()
     except BaseException:

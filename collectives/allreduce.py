@@ -31,8 +31,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 
 import numpy as np
@@ -49,12 +49,17 @@ from ..protocol.errors import (
 from ..protocol.lane import Buffer, FrameHeader, FrameKind
 from ..protocol.messages import ContributorRun, FragmentSize, Reduce, Repair
 from ..protocol.network import Network
+from ..protocol.notary import SEAL_BYTES, Notary
 from .arithmetic import Counters, Factors, Layout, Term, Values, reduce_counters, reduce_values
+from .combine import Rule, combine_chunk
 from .compression import Squeezer
 from .courtesy import Rank
 from .encoded_input import EncodedInput
+from .evidence import is_sealed, sealed
 from .feedback import Residual
+from .gauge import NOTHING, Gauge
 from .hub import LINK_WAIT_S, LinkHub
+from .kept import Kept, notary_for
 from .ledger import Duty, Ledger, UnwantedFrameError
 from .link import Link
 from .loop import Loop
@@ -83,6 +88,7 @@ class ReduceResult:
       digest: equal wherever the result's encoding and its manifest are; see ``Result.digest``.
       sent_bytes: payload bytes that this node sent until the result was whole.
       manifest: which contributors are in which chunks; empty: all in all.
+      gauged, momentum_square: what was found of contributions here; see ``messages.Reduced``.
     """
 
     values: Values
@@ -90,6 +96,8 @@ class ReduceResult:
     digest: bytes
     sent_bytes: int
     manifest: tuple[ContributorRun, ...] = ()
+    gauged: bytes = b""
+    momentum_square: float = 0.0
 
 
 @define(eq=False)
@@ -126,7 +134,10 @@ class Reduction:
         by ``encoded_input.settle()``.
       values_stay: ``values`` will not change until the round is over, whatever becomes of this
         reduction; with codec fp32 they are then sent from where they are, which saves a copy.
+      momentum: outer momentum before the round, of the first so many values: contributions are
+        compared with it, for people. Only read; None: they are not.
       link_wait_s: how long to wait for a link that is not up.
+      notary: signs what we contribute, and checks what others do, if the plan wants that.
       on_lost: told of a peer that is gone while it owes this node something, once per attempt; the
         reduction then waits for ``flush`` and ``repair``. None: the loss ends the reduction.
 
@@ -134,6 +145,7 @@ class Reduction:
       attempt: the number of the order or of the last repair.
       encoded_input: this node's encoded contribution, for a later order; None at a node that does
         not contribute.
+      kept: what others may ask for, or we may ask others for; None: the plan wants no seals.
 
     Raises:
       RemoteProtocolError: the order contradicts itself, the fragment's size or who we are.
@@ -153,7 +165,9 @@ class Reduction:
         encoded_input: EncodedInput | None = None,
         residual: Residual | None = None,
         values_stay: bool = False,
+        momentum: Values | None = None,
         link_wait_s: float = LINK_WAIT_S,
+        notary: Notary | None = None,
         on_lost: Callable[[PeerLostError], None] | None = None,
     ) -> None:
         self.attempt = order.attempt
@@ -164,7 +178,9 @@ class Reduction:
         self._network = network
         self._link_wait_s = link_wait_s
         self._on_lost = on_lost
+        self._notary = notary_for(order.plan, notary)
         self._layout = Layout.of(order.plan, size)
+        self._rule = Rule.of(order.plan, order.contributors)
         self._contributors = [contributor.peer for contributor in order.contributors]
         self._factors = Factors.of(order.contributors)
         owners = [cut.owner for cut in self._layout.cuts]
@@ -188,10 +204,14 @@ class Reduction:
             order.fragment,
             self._result,
             hub.chunk_buffers,
+            SEAL_BYTES if self._notary is not None else 0,
         )
+        self.kept = self._keep()
 
+        self._momentum = NOTHING if momentum is None else momentum
         # Changed by lanes' threads, under ``_lock``, under which nothing else is done.
         self._lock = threading.Lock()
+        self._gauge = Gauge()
         self._sent_bytes = 0
         self._ahead: Counter[str] = Counter()  # contributions less results that came, by owner
 
@@ -502,6 +522,8 @@ class Reduction:
         near = own and not self._tree.is_alone(self._me)
         if self._squeezer.pays and not near and not self._layout.cuts[index].is_counters:
             payload = self._squeezer.squeeze(memoryview(payload))
+        if self._notary is not None:
+            payload = sealed(self._notary, self._order, index, payload)
         return self._frame(FrameKind.CONTRIBUTION, index, attempt, payload)
 
     def _load_result(self, index: int, attempt: int) -> Frame:
@@ -528,6 +550,10 @@ class Reduction:
 
     def deliver(self, peer: str, header: FrameHeader, payload: memoryview) -> None:
         """See ``routing.Sink``. The header is authentic now, so its sender can be named."""
+        if header.kind is FrameKind.CONTRIBUTION and not self._is_sealed(peer, header, payload):
+            error = BadContributionError(peer, "a contribution without its seal")
+            self._soon(partial(self._fail, error))
+            return
         try:
             duty, paid = self._ledger.deliver(peer, header, payload)
         except UnwantedFrameError as error:
@@ -545,6 +571,10 @@ class Reduction:
         else:
             if paid:
                 self._soon(partial(self._stop_watch, peer))
+
+    def _is_sealed(self, peer: str, header: FrameHeader, payload: memoryview) -> bool:
+        notary = self._notary
+        return notary is None or is_sealed(notary, self._order, header.index, peer, payload)
 
     # ------------------------------------------------------------ arithmetic
 
@@ -568,6 +598,8 @@ class Reduction:
     def _add_up(self, index: int) -> None:
         """A chunk that we gather and that lacks nothing; perhaps in a thread."""
         arrived = self._ledger.contributions(index)
+        if self._notary is not None:
+            arrived = {peer: piece[:-SEAL_BYTES] for peer, piece in arrived.items()}
         if self.encoded_input is not None:
             arrived[self._me] = self._encode_own(index)
         if self._ledger.part(index).parent is None:
@@ -590,13 +622,17 @@ class Reduction:
         if self._layout.cuts[index].is_counters:
             reduce_counters(list(arrived.values()), self._result.counters)
             np.frombuffer(room, "<i8")[:] = self._result.counters
+        elif self._tree.sites:
+            values, terms = self._result.values_of(index), self._terms(arrived)
+            codec, divisor = self._layout.codec_down, self._factors.divisor
+            with self._gauging(index) as gauge:
+                length = reduce_values(terms, divisor, codec, values, room, gauge)
         else:
-            factors = self._factors
-            if not all(present):
-                factors = Factors.of(self._order.contributors, present)
-            values = self._result.values_of(index)
-            codec = self._layout.codec_down
-            length = reduce_values(self._terms(arrived), factors.divisor, codec, values, room)
+            values, order = self._result.values_of(index), self._order.contributors
+            with self._gauging(index) as gauge:
+                length = combine_chunk(
+                    order, arrived, self._layout, index, self._rule, values, room, gauge
+                )
         self._result.made(index, length, present)
 
     def _make_sum_of(self, index: int, arrived: Mapping[str, memoryview]) -> None:
@@ -606,10 +642,20 @@ class Reduction:
         if cut.is_counters:
             reduce_counters(list(arrived.values()), np.frombuffer(room, "<i8"))
         else:
-            values = np.empty(cut.count, np.float32)
-            codec = self._layout.codec_up
-            room = room[: reduce_values(self._terms(arrived), ONE, codec, values, room)]
+            values, terms = np.empty(cut.count, np.float32), self._terms(arrived)
+            with self._gauging(index) as gauge:
+                length = reduce_values(terms, ONE, self._layout.codec_up, values, room, gauge)
+            room = room[:length]
         self._sums[index] = room
+
+    @contextmanager
+    def _gauging(self, index: int) -> Iterator[Gauge]:
+        """What is found of a chunk's contributions while it is added up."""
+        owned = self._ledger.part(index).parent is None
+        gauge = Gauge(self._momentum[self._layout.cuts[index].values], owned=owned)
+        yield gauge
+        with self._lock:
+            self._gauge.add(gauge)
 
     def _terms(self, arrived: Mapping[str, memoryview]) -> list[Term]:
         """What a chunk's sum is made of: contributors in their order, then sites by their leaders."""
@@ -622,7 +668,8 @@ class Reduction:
             layout = self._inner if near else self._layout
             is_sum = not near and not self._tree.is_alone(peer)
             factor = ONE if is_sum else factors[peer]
-            terms.append(Term(peer, arrived[peer], factor, layout.codec_up, layout.zstd_up))
+            up, zstd = layout.codec_up, layout.zstd_up
+            terms.append(Term(peer, arrived[peer], factor, up, zstd, is_sum))
         return terms
 
     def _decode(self, source: str, header: FrameHeader, payload: memoryview) -> None:
@@ -686,6 +733,8 @@ class Reduction:
             digest=self._result.digest(),
             sent_bytes=self._sent_bytes,
             manifest=self._result.manifest(),
+            gauged=self._gauge.gauged(self._contributors),
+            momentum_square=self._gauge.momentum_square,
         )
 
     # ------------------------------------------------------------ who and what
@@ -730,6 +779,13 @@ class Reduction:
             values_stay=values_stay,
             pool=self._hub.buffers,
         )
+
+    def _keep(self) -> Kept | None:
+        if self._notary is None:
+            return None
+        order, layout, ledger, result = self._order, self._layout, self._ledger, self._result
+        # It must not refer to us: what is kept is large, and goes when nobody refers to it.
+        return Kept(order, layout, self._notary, ledger, result, self._me, self.encoded_input)
 
     def _most_chunks_ahead(self) -> int:
         """How many chunks we send an owner beyond those whose result came back."""

@@ -1,7 +1,7 @@
 """The numbers of a reduction: how a fragment is cut, what is added in which order, what is hashed.
 
 Pure functions and records over numpy arrays: no I/O, no waiting. Everything that decides a bit of
-the result is in this file and in ``codecs``.
+the result is in this file, in ``combine``, which owners call, in ``robust`` and in ``codecs``.
 
 The weighted mean of a chunk, for contributors 1..n *in the order of the Reduce message*, which is
 member order, with weights w_i, clip factors s_i and decoded values x_i:
@@ -21,6 +21,7 @@ runs over those that are in, while max w stays that of all.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 from attrs import frozen
@@ -207,6 +208,7 @@ class Term:
       data: as it came.
       factor: what its values are multiplied by.
       codec, zstd: how it is encoded, and whether it may be compressed.
+      is_sum: of several contributors', by their leader; else it is the peer's own.
     """
 
     peer: str
@@ -214,14 +216,32 @@ class Term:
     factor: np.float32
     codec: Codec
     zstd: bool = False
+    is_sum: bool = False
+
+
+class Observer(Protocol):
+    """Who wants to see the values that are added up; see ``gauge``."""
+
+    def take(self, peer: str, start: int, values: Values) -> None:
+        """Some of a peer's values as they came, from this place in the chunk on.
+
+        Called where numpy does not warn of what is not finite.
+        """
+        ...
 
 
 def reduce_values(
-    terms: Sequence[Term], divisor: np.float32, codec: Codec, out: Values, encoded_out: memoryview
+    terms: Sequence[Term],
+    divisor: np.float32,
+    codec: Codec,
+    out: Values,
+    encoded_out: memoryview,
+    observer: Observer | None = None,
 ) -> int:
     """Add up one chunk of ``n`` values, in order, divide and encode the sum.
 
     Args:
+      observer: sees the values of every term that is no sum.
       out: shape ``(n,)``; becomes the *decoded encoded* result, as at every receiver.
       encoded_out: becomes the encoded result; may be the memory of ``out`` if ``codec`` is verbatim.
 
@@ -233,9 +253,20 @@ def reduce_values(
         so large that the result cannot be expressed (the largest one is named).
     """
     if all(t.codec.verbatim and len(t.data) == t.codec.encoded_bytes(out.size) for t in terms):
-        finite = _add_verbatim(terms, divisor, out)
+        finite = _add_verbatim(terms, divisor, out, observer)
     else:
-        finite = _add_decoded(terms, divisor, out)
+        finite = _add_decoded(terms, divisor, out, observer)
+    return encode_result(terms, finite, codec, out, encoded_out)
+
+
+def encode_result(
+    terms: Sequence[Term], finite: bool, codec: Codec, out: Values, encoded_out: memoryview
+) -> int:
+    """Encode what was made of these terms; otherwise as ``reduce_values``.
+
+    Args:
+      finite: whether all of ``out`` is.
+    """
     try:
         if not finite:
             raise ValueError("the mean is not finite")
@@ -255,13 +286,15 @@ def reduce_values(
     return length
 
 
-def _add_verbatim(terms: Sequence[Term], divisor: np.float32, out: Values) -> bool:
+def _add_verbatim(
+    terms: Sequence[Term], divisor: np.float32, out: Values, observer: Observer | None
+) -> bool:
     """The sum of terms that are float32 in memory, divided; False if it is not finite.
 
     Terms are not checked by themselves: whatever is not finite stays so in a sum, and when it is
     multiplied or divided by what is finite.
     """
-    inputs = [(np.frombuffer(term.data, np.float32), term.factor) for term in terms]
+    inputs = [(np.frombuffer(term.data, np.float32), term) for term in terms]
     scratch = np.empty(min(BLOCK_VALUES, out.size), np.float32)
     finite = True
     with np.errstate(over="ignore", invalid="ignore"):  # what came out is checked
@@ -269,13 +302,15 @@ def _add_verbatim(terms: Sequence[Term], divisor: np.float32, out: Values) -> bo
             block = slice(start, start + BLOCK_VALUES)
             into = out[block]
             total: Values | None = None
-            for values, factor in inputs:
-                term = values[block]
-                if factor != 1:
-                    term = np.multiply(
-                        term, factor, out=(into if total is None else scratch[: into.size])
+            for values, term in inputs:
+                part = values[block]
+                if observer is not None and not term.is_sum:
+                    observer.take(term.peer, start, part)  # while it is in the cache
+                if term.factor != 1:
+                    part = np.multiply(
+                        part, term.factor, out=(into if total is None else scratch[: into.size])
                     )
-                total = term if total is None else np.add(total, term, out=into)
+                total = part if total is None else np.add(total, part, out=into)
             assert total is not None
             if divisor != 1:
                 total = np.divide(total, divisor, out=into)
@@ -285,13 +320,17 @@ def _add_verbatim(terms: Sequence[Term], divisor: np.float32, out: Values) -> bo
     return finite
 
 
-def _add_decoded(terms: Sequence[Term], divisor: np.float32, out: Values) -> bool:
+def _add_decoded(
+    terms: Sequence[Term], divisor: np.float32, out: Values, observer: Observer | None
+) -> bool:
     """The sum of terms that must be decoded, divided; False if it is not finite."""
     scratch = np.empty_like(out)
     with np.errstate(over="ignore", invalid="ignore"):  # what came out is checked
         for position, term in enumerate(terms):
             values = out if position == 0 else scratch
             decode_checked(term.codec, term.zstd, term.data, values, term.peer)
+            if observer is not None and not term.is_sum:
+                observer.take(term.peer, 0, values)
             if term.factor != 1:
                 np.multiply(values, term.factor, out=values)
             if position > 0:

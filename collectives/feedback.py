@@ -39,6 +39,10 @@ class Residual:
         self.decay = np.float32(decay)
         self._open: Correction | None = None
 
+    def carried(self, where: slice) -> Values:
+        """What the next contribution gets in addition."""
+        return self.values[where] * self.decay
+
     def begin(self) -> Correction:
         """A new round's correction; nothing changes before it is settled."""
         self._open = Correction(self)

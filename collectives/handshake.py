@@ -15,14 +15,13 @@ who call it.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
 import trio
-from attrs import frozen
+from attrs import field, frozen
 
-from ..protocol.addresses import Address
 from ..protocol.errors import RemoteProtocolError
 from ..protocol.lane import (
     LINK_ID_BYTES,
@@ -47,14 +46,16 @@ from .link_lane import LinkLane
 
 M = TypeVar("M", bound=Message)
 
+Connect = Callable[[], Awaitable[trio.abc.Stream]]  # one more connection, over the same road
+
 
 @frozen
 class LinkKeys:
     """What both ends of a link know, and nobody else."""
 
     link_id: bytes
-    secret_dialer: bytes
-    secret_acceptor: bytes
+    secret_dialer: bytes = field(repr=False)
+    secret_acceptor: bytes = field(repr=False)
 
     def of_lane(self, number: int) -> tuple[bytes, bytes]:
         """(dialer to acceptor, acceptor to dialer)."""
@@ -118,15 +119,15 @@ async def _answer(stream: MessageStream, expected: type[M]) -> M:
 
 
 async def dial_lane(
-    network: Network, address: Address, keys: LinkKeys, link: Link, number: int
+    network: Network, connect: Connect, keys: LinkKeys, link: Link, number: int
 ) -> LinkLane:
-    """Open one more lane of a link; the caller bounds the time.
+    """Open one more lane of a link, over a new connection; the caller bounds the time.
 
     Raises:
       OSError, trio.BrokenResourceError, trio.EndOfChannel: it cannot be had now.
       RemoteProtocolError: the other end does not have the keys.
     """
-    stream = await network.dial_lane(address)
+    stream = await connect()
     from_dialer, from_acceptor = keys.of_lane(number)
     lane = link.make_lane(number, stream, send_key=from_dialer, receive_key=from_acceptor)
     opened = False

@@ -1,13 +1,13 @@
 """A node's links: one to every other member of the view, kept up as long as both are in it.
 
-In a pair the later joiner (the higher number) dials, again and again; the other one accepts, but only
-whom its own view names: the view may be a moment late, so a stranger waits a little before it is
-refused. A link that both ends see replaced (the old one broke and one end did not notice) is
-replaced. Who leaves the view is cut off at once.
+In a pair one dials, again and again (``pair``); the other one accepts, but only from whom its own view,
+or the road that the master has arranged, lets it expect that: the view may be a moment late, so a
+stranger waits a little before it is refused. A link that both ends see replaced (the old one broke and
+one end did not notice) is replaced. Who leaves the view is cut off at once.
 
     run                     one nursery; the node's
      ├── keep_watch         looks after all links, now and then
-     ├── keep_dialled       one per member that joined before us: dial, carry, back off, again
+     ├── Pair.keep          one per member that we dial
      └── background tasks   of reductions: results for receivers that nobody waits for
 
     handle_channel          one per accepted control stream, in the tasks of ``Network.serve``
@@ -19,47 +19,31 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from functools import partial
 
 import trio
 
-from ..protocol.addresses import Address
-from ..protocol.errors import (
-    LocalProtocolError,
-    PeerLostError,
-    RemoteProtocolError,
-    UserError,
+from ..protocol.errors import LocalProtocolError, PeerLostError, RemoteProtocolError
+from ..protocol.messages import (
+    LinkBroken,
+    LinkHello,
+    MemberInfo,
+    Message,
+    RefusalCode,
+    Refused,
+    Road,
 )
-from ..protocol.messages import LinkHello, MemberInfo, Message, RefusalCode, Refused
 from ..protocol.network import Channel, Network, Party
+from ..protocol.roads import are_linked
 from .buffers import BufferPool
 from .courtesy import Courtesy
-from .handshake import (
-    LaneDesk,
-    LinkKeys,
-    dial_lane,
-    dial_link,
-    keys_for,
-    version_refusal,
-    welcome_link,
-)
+from .handshake import LaneDesk, keys_for, version_refusal, welcome_link
 from .limiter import RateLimiter
-from .link import (
-    FIRST_LANE,
-    LANE_STALL_SHARE,
-    STALL_S,
-    WATCH_TICKS,
-    DialLane,
-    Link,
-    OnMessage,
-)
-from .link_lane import LinkLane
+from .link import LANE_STALL_SHARE, STALL_S, WATCH_TICKS, DialLane, Link, OnMessage
 from .link_parts import LaneRules, NodeParts
 from .meter import Measurements
+from .pair import HANDSHAKE_S, Pair
 from .routing import EARLY_WAIT_S, FrameRouter, Key, Sink
 
-DIAL_S = 5.0  # per address of a member: longer than any round trip, short enough to try the next
-HANDSHAKE_S = 15.0  # from the control stream to open lanes; the other side gave up or is stuck
 STRANGER_WAIT_S = 5.0  # our view may come this much later than the other side's
 LINK_WAIT_S = 15.0  # who needs a link waits this long for it unless they say otherwise
 # Rounds that a member outside the contributors may lag behind in what it is sent. Each holds one
@@ -69,8 +53,6 @@ SPARE_FRAGMENTS_MAX = 2  # an encoded input and an encoded result, or results of
 # What a round needs for chunks that wait for others, and no more than it may need at all.
 SPARE_CHUNKS_MAX = 1_024
 SPARE_CHUNKS_BYTES_MAX = 64 * 2**20
-BACK_OFF_FIRST_S = 0.1
-BACK_OFF_LAST_S = 5.0  # a member that cannot be dialled costs a dozen packets a minute
 
 
 class LinkHub:
@@ -85,6 +67,8 @@ class LinkHub:
       rules: for the lanes of links made from now on.
       on_message: called with each message that arrives on a link's control stream, one at a time
         per link; it should not wait for long. What it raises as RemoteProtocolError ends the link.
+      tell_master: called with what the master should know of roads and links; without one it is
+        dropped.
 
     Args:
       upload, download: caps on what all lanes together carry; None: no cap.
@@ -112,6 +96,7 @@ class LinkHub:
         self.buffers = BufferPool(SPARE_FRAGMENTS_MAX)
         self.chunk_buffers = BufferPool(SPARE_CHUNKS_MAX, SPARE_CHUNKS_BYTES_MAX)
         self.on_message: OnMessage = on_message if on_message is not None else _refuse
+        self.tell_master: Callable[[Message], None] = lambda _message: None
         self._network = network
         self._node = NodeParts(self.router, upload, download)
         self.silence_s = math.inf
@@ -121,9 +106,8 @@ class LinkHub:
         self._links: dict[str, Link] = {}
         self._running: dict[Link, None] = {}  # those, and replaced ones that still close
         self._lane_desk = LaneDesk(network)
-        self._dialers: dict[str, trio.CancelScope] = {}
+        self._pairs: dict[str, Pair] = {}
         self._handshakes: dict[str, trio.CancelScope] = {}  # accepted, not yet a link
-        self._dial_errors: dict[str, str] = {}
         self._changed = trio.Event()
         self._nursery: trio.Nursery | None = None
         self._trailing: dict[str, list[tuple[int, trio.CancelScope]]] = {}
@@ -138,7 +122,7 @@ class LinkHub:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 for member in self._members.values():
-                    self._start_dialler(member)
+                    self._start_pair(member)
                 task_status.started()
                 await self._keep_watch()
         finally:
@@ -172,7 +156,7 @@ class LinkHub:
             if not stays(peer) or not stays(self.me):
                 self._cut_off(peer, "it left the view")
         for member in self._members.values():
-            self._start_dialler(member)
+            self._start_pair(member)
         self._wake()
 
     async def link(self, peer: str, deadline_s: float = LINK_WAIT_S) -> Link:
@@ -192,7 +176,8 @@ class LinkHub:
             raise PeerLostError(peer, "not in the view")
         link = self._up(peer)
         if link is None:
-            why = self._dial_errors.get(peer, "it did not dial us")
+            pair = self._pairs.get(peer)
+            why = (pair.error if pair is not None else "") or "it did not dial us"
             raise PeerLostError(peer, f"no link within {deadline_s:g} s ({why})")
         return link
 
@@ -343,13 +328,12 @@ class LinkHub:
         """Wait for the view that names the peer; say why not if it does not come."""
         with trio.move_on_after(STRANGER_WAIT_S):
             while True:
-                member, me = self._members.get(peer), self._members.get(self.me)
-                if member is not None and me is not None:
-                    if member.number > me.number:
-                        return None
-                    return Refused(RefusalCode.PROTOCOL, "the later joiner dials, and that is I")
+                pair = self._pairs.get(peer)
+                if pair is not None and not pair.dials:
+                    return None
                 await self._changed.wait()
-        return Refused(RefusalCode.PROTOCOL, "you are not in my view")
+        why = "you are not in my view" if peer not in self._members else "it is I who dials"
+        return Refused(RefusalCode.PROTOCOL, why)
 
     async def handle_lane(self, stream: trio.abc.Stream) -> None:
         """Give an accepted lane to its link and hold it until the lane's end.
@@ -364,70 +348,36 @@ class LinkHub:
             raise RemoteProtocolError("a lane that was never opened")
         await lane.finished.wait()
 
-    # ------------------------------------------------------------ dialling
+    # ------------------------------------------------------------ roads
 
-    def _start_dialler(self, member: MemberInfo) -> None:
+    def set_road(self, road: Road) -> None:
+        """The master says how to get to a member from now on."""
+        if (pair := self._pairs.get(road.peer)) is not None:
+            pair.take(road)
+            self._wake()
+
+    def restate_roads(self) -> None:
+        """A session with the master has begun: say again which roads work that were in doubt."""
+        for pair in self._pairs.values():
+            pair.restate()
+
+    def _start_pair(self, member: MemberInfo) -> None:
         me = self._members.get(self.me)
-        if (
-            self._nursery is None
-            or me is None
-            or member.number >= me.number
-            or member.peer in self._dialers
-        ):
+        if me is None or not are_linked(me, member):
             return
-        scope = self._dialers[member.peer] = trio.CancelScope()
-        self._nursery.start_soon(self._keep_dialled, member.peer, scope)
-
-    async def _keep_dialled(self, peer: str, scope: trio.CancelScope) -> None:
-        back_off_s = BACK_OFF_FIRST_S
-        with scope:
-            while not scope.cancel_called:  # it may have left the view just as this task woke
-                started_s = trio.current_time()
-                try:
-                    await self._dial_and_carry(peer)
-                except (OSError, UserError, RemoteProtocolError) as error:
-                    self._dial_errors[peer] = str(error)
-                except (trio.BrokenResourceError, trio.EndOfChannel):
-                    self._dial_errors[peer] = "it hung up while the link was being made"
-                if trio.current_time() - started_s > BACK_OFF_LAST_S:
-                    back_off_s = BACK_OFF_FIRST_S  # there was a link, or a long wait already
-                await trio.sleep(back_off_s)
-                back_off_s = min(2 * back_off_s, BACK_OFF_LAST_S)
-
-    async def _dial_and_carry(self, peer: str) -> None:
-        channel, address = await self._dial(self._members[peer])
-        link = self._new_link(peer, channel)
-        try:
-            with trio.move_on_after(HANDSHAKE_S) as scope:
-                keys = await dial_link(link.messages)
-                dial = partial(self._dial_lane, address, keys)
-                link.lane_opened(await dial(link, FIRST_LANE))
-            if scope.cancelled_caught:
-                raise TimeoutError(f"{address} did not finish the link in {HANDSHAKE_S:g} s")
-            await self._carry(link, dial)
-        finally:
-            await link.aclose()
-
-    async def _dial_lane(
-        self, address: Address, keys: LinkKeys, link: Link, number: int
-    ) -> LinkLane:
-        return await dial_lane(self._network, address, keys, link, number)
-
-    async def _dial(self, member: MemberInfo) -> tuple[Channel, Address]:
-        """Try the member's addresses in order; raises the last one's error."""
-        error: Exception = OSError("it has no address")
-        for text in member.addresses:
-            try:
-                address = Address.parse(text)
-                with trio.move_on_after(DIAL_S):
-                    return (
-                        await self._network.dial(address, party=Party.PEER, peer=member.peer),
-                        address,
-                    )
-                error = TimeoutError(f"{text} did not answer within {DIAL_S:g} s")
-            except (OSError, UserError, RemoteProtocolError) as failure:
-                error = failure
-        raise error
+        pair = self._pairs.get(member.peer)
+        if pair is None:
+            pair = self._pairs[member.peer] = Pair(
+                member,
+                me,
+                self._network,
+                up=lambda: self._up(member.peer) is not None,
+                new_link=self._new_link,
+                carry=self._carry,
+                tell=lambda message: self.tell_master(message),
+                accepts=(self.handle_channel, self.handle_lane),
+            )
+        pair.look(member, me, self._nursery)
 
     # ------------------------------------------------------------ both
 
@@ -450,13 +400,14 @@ class LinkHub:
     async def _carry(self, link: Link, dial: DialLane | None = None) -> None:
         """Publish a link that has a lane, and run it to its end."""
         peer = link.peer
-        if peer not in self._members:
+        if peer not in self._members or peer not in self._pairs:
             raise RemoteProtocolError(f"peer {peer[:8]} left the view while it made its link")
         if (old := self._links.get(peer)) is not None:
             old.close("replaced by a newer link")
         self._links[peer] = link
         self._running[link] = None
-        self._dial_errors.pop(peer, None)
+        pair = self._pairs[peer]
+        pair.linked(dialled=dial is not None)
         self._wake()
         try:
             await link.run(dial)
@@ -466,17 +417,18 @@ class LinkHub:
             self._closed_received_bytes += link.received_bytes
             if self._links.get(peer) is link:
                 del self._links[peer]
-                self._dial_errors[peer] = f"the last link was lost: {link.reason}"
+                pair.error = f"the last link was lost: {link.reason}"
+                if peer in self._members and self._nursery is not None:
+                    self.tell_master(LinkBroken(peer))
             self._wake()
 
     def _cut_off(self, peer: str, reason: str) -> None:
         if (link := self._links.get(peer)) is not None:
             link.close(reason)
-        if (dialer := self._dialers.pop(peer, None)) is not None:
-            dialer.cancel()
+        if (pair := self._pairs.pop(peer, None)) is not None:
+            pair.stop()
         if (handshake := self._handshakes.get(peer)) is not None:
             handshake.cancel()
-        self._dial_errors.pop(peer, None)
 
     def _wake(self) -> None:
         self._changed.set()

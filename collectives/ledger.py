@@ -73,6 +73,8 @@ class Ledger:
       attempt: of the order.
       result: where results go.
       buffers: where memory for contributions comes from.
+      seal_bytes: behind each contribution. If there are seals, contributions are kept when they are
+        added up, for who asks what they were: of a fragment, one encoding in all.
     """
 
     def __init__(
@@ -86,7 +88,9 @@ class Ledger:
         fragment: int,
         result: Result,
         buffers: BufferPool,
+        seal_bytes: int = 0,
     ) -> None:
+        self._seal_bytes = seal_bytes
         self._layout = layout
         self._inner = inner
         self._tree = tree
@@ -96,7 +100,9 @@ class Ledger:
         self._fragment = fragment
         self._result = result
         self._buffers = buffers
-        self._up_bytes_max = max((cut.up_bytes for cut in (*layout.cuts, *inner.cuts)), default=0)
+        self._up_bytes_max = seal_bytes + max(
+            (cut.up_bytes for cut in (*layout.cuts, *inner.cuts)), default=0
+        )
         self._lock = threading.Lock()  # guards all that follows
         self._shut: set[str] = set()
         parts = [tree.part(index) for index in range(len(layout.cuts))]
@@ -185,7 +191,7 @@ class Ledger:
                 return f"sent a contribution to chunk {index} that nobody asked it for"
             twice = peer not in chunk.missing
             layout = self._inner if self._tree.is_near(peer) else self._layout
-            length = layout.objection(header.kind, index, header.payload_bytes)
+            length = layout.objection(header.kind, index, header.payload_bytes - self._seal_bytes)
         else:
             if chunk.part.parent != peer:
                 return f"sent a result for chunk {index}, which is not its to send"
@@ -215,7 +221,7 @@ class Ledger:
         return True
 
     def contributions(self, index: int) -> dict[str, memoryview]:
-        """Others' contributions to a chunk that is begun, by peer."""
+        """Others' contributions to a chunk that is begun, by peer; with their seals."""
         with self._lock:
             return dict(self._chunks[index].arrived)
 
@@ -224,9 +230,17 @@ class Ledger:
         with self._lock:
             chunk = self._chunks[index]
             chunk.held = chunk.part.parent is None
+            if self._seal_bytes:
+                return
             for peer in chunk.arrived:
                 self._take_back(index, peer)
             chunk.arrived.clear()
+
+    def has_added(self, index: int) -> bool:
+        """Whether the chunk's result was made here, of contributions that are kept."""
+        with self._lock:
+            chunk = self._chunks[index]
+            return bool(self._seal_bytes) and chunk.begun and chunk.held
 
     def _lend(self, index: int, peer: str) -> memoryview:
         buffer = self._spare.pop() if self._spare else self._buffers.take(self._up_bytes_max)

@@ -40,6 +40,7 @@ from ..protocol.messages import (
     LanesWanted,
     Message,
 )
+from ..protocol.quota import Quota
 from ..protocol.stream import MessageStream
 from .courtesy import Rank
 from .lane_count import LaneCount, Sample
@@ -111,7 +112,7 @@ class Link:
         self.finished = trio.Event()
         self.reason = ""
         self._control = PacedStream(stream)
-        self.messages = MessageStream(self._control)
+        self.messages = MessageStream(self._control, quota=Quota(trio.current_time()))
         self.sent_meter = Meter(node.sent)
         self.rules = rules if rules is not None else LaneRules()
         self._stream = stream

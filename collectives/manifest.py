@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Sequence
 
 import numpy as np
+from blake3 import blake3
 
 from ..protocol.lane import Buffer
 from ..protocol.messages import ContributorRun
@@ -43,3 +44,18 @@ def manifest_of(sets: Sequence[bytes], full: bytes) -> tuple[ContributorRun, ...
     if all(packed == full for packed in sets):
         return ()
     return tuple(ContributorRun(packed, len(list(run))) for packed, run in itertools.groupby(sets))
+
+
+def sets_of(
+    manifest: Sequence[ContributorRun], chunk_count: int, contributor_count: int
+) -> list[bytes]:
+    """The inverse: every chunk's packed set."""
+    full = pack_set([True] * contributor_count)
+    runs = manifest or (ContributorRun(full, chunk_count),)
+    return [run.contributors for run in runs for _chunk in range(run.chunk_count)]
+
+
+def digest_of(digests: Sequence[bytes], sets: Sequence[bytes]) -> bytes:
+    """A result's digest: BLAKE3 of all chunks' digests; if somebody is missing anywhere, of all sets
+    after them."""
+    return blake3(b"".join([*digests, *sets])).digest()

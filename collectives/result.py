@@ -24,7 +24,7 @@ from .arithmetic import Counters, Layout, Values, decode_checked
 from .buffers import BufferPool
 from .coding import Bytes
 from .compression import Squeezer, expand
-from .manifest import manifest_of, pack_set, set_bytes, unpack_set
+from .manifest import digest_of, manifest_of, pack_set, set_bytes, unpack_set
 
 
 class Result:
@@ -186,8 +186,15 @@ class Result:
 
         A chunk's digest is BLAKE3 of its encoding (what a frame carries before it is compressed).
         """
-        sets = self._packed_sets() if self._sets else []
-        return blake3(b"".join([*self._digests, *sets])).digest()
+        return digest_of(self._digests, self._packed_sets() if self._sets else ())
+
+    def digests(self) -> list[bytes]:
+        """Of the chunks, once all are done."""
+        return list(self._digests)
+
+    def present(self, index: int) -> bytes:
+        """The packed set of who is in a chunk."""
+        return self._sets.get(index, self._full_set())
 
     def _packed_sets(self) -> list[bytes]:
         full = self._full_set()

@@ -1,15 +1,17 @@
 """What commands that look ask a daemon on this machine: the one place where it is asked.
 
-Everything comes out of ``GET /api/status``. Rows are shaped as the commands print them with ``--json``.
+How a run is comes out of ``GET /api/status``, what was out of the master's history. Rows are shaped as the
+commands print them with ``--json``.
 """
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
+
+from attrs import define, field, frozen
 
 from ..protocol.errors import UserError
 from .exit_codes import ExitCode
@@ -18,8 +20,14 @@ from .places import Control, find_control
 HTTP_S = 10.0  # a local daemon answers at once or not at all
 LOOK_S = 1.0  # between two looks of a command that goes on looking
 LOOK_HTTP_S = 2.0  # for such a look: a key that was pressed meanwhile waits as long
+ROUNDS_ANSWER_MAX = 200  # at a time; a daemon refuses to give more
+EVENTS_ANSWER_MAX = 1_000
+ROUNDS_SEEN = 20  # of the last ones, that are kept by who goes on looking
+ROUNDS_PAGE = 5  # at a look; more if all of these are new
+EVENTS_SEEN = 100
 
 Status = dict[str, Any]
+T = TypeVar("T")
 
 
 def call(
@@ -27,6 +35,7 @@ def call(
     name: str,
     body: Mapping[str, object] | None,
     *,
+    query: Mapping[str, str | int] | None = None,
     timeout_s: float = HTTP_S,
 ) -> dict[str, Any]:
     """Ask a local daemon. ``body`` None reads, otherwise it acts."""
@@ -34,7 +43,7 @@ def call(
 
     try:
         if body is None:
-            response = httpx.get(f"{control.url}/api/{name}", timeout=timeout_s)
+            response = httpx.get(f"{control.url}/api/{name}", params=query, timeout=timeout_s)
         else:
             response = httpx.post(
                 f"{control.url}/api/{name}",
@@ -58,31 +67,99 @@ def call(
     return result
 
 
-class Onlooker:
+class Onlooker(Generic[T]):
     """Looks at one daemon again and again, also when it is started again meanwhile.
+
+    Args:
+      see: what is asked of it at each look.
 
     Attributes:
       control: the daemon that was found last.
       away_since: when it stopped answering, by ``time.monotonic``; None: it answers.
     """
 
-    def __init__(self, state: Path | None, kind: str | None) -> None:
+    def __init__(self, state: Path | None, kind: str | None, see: Callable[[Control], T]) -> None:
         self._state = state
-        self._kind = kind
+        self._see = see
         self.control = find_control(state, kind)
         self.away_since: float | None = None
 
-    def look(self) -> Status | None:
-        """Its status; None: it does not answer now."""
+    def look(self) -> T | None:
+        """What is seen; None: it does not answer now."""
         try:
             self.control = find_control(self._state, self.control.kind)
-            status = call(self.control, "status", None, timeout_s=LOOK_HTTP_S)
+            seen = self._see(self.control)
         except UserError:
             if self.away_since is None:
                 self.away_since = time.monotonic()
             return None
         self.away_since = None
-        return status
+        return seen
+
+
+def see_status(control: Control) -> Status:
+    """How it is now, for an ``Onlooker``."""
+    return call(control, "status", None, query={"past": 0}, timeout_s=LOOK_HTTP_S)
+
+
+@frozen
+class Sight:
+    """A daemon at one look.
+
+    Attributes:
+      rounds: the last ones that are over, the newest first; a peer has none.
+      events: the last ones, the oldest first; likewise.
+    """
+
+    status: Status
+    rounds: Sequence[Status] = ()
+    events: Sequence[Status] = ()
+
+
+@define
+class RunSeen:
+    """What ``watch`` looks at. Rounds are large and do not change: each is asked for once or so."""
+
+    _rounds: list[Status] = field(factory=list)
+
+    def __call__(self, control: Control) -> Sight:
+        status = see_status(control)
+        if control.kind != "master":
+            return Sight(status)
+        self._see_rounds(control)
+        events = events_of(control, EVENTS_SEEN, timeout_s=LOOK_HTTP_S)
+        return Sight(status, self._rounds, events)
+
+    def _see_rounds(self, control: Control) -> None:
+        known = set(map(key_of, self._rounds))
+        fresh: list[Status] = []
+        while len(fresh) < ROUNDS_SEEN:
+            before = fresh[-1]["round"] if fresh else None
+            page = rounds_of(control, ROUNDS_PAGE, before=before, timeout_s=LOOK_HTTP_S)
+            new = [row for row in page if key_of(row) not in known]
+            fresh += new
+            if len(new) < ROUNDS_PAGE:
+                break
+        self._rounds = [*fresh, *self._rounds][:ROUNDS_SEEN]
+
+
+def key_of(row: Status) -> tuple[int, float]:
+    """Of a round or an event: what no other one has, also where numbers begin anew."""
+    number: int = row["id"] if "id" in row else row["round"]
+    return number, row["at"]
+
+
+class News:
+    """Which rows were not there at the last look."""
+
+    def __init__(self) -> None:
+        self._known: set[tuple[int, float]] = set()
+
+    def of(self, rows: Sequence[Status]) -> list[Status]:
+        """Those that are new, in the order given."""
+        new = [row for row in rows if key_of(row) not in self._known]
+        self._known = set(map(key_of, rows))
+        return new
 
 
 # ---------------------------------------------------------------- rows
@@ -93,69 +170,69 @@ def member_rows(status: Status, *, gone: bool) -> list[Status]:
     return list(reversed(status["departed"])) if gone else list(status["members"])
 
 
-def round_rows(status: Status, limit: int) -> list[Status]:
+def said_pending(row: Status) -> str:
+    """One line about somebody who waits to be approved."""
+    return (
+        f"{row['name']} ({row['peer'][:8]}) at {row['host']} wants in as {row['role']}, for "
+        f"{row['waits_s']:.0f} s: `holdfast approve {row['peer'][:8]}`"
+    )
+
+
+def rounds_of(
+    control: Control, limit: int, *, before: int | None = None, timeout_s: float = HTTP_S
+) -> list[Status]:
     """The rounds that are over, the newest first; with the names of who took part."""
-    names = names_of(status)
-    rows = list(reversed(status["past_rounds"]))[:limit]
-    return [
-        {
-            **row,
-            "at": at_of(status, row["opened_s"]),
-            "names": [names.get(c["peer"], c["peer"][:8]) for c in row["contributors"]],
-            "lost_names": [names.get(peer, peer[:8]) for peer in row["lost"]],
-        }
-        for row in rows
-    ]
+    rows: list[Status] = []
+    while len(rows) < limit:
+        query: dict[str, str | int] = {"limit": min(limit - len(rows), ROUNDS_ANSWER_MAX)}
+        if before is not None:
+            query["before"] = before
+        page = call(control, "rounds", None, query=query, timeout_s=timeout_s)["rounds"]
+        rows += map(round_row, page)
+        if len(page) < int(query["limit"]):
+            break
+        before = page[-1]["round"]
+    return rows
 
 
-def event_rows(
-    status: Status,
+def round_row(recorded: Status) -> Status:
+    """A round as the history has it, with names beside the ids."""
+    names = {peer: mark["name"] for peer, mark in recorded["marks"].items()}
+    return {
+        **recorded,
+        "at": recorded["opened_at"],
+        "names": [names.get(c["peer"], c["peer"][:8]) for c in recorded["contributors"]],
+        "lost_names": [names.get(peer, peer[:8]) for peer in recorded["lost"]],
+    }
+
+
+def events_of(
+    control: Control,
+    limit: int,
     *,
-    kinds: Collection[str] = (),
+    kinds: Sequence[str] = (),
     text: str = "",
     peer: str = "",
+    timeout_s: float = HTTP_S,
 ) -> list[Status]:
-    """What happened, the oldest first, as far as it fits the filter; ``at`` is Unix time."""
-    names = names_of(status)
-    rows = [
-        {
-            "at": at_of(status, event["at_s"]),
-            "kind": event["kind"],
-            "peer": event["peer"],
-            "name": names.get(event["peer"] or "", ""),
-            "text": event["text"],
-        }
-        for event in status["events"]
-    ]
-    return [
-        row
-        for row in rows
-        if (not kinds or row["kind"] in kinds)
-        and text.lower() in row["text"].lower()
-        and (not peer or peer == row["name"] or (row["peer"] or "").startswith(peer))
-    ]
+    """The last events that fit the filter, the oldest first; ``at`` is Unix time.
+
+    Args:
+      peer: its name, or how its id begins.
+    """
+    rows: list[Status] = []
+    query: dict[str, str | int] = {"kind": ",".join(kinds), "text": text}
+    while len(rows) < limit:
+        count = EVENTS_ANSWER_MAX if peer else min(limit - len(rows), EVENTS_ANSWER_MAX)
+        query["limit"] = count
+        page = call(control, "events", None, query=query, timeout_s=timeout_s)["events"]
+        rows += [row for row in page if not peer or is_of(row, peer)]
+        if len(page) < count:
+            break
+        query["before"] = page[-1]["id"]
+    return rows[:limit][::-1]
 
 
-class News:
-    """What of the events and rounds was not there at the last look."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, set[str]] = {}
-
-    def of(self, status: Status, key: str) -> list[Status]:
-        """The rows of ``status[key]`` that are new, in order. The term tells masters' clocks apart."""
-        rows = {f"{status['term']} {json.dumps(row)}": row for row in status[key]}
-        known = self._known.get(key, set())
-        self._known[key] = set(rows)
-        return [row for text, row in rows.items() if text not in known]
-
-
-def names_of(status: Status) -> dict[str, str]:
-    members = [*status["departed"], *status["members"]]
-    return {member["peer"]: member["name"] for member in members}
-
-
-def at_of(status: Status, at_s: float) -> float:
-    """Unix time of a moment on the master's clock; good to the second that asking takes."""
-    ago_s: float = status["now_s"] - at_s
-    return round(time.time() - ago_s, 1)
+def is_of(event: Status, peer: str) -> bool:
+    """Whether an event is a peer's, told by its name or how its id begins."""
+    return bool(event["name"] == peer or (event["peer"] or "").startswith(peer))

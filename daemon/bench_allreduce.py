@@ -95,6 +95,7 @@ def _per_rank(name: str, rates: tuple[float, ...], peers: int) -> tuple[float, .
     metavar="MBIT[,...]",
     help="What the ranks allow themselves to send; the plan is not told.",
 )
+@click.option("--sealed", is_flag=True, help="Sign and keep contributions, as with audits.")
 def allreduce(
     peers: int,
     size: int,
@@ -110,6 +111,7 @@ def allreduce(
     down: tuple[float, ...],
     delay_ms: float,
     max_upload: tuple[float, ...],
+    sealed: bool,
 ) -> None:
     """Time the all-reduce between processes that run what peers run.
 
@@ -145,7 +147,7 @@ def allreduce(
     report: dict[str, Any] | None
     if seat is None:
         given = [f"{name}={value}" for name, value in arguments.items() if value not in ("", None)]
-        report = run_ranks_here("allreduce", peers, given)
+        report = run_ranks_here("allreduce", peers, [*given, *(["--sealed"] if sealed else [])])
     else:
         up = _per_rank("--up", up, peers)
         options = Options(
@@ -162,6 +164,7 @@ def allreduce(
             down_mbit=_per_rank("--down", down, peers) or up,
             delay_ms=delay_ms,
             max_upload_mbit=_per_rank("--max-upload", max_upload, peers),
+            sealed=sealed,
         )
         report = trio.run(run_rank, options)
     if report is not None:

@@ -39,6 +39,7 @@ from ..protocol.credentials import Credentials
 from ..protocol.errors import UserError
 from ..protocol.messages import Contributor, FragmentSize, MemberInfo, Plan, Reduce
 from ..protocol.network import Channel, ChannelHandler, LaneHandler, Party
+from ..protocol.notary import Notary
 from ..protocol.sockets import SocketNetwork
 from .bench_links import become_member
 from .rendezvous import Rendezvous, free_port
@@ -76,6 +77,7 @@ class Options:
     down_mbit: tuple[float, ...] = ()
     delay_ms: float = 0.0
     max_upload_mbit: tuple[float, ...] = ()  # caps of the ranks' own; empty: none
+    sealed: bool = False  # contributions are signed and kept, as with audits
 
     @property
     def limiter(self) -> RateLimiter | None:
@@ -107,6 +109,7 @@ class CountedNetwork(SocketNetwork):
 
     def __init__(self, credentials: Credentials) -> None:
         super().__init__(credentials)
+        self.notary = Notary(credentials.run_id, credentials.identity)
         self._sockets: list[socket.socket | trio.socket.SocketType] = []
 
     def _note(self, stream: trio.abc.Stream) -> None:
@@ -124,6 +127,7 @@ class CountedNetwork(SocketNetwork):
         on_channel: ChannelHandler,
         on_lane: LaneHandler | None,
         *,
+        on_relay: LaneHandler | None = None,
         task_status: trio.TaskStatus[Sequence[Address]] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         async def noted_channel(channel: Channel) -> None:
@@ -135,7 +139,9 @@ class CountedNetwork(SocketNetwork):
             assert on_lane is not None
             await on_lane(stream)
 
-        await super().serve(bind, noted_channel, noted_lane, task_status=task_status)
+        await super().serve(
+            bind, noted_channel, noted_lane, on_relay=on_relay, task_status=task_status
+        )
 
     async def dial(self, address: Address, *, party: Party, peer: str | None = None) -> Channel:
         channel = await super().dial(address, party=party, peer=peer)
@@ -262,7 +268,8 @@ class Bench:
 
     def plan(self) -> tuple[Plan, PlanEstimate]:
         peers = [member.peer for member in self.members]
-        table = ReduceTable(codec_up=self.options.codec, codec_down=self.options.codec)
+        codec, audit = self.options.codec, 1.0 if self.options.sealed else 0.0
+        table = ReduceTable(codec_up=codec, codec_down=codec, audit=audit)
         lines = self.options.lines(peers)
         return make_plan(self.options.size, peers, peers, lines, RunSpec(reduce=table))
 
@@ -296,6 +303,7 @@ class Bench:
             self.values,
             None,
             values_stay=True,
+            notary=self.network.notary,
         ).run()
         took_s = trio.current_time() - started_s
         cpu_s = time.process_time() - cpu_before_s
@@ -356,6 +364,7 @@ class Bench:
             "peers": self.options.peers,
             "bytes": self.options.size.value_count * VALUE_BYTES,
             "codec": self.options.codec,
+            "sealed": self.options.sealed,
             "encoded_bytes": layout.down_bytes,
             "repeat": len(ours_s),
             "median_s": median_s,

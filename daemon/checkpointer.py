@@ -19,7 +19,7 @@ from ..checkpoint import checkpoints
 from ..checkpoint.checkpoints import Manifest
 from ..checkpoint.place import Place, PlaceError
 from ..checkpoint.state import SharedState
-from ..protocol.messages import KeepState
+from ..protocol.messages import TEXT_CHARS_MAX, CheckpointTold, KeepState
 from .keeper import StateKeeper
 from .parts import Parts
 
@@ -60,6 +60,7 @@ class Checkpointer:
         # Since when, by rounds and by our clock, the next one is counted: from our first look on.
         self._since: tuple[int, float] | None = None
         self._branch: int | None = None  # of the run's history, when we looked or wrote last
+        self._wanted: int | None = None  # the run's owner wants one: the number of the order
 
     # ------------------------------------------------------------ while rounds go on
 
@@ -74,14 +75,20 @@ class Checkpointer:
             restored = self._keeper.restored
             self._since = rounds - 1, now_s
             self._branch = parts.replica.branch if restored is None else restored.branch
-        if not (self._due(rounds, now_s) and parts.replica.settled):
+        wanted = self._wanted
+        if not ((wanted is not None or self._due(rounds, now_s)) and parts.replica.settled):
+            return
+        if wanted is not None and (why := self._why_not()):
+            self._wanted = None
+            self._answer(wanted, reason=why)
             return
         if self.place is not None and self._ours() and not self._too_large(state):
             manifest = self._manifest(state)
             if manifest is None or not checkpoints.pin(state, manifest, READER):
                 return  # being changed: the next look comes soon
             self.writing = True
-            parts.start(self._write, self.place, state, manifest)
+            self._wanted = None
+            parts.start(self._write, self.place, state, manifest, wanted)
         self._since, self._branch = (rounds, now_s), parts.replica.branch
         if (
             parts.spec.checkpoint.trainer
@@ -89,6 +96,29 @@ class Checkpointer:
             and parts.replica.training
         ):
             parts.trainer.tell(KeepState())
+
+    def write_now(self, number: int) -> None:
+        """The run's owner wants one of the newest state that some commit led to."""
+        why = self._why_not()
+        self._parts.tell_master(CheckpointTold(number, not why, reason=why[:TEXT_CHARS_MAX]))
+        if not why:
+            self._wanted = number
+            self.look()
+
+    def _why_not(self) -> str:
+        """Why we write none, whoever asks; empty: we do."""
+        state = self._keeper.known_state
+        if self.place is None:
+            return "it keeps no checkpoints"
+        if state is None or self._parts.known_spec is None or not self._parts.replica.valid:
+            return "it does not hold the state yet"
+        if not self._ours():
+            return "by the run's spec others write them"
+        return self.error if self._too_large(state) else ""
+
+    def _answer(self, number: int, *, name: str = "", reason: str = "") -> None:
+        told = CheckpointTold(number, False, name, reason[:TEXT_CHARS_MAX])
+        self._parts.tell_master(told)
 
     def _ours(self) -> bool:
         parts = self._parts
@@ -114,7 +144,9 @@ class Checkpointer:
         self._failed(PlaceError(why))
         return True
 
-    async def _write(self, place: Place, state: SharedState, manifest: Manifest) -> None:
+    async def _write(
+        self, place: Place, state: SharedState, manifest: Manifest, number: int | None
+    ) -> None:
         network, writing = self._parts.network, self._begin(place, state, manifest)
         try:
             try:
@@ -127,9 +159,15 @@ class Checkpointer:
                 state.release_receiver(READER)
                 self.writing = False
             self._written(manifest)
+            if number is not None:
+                self._answer(number, name=manifest.name)
             await network.run_sync(lambda: self._prune(place))
         except PlaceError as error:
             self._failed(error)
+            for waiting in (number, self._wanted):
+                if waiting is not None:
+                    self._answer(waiting, reason=self.error)
+            self._wanted = None
         else:
             self.look()  # more may have become due meanwhile
 

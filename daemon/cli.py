@@ -34,6 +34,7 @@ from .cli_checkpoint import checkpoint, export
 from .cli_config import completion, config, init
 from .cli_doctor import doctor
 from .cli_plan import plan
+from .cli_relay import relay
 from .cli_service import service
 from .exit_codes import ExitCode
 from .simulate import simulate
@@ -150,6 +151,7 @@ def commands(log_level: str, log_format: str, log_file: Path | None) -> None:
 for command in (
     cli_run.master,
     cli_run.join,
+    relay,
     doctor,
     cli_ask.invite,
     cli_ask.invites,
@@ -160,7 +162,9 @@ for command in (
     cli_look.watch,
     cli_ask.leave,
     cli_ask.retry,
+    cli_ask.approve,
     cli_ask.kick,
+    cli_ask.clear,
     cli_ask.pause,
     cli_ask.resume,
     cli_ask.backup,

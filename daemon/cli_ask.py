@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from .asked import HTTP_S, call
+from .asked import HTTP_S, call, rounds_of, said_pending
 from .cli_options import HOURS_MAX, Amount, json_option, state_option, tell
 from .exit_codes import ExitCode
 from .places import Control, find_control, find_state, locked
@@ -18,7 +18,10 @@ from .places import Control, find_control, find_state, locked
 @click.command()
 @state_option
 @click.option(
-    "--role", type=click.Choice(["contributor", "spare"]), default="contributor", show_default=True
+    "--role",
+    type=click.Choice(["contributor", "spare", "relay"]),
+    default="contributor",
+    show_default=True,
 )
 @click.option(
     "--uses",
@@ -35,9 +38,16 @@ from .places import Control, find_control, find_state, locked
     help="How long it is good for.",
 )
 @click.option("--founder", is_flag=True, help="May give an empty run its first weights.")
+@click.option("--approve", is_flag=True, help="Lets nobody in before `holdfast approve`.")
 @json_option
 def invite(
-    state: Path | None, role: str, uses: int, hours: float, founder: bool, as_json: bool
+    state: Path | None,
+    role: str,
+    uses: int,
+    hours: float,
+    founder: bool,
+    approve: bool,
+    as_json: bool,
 ) -> None:
     """Make an invite: one string that lets a machine into the run.
 
@@ -48,6 +58,7 @@ def invite(
     """
     control = find_control(state, "master")
     body = {"role": role, "uses": uses, "hours": hours, "founder": founder}
+    body["approve"] = approve
     answer = call(control, "invite", body)
     click.echo(json.dumps(answer) if as_json else answer["invite"])
 
@@ -92,11 +103,13 @@ def status(state: Path | None, as_json: bool) -> None:
     from .show import show_status
 
     control = find_control(state, None)
-    answer = call(control, "status", None)
     if as_json:
-        click.echo(json.dumps(answer, indent=2))
-    else:
-        show_status(control.kind, answer)
+        click.echo(json.dumps(call(control, "status", None), indent=2))
+        return
+    answer = call(control, "status", None, query={"past": 0})
+    if control.kind == "master":
+        answer["past_rounds"] = rounds_of(control, 1)
+    show_status(control.kind, answer)
 
 
 @click.command()
@@ -126,6 +139,39 @@ def retry(state: Path | None, as_json: bool) -> None:
 
 
 @click.command()
+@click.argument("peer", required=False)
+@state_option
+@click.option("--refuse", is_flag=True, help="Send it away instead, for good.")
+@click.option("--reason", default="", help="Shown to a machine that is refused.")
+@json_option
+def approve(peer: str | None, state: Path | None, refuse: bool, reason: str, as_json: bool) -> None:
+    """Let PEER in (its name, or the first digits of its id), which waits for that; or list who waits.
+
+    Machines wait whose invite was made with --approve, and all of them if `membership.approve` is set.
+    The invite is used up by who is approved, not by who waits.
+
+    \b
+    Examples:
+      holdfast approve
+      holdfast approve 3fa92c
+      holdfast approve 3fa92c --refuse --reason "who is that?"
+    """
+    control = find_control(state, "master")
+    if peer is None:
+        rows = call(control, "status", None, query={"past": 0})["pending"]
+        if as_json:
+            click.echo(json.dumps({"pending": rows}, indent=2))
+        for row in () if as_json else rows:
+            tell(said_pending(row))
+        if not rows and not as_json:
+            tell("nobody waits to be approved")
+        return
+    answer = call(control, "approve", {"peer": peer, "refuse": refuse, "reason": reason})
+    said = f"{'approved' if answer['approved'] else 'refused'} {answer['name']} ({answer['peer']})"
+    click.echo(json.dumps(answer) if as_json else said)
+
+
+@click.command()
 @click.argument("peer")
 @state_option
 @click.option("--reason", default="", help="Shown to the peer.")
@@ -139,6 +185,24 @@ def kick(peer: str, state: Path | None, reason: str, as_json: bool) -> None:
     """
     answer = call(find_control(state, "master"), "kick", {"peer": peer, "reason": reason})
     click.echo(json.dumps(answer) if as_json else f"removed {answer['peer']}")
+
+
+@click.command()
+@click.argument("peer")
+@state_option
+@json_option
+def clear(peer: str, state: Path | None, as_json: bool) -> None:
+    """Let PEER (its name, or the first digits of its id) back in, which is in quarantine.
+
+    A peer is put there when it is convicted of a lie; `holdfast peers` lists them, with the reason.
+    It may join again with its invite's identity.
+
+    \b
+    Example:
+      holdfast clear 3fa92c
+    """
+    answer = call(find_control(state, "master"), "clear", {"peer": peer})
+    click.echo(json.dumps(answer) if as_json else f"cleared {answer['peer']}: it may come back")
 
 
 @click.command()

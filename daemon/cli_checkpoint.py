@@ -1,4 +1,4 @@
-"""``holdfast checkpoint`` and ``holdfast export``: what lies on disk, without any daemon."""
+"""``holdfast checkpoint`` and ``holdfast export``: what lies on disk; only ``now`` asks a daemon."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from ..protocol.errors import UserError
-from .cli_options import json_option, tell
+from .cli_options import json_option, state_option, tell
 from .exit_codes import ExitCode
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -32,7 +32,33 @@ def place_options(function: F) -> F:
 
 @click.group()
 def checkpoint() -> None:
-    """See what checkpoints there are, check and delete them."""
+    """See what checkpoints there are, check and delete them; have one written."""
+
+
+@checkpoint.command()
+@state_option
+@json_option
+def now(state: Path | None, as_json: bool) -> None:
+    """Have those who keep checkpoints write one at once, of the newest state (at the master).
+
+    Says who will; `holdfast events` says when each is written. Training goes on meanwhile.
+
+    \b
+    Examples:
+      holdfast checkpoint now
+      holdfast checkpoint now --json | jq .peers
+    """
+    from .asked import HTTP_S, call
+    from .places import find_control
+
+    answer = call(find_control(state, "master"), "checkpoint", {}, timeout_s=3 * HTTP_S)
+    if as_json:
+        click.echo(json.dumps(answer, indent=2))
+        return
+    tell(answer["text"])
+    for row in answer["peers"]:
+        if not row["writes"]:
+            tell(f"not {row['name']} ({row['peer'][:8]}): {row['why']}")
 
 
 @checkpoint.command("list")

@@ -38,7 +38,7 @@ def check(run_toml: Path, as_json: bool) -> None:
       holdfast config check run.toml --json
     """
     from ..membership.spec_faults import look_at
-    from .run_master import read_text
+    from .spec_file import read_text
 
     errors, warnings = look_at(read_text(run_toml))
     if as_json:

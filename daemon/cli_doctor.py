@@ -11,7 +11,7 @@ import click
 
 from ..protocol.addresses import Address
 from ..protocol.errors import UserError
-from .cli_options import advertise_option, an_address, json_option, some_addresses
+from .cli_options import advertise_option, an_address, an_invite, json_option, some_addresses
 from .exit_codes import ExitCode
 from .places import data_home, peer_state
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("invite", required=False)
+@click.argument("invite", required=False, callback=an_invite)
 @click.option(
     "--state",
     type=click.Path(file_okay=False, path_type=Path),

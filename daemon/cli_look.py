@@ -8,13 +8,29 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import click
 
 from ..membership.effects import EventKind
-from .asked import LOOK_S, News, Onlooker, Status, call, event_rows, member_rows, round_rows
+from .asked import (
+    EVENTS_SEEN,
+    LOOK_S,
+    News,
+    Onlooker,
+    RunSeen,
+    Status,
+    call,
+    events_of,
+    member_rows,
+    rounds_of,
+    said_pending,
+    see_status,
+)
 from .cli_options import json_option, state_option, tell
-from .places import find_control
+from .places import Control, find_control
+
+T = TypeVar("T")
 
 ROUNDS_SHOWN = 20
 EVENTS_SHOWN = 40
@@ -27,19 +43,26 @@ EVENTS_SHOWN = 40
 def peers(state: Path | None, gone: bool, as_json: bool) -> None:
     """List the run's members: what they do, how fast, and why they wait (at the master).
 
+    Then those who are in quarantine, and why; `holdfast clear` lets one back in.
+
     \b
     Examples:
       holdfast peers
       holdfast peers --gone
     """
-    from .show_run import show_peers
+    from .show_run import show_peers, show_quarantined
 
-    status = call(find_control(state, "master"), "status", None)
+    status = call(find_control(state, "master"), "status", None, query={"past": 0})
     rows = member_rows(status, gone=gone)
     if as_json:
-        click.echo(json.dumps({"peers": rows}, indent=2))
-    else:
-        show_peers(rows, gone=gone)
+        quarantined = dict(status["quarantined"])
+        told = {"peers": rows, "quarantined": quarantined, "pending": status["pending"]}
+        click.echo(json.dumps(told, indent=2))
+        return
+    show_peers(rows, gone=gone)
+    show_quarantined(status)
+    for row in () if gone else status["pending"]:
+        tell(said_pending(row))
 
 
 @click.command()
@@ -58,7 +81,7 @@ def rounds(state: Path | None, limit: int, as_json: bool) -> None:
     """
     from .show_run import show_rounds
 
-    rows = round_rows(call(find_control(state, "master"), "status", None), limit)
+    rows = rounds_of(find_control(state, "master"), limit)
     if as_json:
         click.echo(json.dumps({"rounds": rows}, indent=2))
     else:
@@ -105,12 +128,11 @@ def events(
     """
     from .show_run import said_event
 
-    def fitting(status: Status) -> list[Status]:
-        return event_rows(status, kinds=kinds, text=text, peer=peer)
+    def see(control: Control, count: int = limit) -> list[Status]:
+        return events_of(control, count, kinds=kinds, text=text, peer=peer)
 
     if not follow:
-        rows = fitting(call(find_control(state, "master"), "status", None))
-        rows = rows[len(rows) - min(limit, len(rows)) :]
+        rows = see(find_control(state, "master"))
         if as_json:
             click.echo(json.dumps({"events": rows}, indent=2))
         else:
@@ -118,21 +140,19 @@ def events(
                 tell(said_event(row))
         return
     news, first = News(), True
-    for status in _looks(Onlooker(state, "master")):
-        rows = fitting({**status, "events": news.of(status, "events")})
-        if first:
-            rows = rows[len(rows) - min(limit, len(rows)) :]
-        first = False
-        for row in rows:
+    for rows in _looks(Onlooker(state, "master", lambda control: see(control, EVENTS_SEEN))):
+        new = news.of(rows)
+        for row in new[max(0, len(new) - limit) :] if first else new:
             tell(json.dumps(row) if as_json else said_event(row))
+        first = False
 
 
-def _looks(onlooker: Onlooker) -> Iterator[Status]:
-    """A status every second, whenever there is one; ends with Ctrl+C."""
+def _looks(onlooker: Onlooker[T]) -> Iterator[T]:
+    """What is seen every second, whenever something is; ends with Ctrl+C."""
     with contextlib.suppress(KeyboardInterrupt):
         while True:
-            if (status := onlooker.look()) is not None:
-                yield status
+            if (seen := onlooker.look()) is not None:
+                yield seen
             time.sleep(LOOK_S)
 
 
@@ -144,7 +164,8 @@ def watch(state: Path | None, as_json: bool) -> None:
 
     At the master the whole run, at a peer what that one does. q or Ctrl+C ends it, not the run; a
     daemon that is started again is found again. Where the output is no terminal, a line is printed
-    for every change instead; with --json the status, one object per line, whenever it changed.
+    for every change instead; with --json the status, one object per line, whenever it changed (without
+    what was: `holdfast events --follow --json` tells that).
 
     \b
     Examples:
@@ -153,18 +174,18 @@ def watch(state: Path | None, as_json: bool) -> None:
     """
     from . import watch as watching
 
-    onlooker = Onlooker(state, None)
     if as_json:
         last = ""
-        for status in _looks(onlooker):
-            said = json.dumps(status)
-            if watching.essence(status) != last:
-                tell(said)
-            last = watching.essence(status)
-    elif sys.stdout.isatty() and sys.stdin.isatty():
+        for status in _looks(Onlooker(state, None, see_status)):
+            if (essence := watching.essence(status)) != last:
+                tell(json.dumps(status))
+            last = essence
+        return
+    onlooker = Onlooker(state, None, RunSeen())
+    if sys.stdout.isatty() and sys.stdin.isatty():
         watching.watch_screen(onlooker)
     else:
         lines = watching.Lines(onlooker.control.kind)
-        for status in _looks(onlooker):
-            for line in lines.of(status):
+        for sight in _looks(onlooker):
+            for line in lines.of(sight):
                 tell(line)

@@ -46,6 +46,22 @@ def member_name(_context: click.Context, _parameter: click.Parameter, value: str
     return value
 
 
+def an_invite(
+    _context: click.Context, _parameter: click.Parameter, value: str | None
+) -> str | None:
+    """An invite, or @FILE that one stands in. Others on this machine do not get to see it."""
+    from .process_title import mask
+
+    if value is None or not value.startswith("@"):
+        if value is not None:
+            mask(value)
+        return value
+    try:
+        return Path(value[1:]).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise click.BadParameter(f"{value[1:]} cannot be read: {error}") from error
+
+
 def site_name(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
     from ..protocol.messages import SITE_CHARS_MAX
 

@@ -169,8 +169,8 @@ def plan(
       holdfast plan run.toml --params 30M --step-time 0.1 --upload 20mbit --download 300mbit
     """
     from ..membership.conductor import ROUNDS_IN_FLIGHT_MAX
-    from .run_master import read_spec
     from .show_plan import show_plan
+    from .spec_file import read_spec
 
     spec = RunSpec() if run_toml is None else read_spec(run_toml)
     if peers is None and spec.membership.contributors < 2:

@@ -18,12 +18,14 @@ from .cli_options import (
     Amount,
     advertise_option,
     an_address,
+    an_invite,
     member_name,
     site_name,
     some_addresses,
     some_hours,
     tell,
 )
+from .cli_relay import PAIRS_DEFAULT
 from .lending import Hours
 from .places import locked, master_state, peer_state
 
@@ -93,7 +95,8 @@ def master(
       holdfast master --journal /backup/run
       holdfast master run.toml --advertise train.example.org:29700
     """
-    from .run_master import Master, MasterOptions, read_spec
+    from .run_master import Master, MasterOptions
+    from .spec_file import read_spec
 
     if state is not None and journal is not None:
         raise click.UsageError("--journal DIR is the state directory: leave out --state")
@@ -110,7 +113,7 @@ def master(
 
 
 @click.command()
-@click.argument("invite")
+@click.argument("invite", callback=an_invite)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.option(
     "--name",
@@ -184,6 +187,12 @@ def master(
     help="Give way to other programs' use of the disk.",
 )
 @click.option(
+    "--relay",
+    type=Amount(min=0, min_open=True),
+    metavar="MB/S",
+    help="Forward up to so many megabytes a second for machines that cannot reach each other.",
+)
+@click.option(
     "--patience",
     type=Amount(min=0),
     default=120.0,
@@ -219,13 +228,14 @@ def join(
     max_disk: float | None,
     nice: int,
     ionice: str | None,
+    relay: float | None,
     patience: float,
     site: str,
     checkpoints: str | None,
 ) -> None:
     """Take part in a run with this machine.
 
-    INVITE is the string that the run's owner gave you; the training COMMAND follows `--`. Without a
+    INVITE is the string that the run's owner gave you, or @FILE with it in there; the training COMMAND follows `--`. Without a
     command this peer keeps a copy of the state but trains nothing. Ctrl+C leaves in good order; a
     second Ctrl+C stops at once.
 
@@ -236,6 +246,7 @@ def join(
       holdfast join holdfast1.... --hours 22-07 --max-upload 2 --nice 19 -- python train.py
     """
     from ..protocol.invite import Invite
+    from ..protocol.messages import RelayOffer
     from .lending import Allowance, Lending
     from .machine import be_nice
     from .run_peer import PeerOptions
@@ -260,6 +271,7 @@ def join(
         checkpoints=checkpoints,
         memory_bytes=None if max_memory is None else int(max_memory * 1e9),
         allowance=None if max_disk is None else Allowance(int(max_disk * 1e9)),
+        relay=None if relay is None else RelayOffer(relay * 1e6, PAIRS_DEFAULT, 0, only=False),
         limits={
             "max_upload": max_upload,
             "max_download": max_download,

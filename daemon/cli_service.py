@@ -70,6 +70,8 @@ def install(
     if run_as and not system:
         raise click.UsageError("--run-as is for --system")
     _check(command)
+    if command[0] == "master" and not {"--invite", "--no-invite"} & set(command):
+        command = (*command, "--no-invite")  # what it prints is in the system's journal
     called = _name(name or ("master" if command[0] == "master" else "peer"))
     made = Service(
         called,
@@ -94,6 +96,11 @@ def install(
             hint="with --system this takes root" if system else "",
         ) from error
     click.echo(f"wrote {path}")
+    if system and command[0] == "join" and not any(word.startswith("@") for word in command):
+        click.echo(
+            "everybody here may ask the manager for this command, and so for the invite: better put "
+            "it into a file that only the service's user can read, and say @FILE instead"
+        )
     lines = _starting(called, manager, system, path)
     if start:
         for line in lines:
@@ -180,7 +187,7 @@ def _check(command: tuple[str, ...]) -> None:
 
         Invite.decode(given["invite"])
     elif given["run_toml"] is not None:
-        from .run_master import read_spec
+        from .spec_file import read_spec
 
         read_spec(given["run_toml"])
 

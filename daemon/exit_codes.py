@@ -1,4 +1,4 @@
-"""The exit statuses of every ``holdfast`` command; the README's table is made from this file."""
+"""The exit statuses of every ``holdfast`` command; `docs/cli.md` lists them."""
 
 from __future__ import annotations
 

@@ -3,12 +3,14 @@
     run                        one nursery; a bug in any task ends the process
      ├── network.serve
      │    └── _on_channel      one per connection; its peer's faults end only it
-     │         ├── enrol       a newcomer gets a certificate, then reconnects with it
+     │         ├── gate.enrol  a newcomer gets a certificate, then reconnects with it
      │         └── _serve_peer read; beside it ``_write`` (outbox -> stream)
      ├── _carry_out            the only task that performs effects, in the order decided
      ├── _keep_time            wakes the coordinator at its next deadline
+     ├── _judge               of a peer that is accused: does the proof hold?
      ├── _settle_crowd         with many peers: conclusions from many messages at once
      ├── _beat                 a heartbeat to everybody
+     ├── dial_back.run         looks again who can be dialled
      ├── _watch_others         asks other masters of the run which term they serve
      └── _end_if_superseded    ends the service when another master is obeyed
 
@@ -22,31 +24,34 @@ and again and nothing behind it goes out; heartbeats do, so the members stay and
 from __future__ import annotations
 
 import logging
+import math
+import secrets
 import sqlite3
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
 import trio
-from attrs import define, evolve, field
+from attrs import define, field
 
 from ..membership.coordinator import Coordinator, Grant
-from ..membership.effects import Announce, Drop, Effect, Event, Record, Send, StandDown
+from ..membership.effects import Announce, Drop, Effect, Event, Judge, Record, Send, StandDown
 from ..membership.journal import JournalRecord
 from ..membership.views import ViewWriter
-from ..protocol.addresses import Address, host_of
+from ..protocol.addresses import Address, host_of, port_of
 from ..protocol.authority import Authority, holder_of, load_certificate
 from ..protocol.checkup import Checkups
-from ..protocol.enrol import Admission, Refusal, answer_newcomer
+from ..protocol.enrol import Refusal
 from ..protocol.errors import HoldfastError, RemoteProtocolError, UserError
 from ..protocol.messages import (
     TEXT_CHARS_MAX,
     BlocksVerified,
-    CheckRequest,
+    CheckpointTold,
     Claim,
     Heartbeat,
     Hello,
+    LinkBroken,
     Measured,
     Message,
     Progress,
@@ -54,16 +59,24 @@ from ..protocol.messages import (
     Refused,
     Renew,
     Renewed,
-    Role,
+    Resume,
+    Resumed,
     Verified,
     View,
     Welcome,
 )
 from ..protocol.network import Channel, Network, Party
+from ..protocol.notary import Notary
+from ..protocol.quota import Quota
+from ..protocol.resumption import Conversation
 from ..protocol.stream import MessageStream
+from .checkpoint_now import CheckpointAsker
+from .dial_back import DialBack
 from .exit_codes import ExitCode
+from .gate import Gate, look_at
+from .judging import fault_proven
 from .memory import needs_of
-from .store import GrantRow, Store, TokenError
+from .store import Store
 from .verifier import Verifier
 
 log = logging.getLogger("holdfast.master")
@@ -72,7 +85,7 @@ STREAM_ENDS = (trio.BrokenResourceError, trio.ClosedResourceError, trio.EndOfCha
 
 OUTBOX_COUNT_MAX = 4_096  # messages that wait for one peer; more: it does not read, it is dropped
 HELLO_S = 10.0  # from the connection to its first message
-PROBE_S = 5.0  # dialling a newcomer back at one of its addresses
+GREETINGS_MAX = 4  # of one key, that have not led to a session yet; more are closed unheard
 TICK_S_MIN = 0.005  # the coordinator's deadlines are not chased closer than this
 WRITE_RETRY_S = 0.5  # after the first failure to write a record; doubling
 WRITE_RETRY_S_MAX = 10.0  # so long does a run stand still, at most, after there is room again
@@ -83,6 +96,8 @@ CLAIM_S = 10.0  # for one of these conversations
 CLOSE_S = 2.0  # for the last words to a peer that is dropped
 CROWD_MIN = 64  # peers; with fewer, conclusions are drawn from each message by itself
 CROWD_WAIT_S = 50e-6  # a peer, from the first message noted to the conclusions: 50 ms for 1,000
+BROKEN_S = 2.0  # after a link to a member broke its own connection's end means that it is gone
+CONNECTION_LOST = ("the connection was closed", "the connection broke")
 SIGNS_OF_LIFE = (Heartbeat, Progress, Measured)  # from these no decision follows
 
 
@@ -96,6 +111,9 @@ class Session:
     scope: trio.CancelScope = field(factory=trio.CancelScope)
     reading: trio.CancelScope = field(factory=trio.CancelScope)
     last_words: Refused | None = None
+    incarnation: int = 0
+    conversation: Conversation = field(factory=Conversation)
+    away: bool = False  # its connection broke; it may come back and go on
     replaces: Session | None = None  # until it is decided which of the two goes
     welcomed: bool = False  # until then no heartbeat
     view: View | None = None  # told last; the next one goes out as its difference
@@ -105,6 +123,8 @@ class MasterService:
     """The coordinator of a run, on any ``Network``.
 
     Args:
+      notary: checks seals; None: one that knows peers by their keys.
+      probe: dial peers back; False: take all of them for reachable.
       now: the clock that decisions are made by. It may leap ahead of trio's.
 
     Attributes:
@@ -119,16 +139,20 @@ class MasterService:
         bind: Sequence[Address],
         *,
         authority: Authority | None = None,
+        notary: Notary | None = None,
         probe: bool = True,
         now: Callable[[], float] = trio.current_time,
     ) -> None:
         self.coordinator = coordinator
+        coordinator.roads.secret = secrets.token_bytes(32)
         self.store = store
         self.network = network
         self.bind = bind
         self.authority = authority
         self.bound: Sequence[Address] = ()
         self.sessions: dict[str, Session] = {}
+        self._notary = notary or Notary(coordinator.context.run_id)
+        self._greetings: Counter[str] = Counter()  # by peer: connections without a session
         self._probe = probe
         self.now = now
         self.announced: Callable[[Event], None] = lambda _event: None
@@ -142,8 +166,18 @@ class MasterService:
         self._write_since_s: float | None = None  # the record that is being written
         self._write_fault = ""
         self._superseded = trio.Event()
-        self._checkups = Checkups(network, self._look_at, partial(needs_of, coordinator.context))
+        self._broken_s: dict[str, float] = {}  # when a link to this member broke last
+        self._dial_back = DialBack(network, self._whereabouts, self._class)
+        checkups = Checkups(
+            network, partial(look_at, store), partial(needs_of, coordinator.context)
+        )
+        self.gate = Gate(coordinator, store, network, self.decide, checkups)
         self.verifier = Verifier(coordinator.context, self._attached, self._tell)
+        self.checkpoint_asker = CheckpointAsker(
+            coordinator.context,
+            self._tell,
+            lambda peer, text: self.decide(partial(self.coordinator.note, text, peer=peer)),
+        )
 
     async def run(
         self, *, task_status: trio.TaskStatus[Sequence[Address]] = trio.TASK_STATUS_IGNORED
@@ -156,6 +190,8 @@ class MasterService:
             nursery.start_soon(self._keep_time)
             nursery.start_soon(self._settle_crowd)
             nursery.start_soon(self._beat)
+            if self._probe:
+                nursery.start_soon(self._dial_back.run)
             nursery.start_soon(self._watch_others)
             nursery.start_soon(self._end_if_superseded)
             task_status.started(self.bound)
@@ -254,10 +290,17 @@ class MasterService:
                             extra={"kind": event.kind.value, "peer": event.peer},
                         )
                         self.announced(event)
+                    case Judge():
+                        assert self._nursery is not None
+                        self._nursery.start_soon(self._judge, effect)
                     case trio.Event():
                         effect.set()
             self._work = trio.Event()
             await self._work.wait()
+
+    async def _judge(self, case: Judge) -> None:
+        fault = await self.network.run_sync(partial(fault_proven, case, self._notary))
+        self.decide(partial(self.coordinator.judged, case, fault))
 
     async def _journal(self, record: JournalRecord) -> None:
         wait_s = WRITE_RETRY_S
@@ -305,6 +348,11 @@ class MasterService:
             before, session.view = session.view, message
             if before is not None:
                 message = self._views.difference(before, message)
+        if not session.conversation.sends(message):
+            log.warning("peer %s confirms nothing: dropped", session.peer[:8])
+            session.scope.cancel()
+        if session.away:
+            return
         try:
             session.outbox.send_nowait(message)
         except trio.WouldBlock:
@@ -338,7 +386,7 @@ class MasterService:
             sequence += 1
             for session in self.sessions.values():
                 if session.welcomed:
-                    self._send(session, Heartbeat(sequence))
+                    self._send(session, Heartbeat(sequence, session.conversation.received))
 
     def _attached(self, peer: str) -> bool:
         return peer in self.sessions
@@ -406,91 +454,81 @@ class MasterService:
     async def _on_channel(self, channel: Channel) -> None:
         if channel.party is Party.NEWCOMER:
             if self.authority is not None:
-                await self._enrol(channel, self.authority)
+                await self.gate.enrol(channel, self.authority)
         elif channel.party is Party.PEER:
             await self._serve_peer(channel)
         elif channel.party is Party.MASTER:
             await self._answer_claim(channel)
 
-    async def _enrol(self, channel: Channel, authority: Authority) -> None:
-        grants: list[GrantRow] = []
-
-        async def redeem(token: str) -> Role:
-            try:
-                grants.append(await self.network.run_sync(lambda: self.store.redeem(token)))
-            except TokenError as error:
-                raise Refusal(RefusalCode.TOKEN, str(error)) from error
-            except sqlite3.Error as error:
-                raise _cannot_note(error) from error
-            return grants[0].role
-
-        async def admitted(admission: Admission) -> None:
-            grant = evolve(grants[0], name=admission.name)
-            try:
-                await self.network.run_sync(lambda: self.store.admit(admission.peer, grant))
-            except sqlite3.Error as error:
-                raise _cannot_note(error) from error
-            log.info("admitted %s (%s)", admission.name, admission.peer[:8])
-
-        async def check(messages: MessageStream, request: CheckRequest) -> None:
-            await self._checkups.answer(messages, request, host_of(channel.remote_address))
-
-        await answer_newcomer(
-            channel, authority, redeem, admitted=admitted, check=check, known=self._known_role
-        )
-
-    def _known_role(self, peer: str) -> Role | None:
-        """Of who was admitted before, and not kicked since."""
-        grant = self.store.grant(peer)
-        kicked = peer in self.coordinator.context.history.revoked
-        return None if grant is None or kicked else grant.role
-
-    async def _look_at(self, token: str) -> None:
-        try:
-            self.store.look_at(token)
-        except TokenError as error:
-            raise Refusal(RefusalCode.TOKEN, str(error)) from error
-
     async def _serve_peer(self, channel: Channel) -> None:
-        stream = MessageStream(channel.stream)
-        with trio.move_on_after(HELLO_S) as in_time:
-            hello = await stream.receive_expected(Hello)
-        if in_time.cancelled_caught:
+        peer = channel.peer
+        if self._greetings[peer] >= GREETINGS_MAX:
+            log.debug("peer %s greets too often at once", peer[:8])
             return
-        grant = self.store.grant(channel.peer)
-        if self._write_fault:  # its effects would only queue up behind the record
-            await stream.send_final(Refused(RefusalCode.BUSY, self.why_stuck()))
+        stream = MessageStream(channel.stream, quota=Quota(trio.current_time()))
+        self._greetings[peer] += 1
+        try:
+            greeted = await self._greet(channel, stream)
+        except Refusal as refusal:
+            log.info("refused %s: %s", peer[:8], refusal.reason)
+            await stream.send_final(Refused(refusal.code, refusal.reason))
             return
-        if grant is None:
-            await stream.send_final(
-                Refused(RefusalCode.TOKEN, "this identity was never admitted to the run")
-            )
+        finally:
+            self._greetings[peer] -= 1
+            if not self._greetings[peer]:
+                del self._greetings[peer]
+        if greeted is None or self._superseded.is_set():
             return
-        if not self._knows_term(hello):
-            await stream.send_final(
-                Refused(RefusalCode.PROTOCOL, f"this run has had no master of term {hello.term}")
-            )
+        if isinstance(greeted, Resume):
+            await self._resume(channel, stream, greeted)
             return
-        refusal = await self._reach(channel, hello)
-        if refusal is not None:
-            log.info("refused %s (%s): %s", hello.name, channel.peer[:8], refusal.reason)
-            await stream.send_final(refusal)
-            return
-        if self._superseded.is_set():
-            return
+        hello, grant, reachable = greeted
         outbox, queue = trio.open_memory_channel[Message](OUTBOX_COUNT_MAX)
-        session = Session(channel.peer, stream, outbox, replaces=self.sessions.get(channel.peer))
-        self.sessions[channel.peer] = session
+        session = Session(peer, stream, outbox, replaces=self.sessions.get(peer))
+        session.incarnation = hello.incarnation
+        self.sessions[peer] = session
         self.decide(
             partial(
                 self.coordinator.attach,
-                channel.peer,
+                peer,
                 hello,
-                Grant(grant.role, grant.founder),
+                grant,
                 host=host_of(channel.remote_address),
+                port=port_of(channel.remote_address),
+                reachable=reachable,
             )
         )
         await self._hold(session, queue)
+
+    async def _greet(
+        self, channel: Channel, stream: MessageStream
+    ) -> tuple[Hello, Grant, bool] | Resume | None:
+        """Hear a peer's first message; None: it said nothing.
+
+        Returns:
+          Its ``Hello``, what it was let in for and whether it can be dialled; or its ``Resume``.
+
+        Raises:
+          Refusal: it may not.
+        """
+        with trio.move_on_after(HELLO_S) as in_time:
+            hello = await stream.receive_expected(Hello, Resume)
+        if in_time.cancelled_caught:
+            return None
+        if isinstance(hello, Resume):
+            return hello  # only a session that was let in can go on
+        if self._write_fault:  # its effects would only queue up behind the record
+            raise Refusal(RefusalCode.BUSY, self.why_stuck())
+        grant = self.store.grant(channel.peer)
+        self.gate.check_not_shut_out(channel.peer)
+        if grant is None:
+            raise Refusal(RefusalCode.TOKEN, "this identity was never admitted to the run")
+        if not self._knows_term(hello):
+            raise Refusal(RefusalCode.PROTOCOL, f"this run has had no master of term {hello.term}")
+        reachable = not self._probe or await self._dial_back.reachable(
+            channel.peer, hello.addresses
+        )
+        return hello, Grant(grant.role, grant.founder), reachable
 
     def _knows_term(self, hello: Hello) -> bool:
         """No member can end a master by naming a later one that there never was."""
@@ -499,13 +537,77 @@ class MasterService:
         past |= hello.term < context.term
         return past or self.authority is None or self.authority.vouches(hello.term, hello.nonce)
 
+    async def _resume(self, channel: Channel, stream: MessageStream, resume: Resume) -> None:
+        """Go on with a session over a new connection; nothing of the run notices."""
+        session, context = self.sessions.get(channel.peer), self.coordinator.context
+        theirs = (resume.run_id, resume.term, resume.nonce)
+        if (
+            session is None
+            or not session.welcomed
+            or session.last_words is not None
+            or session.incarnation != resume.incarnation
+            or theirs != (context.run_id, context.term, context.history.nonce)
+            or self._superseded.is_set()
+        ):
+            await stream.send_final(Refused(RefusalCode.RESUME, "that session is over"))
+            return
+        session.conversation.confirm(resume.received)
+        session.scope.cancel()  # of the connection before, if that is still there
+        outbox, queue = trio.open_memory_channel[Message](OUTBOX_COUNT_MAX)
+        outbox.send_nowait(Resumed(session.conversation.received))
+        for message in session.conversation.missing():
+            outbox.send_nowait(message)
+        session.stream, session.outbox, session.away = stream, outbox, False
+        session.scope, session.reading = trio.CancelScope(), trio.CancelScope()
+        self.decide(
+            partial(
+                self.coordinator.moved,
+                channel.peer,
+                resume.addresses,
+                host=host_of(channel.remote_address),
+                port=port_of(channel.remote_address)
+                * (port_of(channel.remote_address) == resume.local_port),
+            )
+        )
+        self._dial_back.look_soon()
+        await self._hold(session, queue)
+
+    def _may_come_back(self, session: Session) -> bool:
+        """Whether others still have links to a peer whose connection broke.
+
+        Who was killed has lost those too, and they say so.
+        """
+        roads, now_s = self.coordinator.roads, self.now()
+        return (
+            session.welcomed
+            and now_s - self._broken_s.get(session.peer, -math.inf) > BROKEN_S
+            and any(
+                roads.linked(session.peer, peer) for peer in self.sessions if peer != session.peer
+            )
+        )
+
+    def _link_broken(self, peer: str) -> None:
+        """A member's link to this one broke: it is not to be expected back."""
+        session = self.sessions.get(peer)
+        if session is None:
+            return
+        self._broken_s[peer] = self.now()
+        if session.away:
+            self._detach(session, "its connections broke")
+
+    def _detach(self, session: Session, reason: str) -> None:
+        del self.sessions[session.peer]
+        self._broken_s.pop(session.peer, None)
+        self.decide(lambda now_s: self.coordinator.detach(session.peer, reason, now_s))
+
     async def _hold(self, session: Session, queue: trio.MemoryReceiveChannel[Message]) -> None:
         """Read and write until the stream ends or we end it; then the peer is detached."""
         reason = "it was dropped"
+        stream = session.stream
         try:
-            with session.scope:
+            with session.scope as scope:
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._write, session, queue)
+                    nursery.start_soon(self._write, stream, queue, scope)
                     with session.reading:
                         reason = await self._read(session)
                     if session.last_words is None:
@@ -513,10 +615,14 @@ class MasterService:
                     else:
                         self._dismiss(session, session.last_words)
         finally:
-            if self.sessions.get(session.peer) is session:
-                del self.sessions[session.peer]
-                self.decide(lambda now_s: self.coordinator.detach(session.peer, reason, now_s))
-            await self._part(session)
+            if session.stream is stream and self.sessions.get(session.peer) is session:
+                if reason in CONNECTION_LOST and self._may_come_back(session):
+                    session.away = True  # silence ends it in the end
+                    log.info("peer %s: %s; it may come back", session.peer[:8], reason)
+                else:
+                    self._detach(session, reason)
+            if session.stream is stream:
+                await self._part(session)
 
     async def _part(self, session: Session) -> None:
         """Say why it ends, if the peer takes it in time."""
@@ -526,16 +632,24 @@ class MasterService:
 
     async def _read(self, session: Session) -> str:
         """Hand the peer's messages to the coordinator; returns why there are no more."""
+        stream = session.stream
         try:
             while True:
-                message = await session.stream.receive()
+                message = await stream.receive()
+                session.conversation.hears(message)
                 if self.sessions.get(session.peer) is not session:
                     continue  # it goes as soon as it may be told
+                if isinstance(message, LinkBroken):
+                    self._link_broken(message.peer)
+                    continue
                 if isinstance(message, Renew):
                     self._renew(session, message)
                     continue
                 if isinstance(message, Verified | BlocksVerified):  # nothing follows from it
                     self.verifier.hear(session.peer, message)
+                    continue
+                if isinstance(message, CheckpointTold):
+                    self.checkpoint_asker.hear(session.peer, message)
                     continue
                 self._hear(session.peer, message)
         except RemoteProtocolError as error:
@@ -543,22 +657,28 @@ class MasterService:
             session.last_words = Refused(RefusalCode.PROTOCOL, str(error)[:900])
             return f"it broke the protocol: {error}"
         except trio.EndOfChannel:
-            return "the connection was closed"
+            return CONNECTION_LOST[0]
         except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
-            return "the connection broke"
+            return CONNECTION_LOST[1]
 
-    async def _write(self, session: Session, queue: trio.MemoryReceiveChannel[Message]) -> None:
+    async def _write(
+        self,
+        stream: MessageStream,
+        queue: trio.MemoryReceiveChannel[Message],
+        scope: trio.CancelScope,
+    ) -> None:
         try:
             async for message in queue:
-                await session.stream.send(message)
+                await stream.send(message)
         except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
             pass  # the reader says why
-        session.scope.cancel()
+        scope.cancel()
 
     def _renew(self, session: Session, message: Renew) -> None:
         peer = session.peer
         grant = self.store.grant(peer)
-        if self.authority is None or grant is None:
+        out = self.coordinator.context.history.is_out(peer)
+        if self.authority is None or grant is None or out:
             return
         try:
             certificate = self.authority.issue(message.request_pem, grant.name, Party.PEER)
@@ -569,31 +689,9 @@ class MasterService:
             return
         self._send(session, Renewed(certificate))
 
-    async def _reach(self, channel: Channel, hello: Hello) -> Refused | None:
-        """Dial the newcomer back: a member that nobody can reach would only hold up the others."""
-        if not self._probe:
-            return None
-        tried = []
-        for text in hello.addresses:
-            try:
-                with trio.fail_after(PROBE_S):
-                    back = await self.network.dial(
-                        Address.parse(text), party=Party.PEER, peer=channel.peer
-                    )
-                await trio.aclose_forcefully(back.stream)
-                return None
-            except (OSError, HoldfastError, trio.TooSlowError) as error:
-                tried.append(f"{text} ({str(error) or 'no answer'})")
-        return Refused(
-            RefusalCode.UNREACHABLE,
-            f"nobody can reach this peer at {', '.join(tried) or 'any address'}; "
-            "open its port, or give the address others can dial with --advertise"[:900],
-        )
+    def _whereabouts(self) -> list[tuple[str, tuple[str, ...]]]:
+        roster = self.coordinator.context.roster
+        return [(member.peer, member.addresses) for member in roster.by_number()]
 
-
-def _cannot_note(error: sqlite3.Error) -> Refusal:
-    return Refusal(
-        RefusalCode.BUSY,
-        f"the master cannot write down who joins ({error}): its owner must free some disk space; "
-        "then try again",
-    )
+    def _class(self, peer: str, reachable: bool) -> None:
+        self.decide(partial(self.coordinator.classed, peer, reachable))

@@ -7,6 +7,7 @@ import resource
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from .. import __version__
 from ..membership.context import Context
 from ..membership.syncing import FETCHES_MAX
 from ..protocol.arena import arena_bytes
@@ -81,6 +82,7 @@ def needs_of(context: Context) -> CheckAnswer:
         memory_bytes=state_bytes(sizes) + MEMORY_LEFT_BYTES if sizes else 0,
         checkpoint_bytes=plain_bytes,
         checkpoint_count=spec.checkpoint.keep_count,
+        software=__version__,
     )
 
 

@@ -15,8 +15,9 @@ from ..membership.deeds import Deed
 from ..membership.replica import Replica
 from ..membership.spec import RunSpec
 from ..protocol.addresses import Address
-from ..protocol.messages import LinkLoad, Measured, Message
+from ..protocol.messages import LinkLoad, Measured, Message, RelayOffer
 from ..protocol.network import Network
+from ..protocol.notary import Notary
 from .lending import Allowance
 from .trainer_port import TrainerPort
 
@@ -41,11 +42,13 @@ class PeerConfig:
     own_state: str = ""  # where the trainer may keep what is only its own
     moments: str = ""  # how files begin by which trainers' moments come and go; empty: none do
     asked: bool = False  # this peer's person wants checkpoints, whoever else writes some
+    notary: Notary | None = None  # signs what we contribute; None: we cannot
     site: str = ""  # members with the same name share a line; empty: their addresses tell
     partial: Path | None = None  # a folder for what has come of a copy; None: nothing is kept
     memory_bytes: int | None = None  # of this machine; None: no state is too large
     allowance: Allowance | None = None  # of this machine's disk, for checkpoints; None: all
     partial_bytes: int | None = None  # of it, for what has come of a copy; None: all
+    relay: RelayOffer | None = None  # what is forwarded for others; None: nothing
 
 
 @define

@@ -9,6 +9,7 @@ deeds. The work is done by its parts:
     Checkpointer    the shared state on disk (``checkpointer``)
     MomentsExchange trainers' moments, from one to another (``moments``)
     Reducer         rounds: reductions, repairs, outer steps (``reducer``)
+    Auditor         whether owners added up what they were given (``auditor``)
     Training        the local trainer (``training``)
 
     run                              one nursery; a bug in any task ends the process
@@ -18,6 +19,7 @@ deeds. The work is done by its parts:
      ├── report_progress             once a second, what the trainer does
      ├── keep_session                dials the master again and again
      ├── probe        (on order)     times another's junk; our own goes out in ``serve``
+     ├── look, show   (per order)    others' chunks are audited, our own are shown
      ├── serve        (per order)    a reduction; repaired over deaths, it ends with its round
      ├── apply        (per commit)   outer step in a thread; never cancelled half-way
      ├── fetch        (per fragment) copies a version from donors
@@ -35,12 +37,14 @@ from collections.abc import Callable, Sequence
 
 import trio
 
+from .. import __version__
 from ..checkpoint.place import Place
 from ..checkpoint.state import SharedState
 from ..collectives.hub import LinkHub
 from ..collectives.limiter import RateLimiter
 from ..collectives.link_parts import LaneRules
 from ..collectives.probe import Prober
+from ..collectives.relay import RelayDesk
 from ..membership import deeds
 from ..membership.deeds import Deed
 from ..membership.replica import Replica
@@ -50,8 +54,12 @@ from ..protocol.errors import EvictedError
 from ..protocol.messages import (
     VERSION_MAX,
     VERSION_MIN,
+    Audit,
+    Carry,
     Commit,
     Donate,
+    EvidenceRefused,
+    EvidenceRequest,
     Finished,
     Flush,
     Found,
@@ -69,24 +77,30 @@ from ..protocol.messages import (
     Probe,
     ProbeRequest,
     Progress,
+    ProofWanted,
     Release,
     Released,
     Renewed,
     Repair,
+    Road,
     Told,
     TrainerAttached,
+    Uncarry,
     Verify,
     VerifyBlocks,
     View,
     Welcome,
+    WriteCheckpoint,
 )
 from ..protocol.network import Channel, Network, Party
+from .auditor import Auditor
 from .checkpointer import Checkpointer
 from .hosts import dialable
 from .keeper import StateKeeper
 from .moments import MomentsExchange
 from .parts import Parts, PeerConfig, PeerReport
 from .reducer import Reducer
+from .relay import RelayWork
 from .session import MasterSession
 from .trainer_port import TrainerPort
 from .training import Training
@@ -150,9 +164,15 @@ class PeerService:
         )
         self.keeper = StateKeeper(self.parts)
         self.reducer = Reducer(self.parts, self.keeper)
+        self.auditor = Auditor(self.parts, self.reducer)
         self.moments = MomentsExchange(self.parts, self.keeper)
-        self.training = Training(self.parts, self.keeper, self.moments)
+        self.training = Training(self.parts, self.keeper, self.moments, self.reducer.residual_of)
         self.checkpointer = self._make_checkpointer(checkpoints)
+        self.hub.tell_master = self.session.tell
+        self.relay: RelayWork | None = None
+        if config.relay is not None:
+            desk = RelayDesk(config.relay, network.proven)
+            self.relay = RelayWork(desk, self.session.tell)
         self.number = 0
         self.finished = trio.Event()
         self._renewed = renewed
@@ -184,15 +204,26 @@ class PeerService:
         with self._stop:
             async with trio.open_nursery() as nursery:
                 self.parts.nursery = nursery
-                self._bound = await nursery.start(
-                    self.network.serve, self.config.bind, self._on_channel, self.hub.handle_lane
-                )
+                self._bound = await nursery.start(self._serve)
                 nursery.start_soon(self.hub.run)
                 nursery.start_soon(self.parts.trainer.run, self.training)
                 nursery.start_soon(self._report_progress)
                 nursery.start_soon(self._keep_session)
+                if self.relay is not None:
+                    nursery.start_soon(self.relay.report)
         if self._over is not None:
             raise self._over
+
+    async def _serve(
+        self, task_status: trio.TaskStatus[Sequence[Address]] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        await self.network.serve(
+            self.config.bind,
+            self._on_channel,
+            self.hub.handle_lane,
+            on_relay=None if self.relay is None else self.relay.desk.handle,
+            task_status=task_status,
+        )
 
     def stop(self) -> None:
         """End ``run`` at once (not a drain: see ``leave``)."""
@@ -233,6 +264,8 @@ class PeerService:
             self.parts.start(self._prober.serve, peer, message)
         elif isinstance(message, MomentsRequest | MomentsOffer | MomentsAccepted | MomentsRefused):
             self.moments.receive(peer, message)
+        elif isinstance(message, EvidenceRequest | EvidenceRefused):
+            self.auditor.receive(peer, message)
         else:
             await self.keeper.on_link_message(peer, message)
 
@@ -250,7 +283,7 @@ class PeerService:
 
     # ------------------------------------------------------------ what the master says
 
-    def _hello(self, master_host: str) -> Hello:
+    def _hello(self, master_host: str, local_port: int) -> Hello:
         config, replica = self.config, self.replica
         return Hello(
             VERSION_MIN,
@@ -269,6 +302,9 @@ class PeerService:
             replica.term,
             replica.nonce,
             tuple(KeptState(each.manifest.fragment_heads()) for each in self.keeper.kept),
+            __version__,
+            config.relay,
+            local_port,
         )
 
     def _welcome(self, message: Welcome) -> RunSpec:
@@ -288,6 +324,9 @@ class PeerService:
         for commit in message.committed:
             self.reducer.settle(commit)
         self._perform(self.replica.welcome(message, spec.diloco.fragments))
+        self.hub.restate_roads()
+        if self.relay is not None:
+            self.relay.welcome()
         if self.training.layout is not None:
             self.session.tell(TrainerAttached(self.training.layout))
         elif self.training.failed is not None:
@@ -315,8 +354,18 @@ class PeerService:
                 self.training.found()
             case Probe():
                 self.parts.start(self._probe, message)
+            case Audit():
+                self.parts.start(self.auditor.look, message)
+            case ProofWanted():
+                self.auditor.prove(message)
+            case Road():
+                self.hub.set_road(message)
+            case Carry() | Uncarry() if self.relay is not None:
+                self.relay.hear(message)
             case Verify() | VerifyBlocks():
                 self.parts.start(self.keeper.verify, message)
+            case WriteCheckpoint(number=number):
+                self.checkpointer.write_now(number)
             case Told():
                 log.warning("the master says: %s", message.text)
                 self.report.told.append(message.text)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
-from attrs import asdict, frozen
+from attrs import asdict, field, frozen
 
 from ..protocol.errors import UserError
 from ..protocol.files import write_private
@@ -33,7 +33,7 @@ class Control:
 
     kind: str  # "master" or "peer"
     url: str
-    token: str
+    token: str = field(repr=False)
     pid: int
 
 

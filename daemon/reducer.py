@@ -12,6 +12,7 @@ every chunk; who was shut out of some forgets it, as its copy is made anew.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import trio
 from attrs import define, evolve, field
@@ -52,6 +53,7 @@ class Reducer:
     def __init__(self, parts: Parts, keeper: StateKeeper) -> None:
         self._parts = parts
         self._keeper = keeper
+        self.make_reduction: Callable[..., Reduction] = Reduction
         self._running: dict[int, _Running] = {}  # by round, as the three that follow
         self._inputs: dict[int, EncodedInput] = {}
         self._results: dict[int, ReduceResult] = {}
@@ -60,7 +62,8 @@ class Reducer:
     # ------------------------------------------------------------ reducing
 
     def start(self, order: Reduce, *, contribute: bool) -> None:
-        """Begin a reduction; an earlier one of the round was stopped."""
+        """Begin a reduction; an earlier one of the round is void, though it may have ended well."""
+        self._end(order.round)
         parts, posted, fragment = self._parts, self._keeper.posted, order.fragment
         kept = self._inputs.get(order.round) if contribute else None
 
@@ -69,7 +72,7 @@ class Reducer:
                 self._failed(order.round, reduction.attempt, (error.peer,), error.reason)
 
         try:
-            reduction = Reduction(
+            reduction = self.make_reduction(
                 order,
                 parts.config.me,
                 self._keeper.size(fragment),
@@ -78,10 +81,13 @@ class Reducer:
                 posted.values(fragment) if contribute else None,
                 posted.counters(fragment) if contribute else None,
                 encoded_input=kept,
-                residual=self._residual(fragment) if contribute and kept is None else None,
+                residual=self.residual_of(fragment) if contribute and kept is None else None,
                 values_stay=True,  # the trainer posts nothing new before the next round opens
+                # It changes when the round is over, and not before.
+                momentum=self._keeper.state.momentum(fragment) if contribute else None,
                 # Who cannot be linked to is named before the master finds a stall without a culprit.
                 link_wait_s=parts.spec.link_deadline_s,
+                notary=parts.config.notary,
                 on_lost=lost,
             )
         except RemoteProtocolError as error:
@@ -108,7 +114,12 @@ class Reducer:
                 parts.tell_measured()
             parts.perform(
                 parts.replica.reduction_done(
-                    order.round, reduction.attempt, result.digest, result.manifest
+                    order.round,
+                    reduction.attempt,
+                    result.digest,
+                    result.manifest,
+                    result.gauged,
+                    result.momentum_square,
                 )
             )
 
@@ -123,6 +134,11 @@ class Reducer:
     def running(self) -> list[Reduction]:
         """Reductions that have begun and whose round is not over."""
         return [running.reduction for running in self._running.values()]
+
+    def of_round(self, round_id: int) -> Reduction | None:
+        """The one that runs, or has ended well and waits for the round's end."""
+        running = self._running.get(round_id)
+        return None if running is None else running.reduction
 
     def flush(self, order: Flush) -> None:
         """Accept nothing more of the lost; say what is held."""
@@ -186,7 +202,8 @@ class Reducer:
 
     # ------------------------------------------------------------ error feedback
 
-    def _residual(self, fragment: int) -> Residual | None:
+    def residual_of(self, fragment: int) -> Residual | None:
+        """What earlier contributions to it left out; None: there is no error feedback."""
         spec = self._parts.spec
         codec, _zstd = parse_codec(spec.reduce.codecs(fragment)[0])
         if not (codec.lossy and spec.reduce.error_feedback):

@@ -16,6 +16,7 @@ from attrs import define
 from starlette.routing import Route
 
 from .. import __version__
+from ..membership.context import LOT_BYTES
 from ..membership.coordinator import Coordinator
 from ..membership.journal import (
     TERMS_SKIPPED,
@@ -39,12 +40,13 @@ from .hosts import dialable
 from .master import MasterService
 from .places import make_private
 from .recorder import Recorder
+from .spec_file import read_spec
 from .store import JOURNAL_FILE, Store
 from .tasks import wait_for_signals
 from .web.app import Json
 from .web.live import Live
 from .web.metrics import metrics_route
-from .web.past import past_routes
+from .web.past import past_routes, status_route
 from .web.serve import control_side
 
 log = logging.getLogger("holdfast.master")
@@ -65,25 +67,6 @@ class MasterOptions:
     invite: bool = True
     takes_over: bool = False  # the state is a copy of another master's
     standby: Sequence[Address] = ()  # where other masters may take over from this one
-
-
-def read_spec(path: Path) -> RunSpec:
-    """Read run.toml; every way of failing is one sentence."""
-    return RunSpec.parse(read_text(path))
-
-
-def read_text(path: Path) -> str:
-    """What is in run.toml; raises UserError."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(
-            f"cannot read {path}: {error.strerror}",
-            exit_code=ExitCode.CONFIG,
-            hint="write a run.toml first; the README shows one",
-        ) from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text", exit_code=ExitCode.CONFIG) from error
 
 
 class Master:
@@ -145,7 +128,8 @@ class Master:
         term = last + (TERMS_SKIPPED if behind else 1)
         authority = Authority.load_or_create(self.options.state / "authority", run_id)
         self._record(records, TermStarted(term, authority.begin_term(term), behind))
-        return authority, spec, Coordinator.restore(spec, run_id, records, term)
+        lot = secrets.token_bytes(LOT_BYTES)
+        return authority, spec, Coordinator.restore(spec, run_id, records, term, lot)
 
     def _record(self, records: list[JournalRecord], record: JournalRecord) -> None:
         try:
@@ -195,9 +179,10 @@ class Master:
             "master",
             self.options.state,
             self.options.http,
-            reads={"status": self.status, "invites": lambda: {"invites": self.store.invites()}},
+            reads={"invites": lambda: {"invites": self.store.invites()}},
             why_unready=self.why_unready,
             routes=[
+                status_route(lambda past: self.status(past=past)),
                 Route("/api/live", live, methods=["GET"]),
                 metrics_route(self.status),
                 *past_routes(recorder.history, self.network),
@@ -205,7 +190,10 @@ class Master:
             actions={
                 "invite": self._act_invite,
                 "withdraw": self._act_withdraw,
+                "approve": self._act_approve,
                 "kick": self._act_kick,
+                "checkpoint": self._act_checkpoint,
+                "clear": self._act_clear,
                 "verify": self._act_verify,
                 "pause": self._act_pause,
                 "resume": self._act_resume,
@@ -281,11 +269,13 @@ class Master:
             size.value_count for size in self.coordinator.context.history.sizes
         )
         status["addresses"] = list(self._addresses())
+        status["pending"] = self.service.gate.rows()
         return status
 
     def _stamp(self) -> object:
         """Changes when the status may have changed, but for what only grows old."""
-        return self.coordinator.context.change_count, self.service.why_stuck()
+        context, service = self.coordinator.context, self.service
+        return context.change_count, service.gate.change_count, service.why_stuck()
 
     def why_unready(self) -> str:
         """Why no round can be committed here; empty: it can."""
@@ -301,9 +291,13 @@ class Master:
         ours = [Address.parse(text) for text in self._addresses()]
         return tuple(dict.fromkeys([*ours, *self.options.standby]))[:ADDRESSES_MAX]
 
-    def make_invite(self, role: Role, founder: bool, uses: int, hours: float) -> str:
+    def make_invite(
+        self, role: Role, founder: bool, uses: int, hours: float, *, approve: bool = False
+    ) -> str:
         try:
-            token, expires_s = self.store.make_token(role, founder=founder, uses=uses, hours=hours)
+            token, expires_s = self.store.make_token(
+                role, founder=founder, uses=uses, hours=hours, by_hand=approve
+            )
         except sqlite3.Error as error:
             raise UserError(
                 f"the invite cannot be written down: {error}",
@@ -324,14 +318,17 @@ class Master:
             uses, hours = int(str(body.get("uses", 1))), float(str(body.get("hours", 24.0)))
         except ValueError as error:
             raise UserError(f"a bad invite: {error}", exit_code=ExitCode.USAGE) from error
-        founder = body.get("founder", False)
-        if not (1 <= uses <= USES_MAX and 0 < hours <= HOURS_MAX and isinstance(founder, bool)):
+        founder, approve = body.get("founder", False), body.get("approve", False)
+        plain = isinstance(founder, bool) and isinstance(approve, bool)
+        if not (1 <= uses <= USES_MAX and 0 < hours <= HOURS_MAX and plain):
             raise UserError(
-                f"a bad invite: uses from 1 to {USES_MAX}, hours to {HOURS_MAX:.0f}, founder or not",
+                f"a bad invite: uses from 1 to {USES_MAX}, hours to {HOURS_MAX:.0f}, founder or "
+                "not, to be approved or not",
                 exit_code=ExitCode.USAGE,
             )
-        invite = self.make_invite(role, founder, uses, hours)
-        return {"invite": invite, "role": role.value, "uses": uses, "hours": hours}
+        invite = self.make_invite(role, founder is True, uses, hours, approve=approve is True)
+        told = {"role": role.value, "uses": uses, "hours": hours, "approve": approve}
+        return {"invite": invite, **told}
 
     async def _act_withdraw(self, body: Json) -> Json:
         invite_id = str(body.get("id", ""))
@@ -343,12 +340,34 @@ class Master:
             )
         return {"id": invite_id, "withdrawn": True}
 
+    async def _act_approve(self, body: Json) -> Json:
+        wanted, refuse = str(body.get("peer", "")), body.get("refuse", False)
+        if not isinstance(refuse, bool):
+            raise UserError("refuse is true or false", exit_code=ExitCode.USAGE)
+        if not refuse:
+            return await self.service.gate.approve(wanted)
+        reason = str(body.get("reason") or "no reason was given")[:900]
+        return await self.service.gate.refuse(wanted, reason)
+
     async def _act_kick(self, body: Json) -> Json:
         wanted = str(body.get("peer", ""))
         reason = str(body.get("reason") or "no reason was given")[:900]
         peer = self._find_peer(wanted)
         await self.service.see_through(partial(self.coordinator.kick, peer, reason))
         return {"peer": peer, "kicked": True}
+
+    async def _act_clear(self, body: Json) -> Json:
+        wanted = str(body.get("peer", ""))
+        audits, history = self.coordinator.conductor.course.audits, self.coordinator.context.history
+        peer = self._find_peer(wanted)
+        if peer not in history.quarantined and peer not in audits.barred():
+            raise UserError(
+                f"{wanted!r} is not in quarantine",
+                exit_code=ExitCode.USAGE,
+                hint="`holdfast peers` lists who is",
+            )
+        await self.service.see_through(partial(self.coordinator.clear, peer))
+        return {"peer": peer, "cleared": True}
 
     def _find_peer(self, wanted: str) -> str:
         names = {peer: grant.name for peer, grant in self.store.granted().items()}
@@ -370,6 +389,9 @@ class Master:
                 hint="`holdfast status` lists the members; use the peer id's first digits",
             )
         return matches[0]
+
+    async def _act_checkpoint(self, _body: Json) -> Json:
+        return await self.service.checkpoint_asker.run()
 
     async def _act_verify(self, _body: Json) -> Json:
         return await self.service.verifier.run()

@@ -25,7 +25,8 @@ from ..protocol.enrol import enrol
 from ..protocol.errors import EvictedError, RemoteProtocolError, UserError
 from ..protocol.identity import Identity
 from ..protocol.invite import Invite
-from ..protocol.messages import RefusalCode, Remedy, TrainerFailed
+from ..protocol.messages import RefusalCode, RelayOffer, Remedy, TrainerFailed
+from ..protocol.notary import Notary
 from ..protocol.sockets import SocketNetwork
 from .bridge import UnixBridge
 from .checkpointer import Checkpointer
@@ -42,6 +43,7 @@ from .training import said_of
 from .web.app import Json
 from .web.live import Live
 from .web.metrics import metrics_route
+from .web.past import status_route
 from .web.serve import control_side
 
 log = logging.getLogger("holdfast.peer")
@@ -50,6 +52,7 @@ CERTIFICATE_LEFT_MIN_S = 3600.0  # with less left, the invite's token is used ag
 PARTIAL_FOLDER = "partial"  # in the state directory: blocks of a copy that is not whole yet
 KEEPING_TOLD_S = 5.0  # between two words about how far the keeping of the state is
 LENT_LOOK_S = 1.0  # between two looks whether the machine's owner wants it back
+APPROVAL_S = 5.0  # between two questions whether the run's owner has approved this machine
 FAREWELL_S = 120.0  # after the run's end, for the trainer to evaluate, save and exit
 
 
@@ -69,6 +72,7 @@ class PeerOptions:
     checkpoints: str | None = None  # a folder or URL; None: in ``state``
     memory_bytes: int | None = None  # what its owner gives of the machine's; None: all
     allowance: Allowance | None = None  # of the disk; None: all
+    relay: RelayOffer | None = None  # what is forwarded for others; None: nothing
     limits: Json = field(factory=dict)  # all that its owner has set, for people
 
 
@@ -108,7 +112,7 @@ class Peer:
         """
         options = self.options
         place = self._place()
-        credentials = await self._credentials()
+        credentials = await self.credentials()
         network = SocketNetwork(credentials, newcomers=False)
         for left in options.state.glob(f"{MOMENTS_FILES}.*"):  # by a process that was killed
             left.unlink(missing_ok=True)
@@ -126,6 +130,7 @@ class Peer:
                 self.bridge.ends = self.supervisor.fail
             config = PeerConfig(
                 me=credentials.identity.peer_id,
+                notary=Notary(options.invite.run_id, credentials.identity),
                 name=options.name,
                 run_id=options.invite.run_id,
                 masters=options.invite.addresses,
@@ -140,9 +145,10 @@ class Peer:
                 own_state=str((options.state / OWN_STATE_FILE).absolute()),
                 moments=str((options.state / MOMENTS_FILES).absolute()),
                 partial=options.state / PARTIAL_FOLDER,
-                memory_bytes=min(machine_bytes(), options.memory_bytes or machine_bytes()),
+                memory_bytes=min(filter(None, (machine_bytes(), options.memory_bytes))),
                 allowance=self._allowance(place),
                 partial_bytes=self._partial_bytes(place),
+                relay=options.relay,
             )
             self.service = PeerService(
                 config,
@@ -238,7 +244,7 @@ class Peer:
                     self.tell(f"no last checkpoint: {error}")
                 nursery.cancel_scope.cancel()
 
-    async def _credentials(self) -> Credentials:
+    async def credentials(self) -> Credentials:
         """Our identity and certificate: from the last time, or by the invite's token."""
         folder = make_private(self.options.state)
         identity = Identity.load_or_create(folder / "identity.key")
@@ -250,14 +256,19 @@ class Peer:
         return Credentials(folder, identity, certificate, authority)
 
     async def _enrol(self, identity: Identity) -> tuple[bytes, bytes]:
-        """Admission by the invite's token; waits for a master that is not there yet."""
+        """Admission by the invite's token; waits for a master that is not there yet, or for its owner
+        to approve this machine."""
         invite, patience_s = self.options.invite, self.options.patience_s
-        began_s, backoff_s = trio.current_time(), BACKOFF_FIRST_S
+        began_s, backoff_s, waiting = trio.current_time(), BACKOFF_FIRST_S, False
         while True:
             try:
                 return await enrol(invite, identity, self.options.name)
             except EvictedError as error:
-                raise _as_user_error(error) from error
+                if error.code != RefusalCode.APPROVAL.value:
+                    raise as_user_error(error) from error
+                if not waiting:
+                    self.tell(f"{error.reason}; waiting for that ...")
+                waiting, backoff_s, began_s = True, APPROVAL_S, trio.current_time()
             except RemoteProtocolError as error:
                 raise UserError(
                     str(error),
@@ -278,10 +289,14 @@ class Peer:
             "peer",
             self.options.state,
             self.options.http,
-            reads={"status": self.status},
+            reads={},
             actions={"leave": self._act_leave, "retry": self._act_retry},
             why_unready=self.why_unready,
-            routes=[Route("/api/live", live, methods=["GET"]), metrics_route(self.status)],
+            routes=[
+                status_route(lambda _past: self.status()),  # it keeps none
+                Route("/api/live", live, methods=["GET"]),
+                metrics_route(self.status),
+            ],
         )
         with side as (serve_http, url):
             async with trio.open_nursery() as nursery:
@@ -299,7 +314,7 @@ class Peer:
                 try:
                     await service.run()
                 except EvictedError as error:
-                    self._error = self._error or _as_user_error(error)
+                    self._error = self._error or as_user_error(error)
                 nursery.cancel_scope.cancel()
 
     async def _supervise(self, supervisor: Supervisor) -> None:
@@ -482,9 +497,10 @@ def _kept_credentials(folder: Path, invite: Invite) -> Credentials | None:
     return known if same and known.expires_in_s() > CERTIFICATE_LEFT_MIN_S else None
 
 
-def _as_user_error(error: EvictedError) -> UserError:
+def as_user_error(error: EvictedError) -> UserError:
     exit_codes = {
         RefusalCode.KICKED.value: ExitCode.EVICTED,
+        RefusalCode.QUARANTINED.value: ExitCode.EVICTED,
         RefusalCode.TOKEN.value: ExitCode.INVITE,
     }
     hints = {
@@ -492,7 +508,6 @@ def _as_user_error(error: EvictedError) -> UserError:
         RefusalCode.TOKEN.value: "ask the run's owner for another invite",
         RefusalCode.RUN.value: "this invite is for another run than the master serves",
         RefusalCode.LAYOUT.value: "use the same model in the training script as the others",
-        RefusalCode.UNREACHABLE.value: "open the port, or give --advertise HOST:PORT",
         RefusalCode.FINISHED.value: "there is nothing left to train",
     }
     return UserError(

@@ -1,14 +1,16 @@
 """A peer's session with the master: dialled again and again, until the run lets the peer go.
 
     keep
-     └── converse       one connection: Hello, Welcome, then
+     └── converse       one connection: Hello, Welcome (or Resume, Resumed), then
           ├── write     outbox -> stream
           ├── beat
           ├── renew     the certificate, in time
           └── read      stream -> ``hear``; its end is the session's
 
-What is said is for ``hear`` to decide; only the session's own end is decided here. A message that
-cannot be sent is dropped: the next ``Hello`` tells what the peer holds.
+What is said is for ``hear`` to decide; only the session's own end is decided here. A connection that
+breaks is dialled again at once, and the session goes on where it was: nobody notices. If that is not
+to be had within ``RESUME_S`` the session is over, what cannot be sent is dropped, and the next ``Hello``
+tells what the peer holds.
 """
 
 from __future__ import annotations
@@ -31,11 +33,14 @@ from ..protocol.messages import (
     RefusalCode,
     Refused,
     Renew,
+    Resume,
+    Resumed,
     View,
     ViewChange,
     Welcome,
 )
 from ..protocol.network import Channel, Network, Party
+from ..protocol.resumption import Conversation
 from ..protocol.stream import MessageStream
 from .exit_codes import ExitCode
 from .parts import PeerConfig, PeerReport
@@ -46,6 +51,11 @@ OUTBOX_COUNT_MAX = 4_096  # messages to the master that wait to be written; more
 DIAL_S = 10.0  # one attempt to reach the master, TLS handshake included
 ADDRESSES_MAX = 2 * MASTERS_MAX  # of masters that are dialled: the invite's and those learned
 BACKOFF_FIRST_S = 0.2
+RESUME_PAUSE_S = 0.05  # between two connections of a session
+RESUME_S = 3.0  # to reach the master again and go on; then trainers are told that it is away
+# Of the deadline: a master silent for so long is dialled again, from whatever address we have by now;
+# the rest is left for that, before it takes us for dead.
+SILENCE_SHARE = 0.6
 BACKOFF_MAX_S = 5.0
 
 # After these there is no point in coming back by ourselves.
@@ -55,10 +65,10 @@ FINAL_CODES = {
     RefusalCode.RUN,
     RefusalCode.LAYOUT,
     RefusalCode.KICKED,
+    RefusalCode.QUARANTINED,
     RefusalCode.FULL,
     RefusalCode.FINISHED,
     RefusalCode.LEFT,
-    RefusalCode.UNREACHABLE,
 }
 
 # These say something about the master, not about us: another address, or later.
@@ -79,7 +89,7 @@ class MasterSession:
     """Keeps a peer connected to its run's master.
 
     Args:
-      hello: what to begin with now, to a master at this host.
+      hello: what to begin with now, to a master at this host, from this port of ours.
       welcome: called with each ``Welcome``; returns the run's spec.
       hear: called with every other message of the master.
       lost: called when a session that had a ``Welcome`` is over.
@@ -98,7 +108,7 @@ class MasterSession:
         network: Network,
         report: PeerReport,
         *,
-        hello: Callable[[str], Hello],
+        hello: Callable[[str, int], Hello],
         welcome: Callable[[Welcome], RunSpec],
         hear: Callable[[Message], None],
         lost: Callable[[], None],
@@ -109,7 +119,6 @@ class MasterSession:
         self.released = trio.Event()
         self.leaving = False
         self.finished = False
-        self._welcomed = False
         self._config = config
         self._network = network
         self._report = report
@@ -122,6 +131,10 @@ class MasterSession:
         self._renew = renew
         self._renew_every_s = renew_every_s
         self._outbox: trio.MemorySendChannel[Message] | None = None
+        self._conversation: Conversation | None = None  # while there is one that may go on
+        self._with: tuple[int, bytes] = (0, b"")  # term and nonce of the master that it is with
+        self._spec: RunSpec | None = None
+        self._view: View | None = None  # told last in it
 
     @property
     def connected(self) -> bool:
@@ -129,6 +142,12 @@ class MasterSession:
 
     def tell(self, message: Message) -> None:
         """Send to the master, in order; dropped without a session."""
+        if self._conversation is not None and not self._conversation.sends(message):
+            log.warning("the master confirms nothing: dropping the session")
+            self._conversation = None
+            if self._outbox is not None:
+                self._outbox.close()
+                self._outbox = None
         if self._outbox is None:
             return
         try:
@@ -160,6 +179,8 @@ class MasterSession:
                     continue
                 began_s = trio.current_time()
                 await self._hold(channel)
+                while self._conversation is not None:
+                    await self._go_on(address)
                 if self.released.is_set():
                     return
                 last_contact_s = trio.current_time()
@@ -182,11 +203,32 @@ class MasterSession:
             self._report.why = f"{address}: {why}"
             return None, why
 
+    async def _go_on(self, address: Address) -> None:
+        """The connection broke: go on over another one, or end the session."""
+        channel = None
+        assert self._spec is not None
+        deadline_s = self._spec.membership.deadline_s
+        with trio.move_on_after(max(RESUME_S, (1 - SILENCE_SHARE) * deadline_s)):
+            channel, _why = await self._dial(address)
+        if channel is None:
+            self._end()
+            return
+        await self._hold(channel)
+        await trio.sleep(RESUME_PAUSE_S)
+
+    def _end(self) -> None:
+        """The session is over."""
+        self._outbox = None
+        if self._conversation is not None:
+            self._conversation = None
+            self._lost()
+
     async def _hold(self, channel: Channel) -> None:
         """One session, to its end; raises EvictedError if there should be no other."""
         try:
             await self._converse(channel)
         except EvictedError as error:
+            self._end()
             code = RefusalCode(error.code)
             if (code is RefusalCode.LEFT and self.leaving) or (
                 code is RefusalCode.FINISHED and self.finished
@@ -199,6 +241,7 @@ class MasterSession:
                 raise
         except SESSION_ERRORS as error:
             log.info("no session with the master: %r", error)
+            self._end()
         finally:
             self._outbox = None
             with trio.CancelScope(shield=True) as scope:
@@ -208,15 +251,20 @@ class MasterSession:
     def _is_final(self, code: RefusalCode) -> bool:
         if self.leaving:
             return code not in PASSING_CODES
-        if code is RefusalCode.UNREACHABLE and self._welcomed:
-            return False  # we could be reached before, so this is a line's fault and passes
         return code in FINAL_CODES
 
     # ------------------------------------------------------------ one session
 
     async def _converse(self, channel: Channel) -> None:
         stream = MessageStream(channel.stream)
-        await stream.send(self._hello(host_of(channel.remote_address)))
+        hello = self._hello(host_of(channel.remote_address), channel.local_port)
+        if self._conversation is not None:
+            if await self._resume(stream, hello, self._conversation):
+                await self._hold_on(stream, self._conversation)
+            else:
+                self._end()
+            return
+        await stream.send(hello)
         with trio.fail_after(3 * DIAL_S):  # the master dials us back before it answers
             first = await stream.receive()
         if isinstance(first, Refused):
@@ -228,21 +276,69 @@ class MasterSession:
             await stream.send_final(Refused(RefusalCode.SUPERSEDED, why))
             raise RemoteProtocolError(f"the master at {channel.remote_address} is not the run's")
         self._learn(first.masters)
+        conversation = self._conversation = Conversation()
+        conversation.hears(first)
+        self._with, self._view = (first.term, first.nonce), None
         self._outbox, queue = trio.open_memory_channel[Message](OUTBOX_COUNT_MAX)
-        spec = self._welcome(first)
-        self._welcomed = True
+        self._spec = self._welcome(first)
+        await self._hold_on(stream, conversation, queue)
+
+    async def _resume(
+        self, stream: MessageStream, hello: Hello, conversation: Conversation
+    ) -> bool:
+        """Whether the master goes on with the session."""
+        term, nonce = self._with
+        await stream.send(
+            Resume(
+                hello.run_id,
+                hello.incarnation,
+                term,
+                nonce,
+                conversation.received,
+                hello.addresses,
+                hello.local_port,
+            )
+        )
+        with trio.fail_after(RESUME_S):
+            answer = await stream.receive()
+        if not isinstance(answer, Resumed):
+            return False
+        conversation.confirm(answer.received)
+        return True
+
+    async def _hold_on(
+        self,
+        stream: MessageStream,
+        conversation: Conversation,
+        queue: trio.MemoryReceiveChannel[Message] | None = None,
+    ) -> None:
+        """Talk until the connection ends; if it only broke, the conversation is left open.
+
+        Args:
+          queue: of the outbox; None: what the master has not got goes first.
+        """
+        spec = self._spec
+        assert spec is not None
+        if queue is None:
+            self._outbox, queue = trio.open_memory_channel[Message](OUTBOX_COUNT_MAX)
+            for message in conversation.missing():
+                self._outbox.send_nowait(message)
         ended: Exception | None = None  # the writer may end the session before the reader does
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._write, stream, queue, nursery.cancel_scope)
                 nursery.start_soon(self._beat, spec.heartbeat_s)
                 nursery.start_soon(self._renew_certificate)
-                ended = await self._read(stream, spec.membership.deadline_s)
+                ended = await self._read(stream, conversation, spec.membership.deadline_s)
                 nursery.cancel_scope.cancel()
-        finally:
-            self._lost()
+        except BaseException:
+            self._end()
+            raise
+        self._outbox = None
         if isinstance(ended, EvictedError):
             raise ended
+        if isinstance(ended, RemoteProtocolError) or self.released.is_set():
+            self._end()
         log.info("the session with the master ended: %s", ended or "its connection broke")
 
     def _learn(self, masters: Sequence[str]) -> None:
@@ -253,24 +349,26 @@ class MasterSession:
                 if address not in self._masters and len(self._masters) < ADDRESSES_MAX:
                     self._masters.append(address)
 
-    async def _read(self, stream: MessageStream, deadline_s: float) -> Exception:
-        """Obey the master until the session ends; returns why it did."""
-        view: View | None = None  # told last on this connection
+    async def _read(
+        self, stream: MessageStream, conversation: Conversation, deadline_s: float
+    ) -> Exception:
+        """Obey the master until the connection ends; returns why it did."""
         try:
-            with trio.fail_after(deadline_s) as silence:
+            with trio.fail_after(SILENCE_SHARE * deadline_s) as silence:
                 while True:
                     message = await stream.receive()
-                    if isinstance(message, ViewChange):
-                        message = changed_view(view, message)
-                    if isinstance(message, View):
-                        view = message
                     if isinstance(message, Refused):
                         return EvictedError(message.code.value, message.reason)
+                    conversation.hears(message)
+                    if isinstance(message, ViewChange):
+                        message = changed_view(self._view, message)
+                    if isinstance(message, View):
+                        self._view = message
                     if isinstance(message, Welcome):
                         self._welcome(message)  # the run was founded meanwhile
                     else:
                         self._hear(message)
-                    silence.deadline = trio.current_time() + deadline_s
+                    silence.deadline = trio.current_time() + SILENCE_SHARE * deadline_s
         except SESSION_ERRORS as error:
             return error
 
@@ -288,7 +386,8 @@ class MasterSession:
     async def _beat(self, every_s: float) -> None:
         sequence = 0
         while True:
-            self.tell(Heartbeat(sequence))
+            received = 0 if self._conversation is None else self._conversation.received
+            self.tell(Heartbeat(sequence, received))
             sequence += 1
             await trio.sleep(every_s)
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+from .asked import said_pending
+from .show_run import plain_console, plain_table
+
+ROADS_SHOWN_MAX = 12  # pairs; with more, those without a link come first
 
 
 def show_status(kind: str, status: Mapping[str, Any]) -> None:
@@ -26,6 +31,10 @@ def _show_master(console: Console, status: Mapping[str, Any]) -> None:
     )
     if status.get("why_waiting"):
         console.print(f"waiting: {status['why_waiting']}")
+    for row in status.get("pending", ()):
+        console.print(said_pending(row), markup=False)
+    for line in _roads(status):
+        console.print(line)
     tree = _tree(status)
     if tree:
         console.print(tree)
@@ -48,6 +57,19 @@ def _show_master(console: Console, status: Mapping[str, Any]) -> None:
     console.print(table)
 
 
+def _roads(status: Mapping[str, Any]) -> Iterator[str]:
+    """Pairs that do not simply dial each other, and those that have no link."""
+    rows = sorted(status["roads"], key=lambda row: row["works"])
+    names = {member["peer"]: member["name"] for member in status["members"]}
+    for row in rows[:ROADS_SHOWN_MAX]:
+        by = f" by {names.get(row['relay'], 'one that is gone')}" if row["relay"] else ""
+        how = f"{row['road']}{by}" if row["works"] else f"no link; tried now: {row['road']}{by}"
+        why = "" if row["works"] or not row["tried"] else f" ({row['tried'][-1]})"
+        yield f"road: {' and '.join(row['names'])}: {how}{why}"
+    if len(rows) > ROADS_SHOWN_MAX:
+        yield f"road: {len(rows) - ROADS_SHOWN_MAX} more pairs, see --json"
+
+
 def _tree(status: Mapping[str, Any]) -> str:
     """How the newest reduction goes, if it is a tree."""
     rounds = [r for r in (*status["past_rounds"], *status["rounds"]) if r["plan"]]
@@ -64,10 +86,8 @@ def _tree(status: Mapping[str, Any]) -> str:
 
 def show_invites(answer: Mapping[str, Any]) -> None:
     """Print a master's invites; nobody but who got one knows its token."""
-    console = Console(highlight=False)
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("id", "role", "founder", "uses left", "expires", "withdrawn"):
-        table.add_column(heading)
+    console = plain_console()
+    table = plain_table("id", "role", "founder", "uses left", "expires", "withdrawn", "by hand")
     for invite in answer["invites"]:
         expires = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(invite["expires_s"]))
         table.add_row(
@@ -77,6 +97,7 @@ def show_invites(answer: Mapping[str, Any]) -> None:
             str(invite["uses_left"]),
             expires,
             "yes" if invite["withdrawn"] else "no",
+            "yes" if invite["approve"] else "no",
         )
     console.print(table)
 

@@ -43,6 +43,7 @@ def show_peers(rows: Sequence[Status], *, gone: bool) -> None:
         return
     table = plain_table(
         *("#", "peer", "name", "role", "sync", "step", "loss", "tokens/s", "up", "down", "sent"),
+        "software",
         "why it left" if gone else "why",
     )
     for row in rows:
@@ -60,9 +61,20 @@ def show_peers(rows: Sequence[Status], *, gone: bool) -> None:
             _rate(line["up_bytes_per_s"], line["upload_cap_bytes_per_s"]),
             _rate(line["down_bytes_per_s"], line["download_cap_bytes_per_s"]),
             said_bytes(row["bytes"]["bulk_sent"]),
+            row["software"] or "-",
             row["why"],
         )
     console.print(table)
+
+
+def show_quarantined(status: Status) -> None:
+    """Who is out until the run's owner clears it, and who owns nothing for now."""
+    console = plain_console()
+    for peer, why in status["quarantined"].items():
+        console.print(f"in quarantine: {peer[:8]}: {why}")
+    names = {member["peer"]: member["name"] for member in status["members"]}
+    for peer in status["barred"]:
+        console.print(f"owns no chunks: {names.get(peer, '')} ({peer[:8]}): it showed none of them")
 
 
 def _rate(bytes_per_s: float | None, cap_bytes_per_s: float | None) -> str:

@@ -14,10 +14,12 @@ import click
 from .exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from .simulation.batch import Report, Result, Violation
+    from .simulation.batch import Choice, Report, Result, Violation
 
 SEEDS_MAX = 10_000_000
 PEERS_MIN, PEERS_MAX = 3, 1_000  # fewer cannot lose one and go on
+LIARS = ("owner", "forger", "silent", "accuser")  # see ``simulation.liars``
+LIES_MAX = 8  # as many chunks as a liar is sure to own would do
 
 
 @click.command()
@@ -37,6 +39,26 @@ PEERS_MIN, PEERS_MAX = 3, 1_000  # fewer cannot lose one and go on
     help="Every run begins with so many peers (default: 3 to 5, as the seed has it).",
 )
 @click.option(
+    "--audit",
+    type=click.FloatRange(0.0, 1.0),
+    default=0.0,
+    show_default=True,
+    help="Of all results' chunks, so many are audited.",
+)
+@click.option(
+    "--liar",
+    type=click.Choice(LIARS),
+    help="Instead of faults: one of four peers lies until it is found out. As an owner that shows "
+    "what it was given, shows forgeries or shows nothing, or as an auditor that accuses others.",
+)
+@click.option(
+    "--lies",
+    type=click.IntRange(1, LIES_MAX),
+    default=1,
+    show_default=True,
+    help="In so many chunks of each round does it lie.",
+)
+@click.option(
     "--jobs",
     type=click.IntRange(1, 1_024),
     help="Processes (default: one per core).",
@@ -53,6 +75,9 @@ def simulate(
     seeds: int,
     start: int,
     peers: int | None,
+    audit: float,
+    liar: str | None,
+    lies: int,
     jobs: int | None,
     json_path: Path | None,
     quiet: bool,
@@ -63,28 +88,39 @@ def simulate(
     Each seed is a run of a few peers on virtual lines, in which machines crash, stall and return,
     lines break, disks fill up; after every event it is checked that no promise was broken. The same
     seed gives the same run. With one seed, its story is told. A seed that fails is run again with
-    fewer faults; the exit status is then 11.
+    fewer faults; the exit status is then 11. With --audit it is a broken promise, too, if anybody is
+    convicted of a lie, for nobody lies; with --liar if anybody else is, or if nobody is.
 
     \b
     Examples:
       holdfast simulate --seeds 2000
+      holdfast simulate --seeds 2000 --audit 0.2
+      holdfast simulate --seeds 50 --audit 0.05 --liar owner
       holdfast simulate --start 17 --seeds 1
     """
-    from .simulation.batch import Report
+    from .simulation.batch import Choice, Report
+    from .simulation.liars import Lie
 
+    if liar and not audit:
+        raise click.UsageError("a --liar is found out by audits only: give --audit, too")
+    if liar and peers:
+        raise click.UsageError("--liar has four peers of its own: leave --peers out")
+    choice = Choice(peers, audit, Lie(liar) if liar else None, lies)
     if trace and seeds != 1:
         raise click.UsageError("--trace tells of one seed: give --seeds 1, too")
     report, began_s, interrupted = Report(start), time.monotonic(), False
     try:
         if seeds == 1:
-            _tell_story(report, start, peers, quiet=quiet, trace=trace)
+            _tell_story(report, start, choice, quiet=quiet, trace=trace)
         else:
-            _try_all(report, seeds, peers, jobs or os.cpu_count() or 1, quiet=quiet)
+            _try_all(report, seeds, choice, jobs or os.cpu_count() or 1, quiet=quiet)
     except KeyboardInterrupt:
         interrupted = True
     seconds = time.monotonic() - began_s
     if not quiet:
         click.echo(summary(report, seconds))
+        if choice.liar is not None and report.lied:
+            click.echo(about_liars(report, choice))
     if json_path is not None:
         json_path.write_text(json.dumps(as_json(report, seconds, interrupted), indent=2) + "\n")
     if report.violations:
@@ -94,7 +130,7 @@ def simulate(
         sys.exit(ExitCode.INTERRUPTED)
 
 
-def _try_all(report: Report, seeds: int, peers: int | None, jobs: int, *, quiet: bool) -> None:
+def _try_all(report: Report, seeds: int, choice: Choice, jobs: int, *, quiet: bool) -> None:
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -115,19 +151,19 @@ def _try_all(report: Report, seeds: int, peers: int | None, jobs: int, *, quiet:
             broken = f"{len(report.violations)} broken" if report.violations else ""
             shown.update(bar, advance=1, broken=broken)
 
-        try_seeds(report.start, seeds, peers, min(jobs, seeds), heard)
+        try_seeds(report.start, seeds, choice, min(jobs, seeds), heard)
 
 
-def _tell_story(report: Report, seed: int, peers: int | None, *, quiet: bool, trace: bool) -> None:
+def _tell_story(report: Report, seed: int, choice: Choice, *, quiet: bool, trace: bool) -> None:
     from .simulation.batch import try_seed
     from .simulation.scenario import Scenario
 
-    if not quiet:
-        scenario = Scenario.of(seed, peers)
+    if not quiet and choice.liar is None:
+        scenario = Scenario.of(seed, choice.peers, choice.audit)
         click.echo(f"{scenario.peers} peers, spare: {scenario.spare}, places: {scenario.places}, ")
         for fault in scenario.faults:
             click.echo(f"  planned    {fault}")
-    result = try_seed(seed, peers, tell=click.echo if trace else None)
+    result = try_seed(seed, choice, tell=click.echo if trace else None)
     report.add(result)
     if result.violation is not None:
         click.echo(told(result.violation))
@@ -151,6 +187,19 @@ def summary(report: Report, seconds: float) -> str:
         f"{report.seeds} seeds, {report.faults} faults, {report.events} events, "
         f"{report.committed} rounds committed, {report.repairs} repairs, {report.reruns} reruns, "
         f"{report.aborts} aborts, {len(report.violations)} violations, {seconds:.1f} s"
+    )
+
+
+def about_liars(report: Report, choice: Choice) -> str:
+    """How long they lied, and how long they should have."""
+    from .simulation.lying import expected_rounds
+
+    assert choice.liar is not None
+    expected = expected_rounds(choice.liar, choice.audit, choice.lies)
+    mean = sum(report.lied) / len(report.lied)
+    return (
+        f"{len(report.lied)} liars found out after {mean:.1f} rounds with a lie on average "
+        f"(expected: {expected:.1f}), at most {max(report.lied)}"
     )
 
 

@@ -43,7 +43,7 @@ from .salvage import (
 
 log = logging.getLogger("holdfast.master")
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 TOKEN_BYTES = 24
 JOURNAL_FILE = "journal.sqlite"
 
@@ -54,11 +54,11 @@ create table if not exists records (
 create table if not exists tokens (
     hash blob primary key, role text not null, founder integer not null,
     uses_left integer not null, expires_s real not null, made_s real not null,
-    withdrawn integer not null default 0);
+    withdrawn integer not null default 0, by_hand integer not null default 0);
 create table if not exists grants (
     peer text primary key, role text not null, founder integer not null, name text not null);
 """
-TOKENS = "select hash, role, founder, uses_left, expires_s, made_s, withdrawn from tokens"
+TOKENS = "select hash, role, founder, uses_left, expires_s, made_s, withdrawn, by_hand from tokens"
 GRANTS = "select peer, role, founder, name from grants"
 
 
@@ -81,6 +81,7 @@ class _Token:
     expires_s: float
     made_s: float
     withdrawn: bool
+    by_hand: bool  # the run's owner approves each newcomer
 
 
 @frozen
@@ -130,7 +131,9 @@ class Store:
                 for peer, role, founder, name in self._db.execute(GRANTS)
             }
             self._tokens = {
-                row[0]: _Token(Role(row[1]), bool(row[2]), row[3], row[4], row[5], bool(row[6]))
+                row[0]: _Token(
+                    Role(row[1]), bool(row[2]), row[3], row[4], row[5], *map(bool, row[6:])
+                )
                 for row in self._db.execute(TOKENS)
             }
         except (sqlite3.DatabaseError, OSError, ValueError) as error:
@@ -177,7 +180,7 @@ class Store:
         fresh.execute(f"pragma user_version = {SCHEMA_VERSION}")
         fresh.execute("begin")
         fresh.executemany("insert into records values (?, ?, ?, ?, ?)", rows)
-        for query, table, width in ((TOKENS, "tokens", 7), (GRANTS, "grants", 4)):
+        for query, table, width in ((TOKENS, "tokens", 8), (GRANTS, "grants", 4)):
             marks = ", ".join("?" * width)
             for row in readable(self._db, query):
                 with contextlib.suppress(sqlite3.DatabaseError):
@@ -237,17 +240,17 @@ class Store:
     # ------------------------------------------------------------ invites
 
     def make_token(
-        self, role: Role, *, founder: bool, uses: int, hours: float
+        self, role: Role, *, founder: bool, uses: int, hours: float, by_hand: bool = False
     ) -> tuple[str, float]:
         """A new token and its expiry (Unix seconds); only its hash is kept."""
         token = secrets.token_urlsafe(TOKEN_BYTES)
         made_s = self._now()
-        row = _Token(role, founder, uses, made_s + 3600.0 * hours, made_s, withdrawn=False)
+        row = _Token(role, founder, uses, made_s + 3600.0 * hours, made_s, False, by_hand)
         with self._writing:
             self._db.execute(
-                "insert into tokens (hash, role, founder, uses_left, expires_s, made_s)"
-                " values (?, ?, ?, ?, ?, ?)",
-                (_hash(token), role.value, founder, uses, row.expires_s, made_s),
+                "insert into tokens (hash, role, founder, uses_left, expires_s, made_s, by_hand)"
+                " values (?, ?, ?, ?, ?, ?, ?)",
+                (_hash(token), role.value, founder, uses, row.expires_s, made_s, by_hand),
             )
             self._tokens[_hash(token)] = row
         return token, row.expires_s
@@ -266,9 +269,9 @@ class Store:
             row.uses_left -= 1
             return GrantRow(row.role, row.founder, "")
 
-    def look_at(self, token: str) -> None:
-        """Whether it would admit somebody; raises TokenError as ``redeem`` does. Waits for no disk."""
-        self._good(token)
+    def look_at(self, token: str) -> bool:
+        """Whether it admits by hand only; raises TokenError as ``redeem`` does. Waits for no disk."""
+        return self._good(token).by_hand
 
     def _good(self, token: str) -> _Token:
         row = self._tokens.get(_hash(token))
@@ -281,6 +284,10 @@ class Store:
         if row.uses_left < 1:
             raise TokenError("this invite is used up", exit_code=ExitCode.INVITE)
         return row
+
+    def role_of(self, token: str) -> Role:
+        """What a good token admits to; raises TokenError as ``redeem`` does."""
+        return self._good(token).role
 
     def withdraw(self, invite_id: str) -> bool:
         """Let an invite admit nobody any more; False: there is none with this id."""
@@ -317,6 +324,7 @@ class Store:
                 "uses_left": row.uses_left,
                 "expires_s": row.expires_s,
                 "withdrawn": int(row.withdrawn),
+                "approve": int(row.by_hand),
             }
             for key, row in sorted(self._tokens.items(), key=lambda item: item[1].made_s)
         ]
@@ -327,7 +335,7 @@ def _open(path: Path | str) -> sqlite3.Connection:
     db = sqlite3.connect(str(path), check_same_thread=False, isolation_level=None)
     db.text_factory = _strict_text
     version = db.execute("pragma user_version").fetchone()[0]
-    if version not in (0, 1, SCHEMA_VERSION):
+    if version not in (0, 1, 2, SCHEMA_VERSION):
         raise UserError(
             f"{path} was written by another holdfast (schema {version})",
             exit_code=ExitCode.CONFIG,
@@ -336,6 +344,8 @@ def _open(path: Path | str) -> sqlite3.Connection:
     db.execute("pragma synchronous = full")
     if version == 1:
         _add_checks(db)
+    if version in (1, 2):
+        _add_approval(db)
     if version == 0:
         db.executescript(SCHEMA)
         db.execute(f"pragma user_version = {SCHEMA_VERSION}")
@@ -354,6 +364,18 @@ def _add_checks(db: sqlite3.Connection) -> None:
         for number, kind, body in db.execute("select id, kind, body from records").fetchall():
             check = check_of(number, kind, body)
             db.execute("update records set chk = ? where id = ?", (check, number))
+        db.execute("pragma user_version = 2")
+        db.execute("commit")
+    except BaseException:
+        db.execute("rollback")
+        raise
+
+
+def _add_approval(db: sqlite3.Connection) -> None:
+    """From version 2, whose invites let everybody in who had one, to version 3."""
+    db.execute("begin immediate")
+    try:
+        db.execute("alter table tokens add column by_hand integer not null default 0")
         db.execute(f"pragma user_version = {SCHEMA_VERSION}")
         db.execute("commit")
     except BaseException:

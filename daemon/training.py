@@ -8,10 +8,12 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
+from collections.abc import Callable
 
 import numpy as np
 import trio
 
+from ..collectives.feedback import Residual
 from ..membership.roster import layout_difference
 from ..protocol.arena import (
     LOSS_SLOT,
@@ -62,17 +64,27 @@ NORM_CHUNK_COUNT = 1 << 18  # elements squared at a time in float64
 class Training:
     """Implements ``TrainerEvents``.
 
+    Args:
+      residual_of: of a fragment, what error feedback adds to the next contribution; None: nothing.
+
     Attributes:
       layout: of the trainer that is attached; None without one.
       failed: why there is none, and what is done about it; None while there is one.
     """
 
-    def __init__(self, parts: Parts, keeper: StateKeeper, moments: MomentsExchange) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        keeper: StateKeeper,
+        moments: MomentsExchange,
+        residual_of: Callable[[int], Residual | None],
+    ) -> None:
         self.layout: Layout | None = None
         self.failed: TrainerFailed | None = None
         self._watch = StepWatch()
         self._reloads: deque[float] = deque()  # when, of late
         self._parts = parts
+        self._residual_of = residual_of
         self._keeper = keeper
         self._moments = moments
         self._founding = False
@@ -172,7 +184,9 @@ class Training:
         if posted is None or not 0 <= message.fragment < len(posted.sizes):
             return
         values = posted.values(message.fragment)
-        norm = await parts.network.run_sync(lambda: l2_norm(values))
+        # What will be sent: with what earlier contributions left out.
+        residual = self._residual_of(message.fragment)
+        norm = await parts.network.run_sync(lambda: l2_norm(values, residual))
         if math.isfinite(norm):
             parts.perform(parts.replica.posted(message, norm, ""))
             return
@@ -276,11 +290,18 @@ def _seconds(posted: Arena) -> tuple[float, float]:
     return waited_s, stepped_s
 
 
-def l2_norm(values: Values) -> float:
-    """Euclidean norm, summed in float64; not finite when any element is not."""
+def l2_norm(values: Values, residual: Residual | None = None) -> float:
+    """Euclidean norm, summed in float64; not finite when any element is not.
+
+    Args:
+      residual: of error feedback, which is added to the values when they are encoded.
+    """
     total = 0.0
     for start in range(0, len(values), NORM_CHUNK_COUNT):
-        part = values[start : start + NORM_CHUNK_COUNT].astype(np.float64)
+        where = slice(start, start + NORM_CHUNK_COUNT)
+        part = values[where].astype(np.float64)
+        if residual is not None:
+            part += residual.carried(where)
         total += float(np.dot(part, part))
     return math.sqrt(total) if math.isfinite(total) else math.inf
 

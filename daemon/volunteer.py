@@ -59,8 +59,11 @@ class Volunteer:
     def why_not(self) -> str:
         """Why this machine is not lent now; empty: it is."""
         local = time.localtime()
-        return self._lending.why_not(
-            trio.current_time(), 60 * local.tm_hour + local.tm_min, on_battery=on_battery()
+        lending = self._lending
+        return lending.why_not(
+            trio.current_time(),
+            60 * local.tm_hour + local.tm_min,
+            on_battery=lending.off_battery and on_battery(),
         )
 
     # ------------------------------------------------------------ between stays

@@ -1,10 +1,10 @@
 """``holdfast watch``: a run on one screen, or as lines where there is none.
 
     watch_screen   look, draw, wait for a key; again every second
-      draw         a status to lines that fit: headline, members, rounds, events
-    Lines          a status to a line for each change
+      draw         what is seen to lines that fit: headline, members, rounds, events
+    Lines          what is seen to a line for each change
 
-What is drawn is a function of a status and a size; only ``watch_screen`` touches the terminal.
+What is drawn is a function of a sight and a size; only ``watch_screen`` touches the terminal.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from .asked import LOOK_S, News, Onlooker, Status, event_rows, round_rows
+from .asked import LOOK_S, News, Onlooker, Sight, Status
 from .show_run import add, said_bytes, said_event, said_round
 
 HEAD_LINES = 3
@@ -33,19 +33,19 @@ MEMBERS_SHARE = 0.5  # of the lines below the headline, at most, if there is mor
 # ---------------------------------------------------------------- the screen
 
 
-def watch_screen(onlooker: Onlooker) -> None:
+def watch_screen(onlooker: Onlooker[Sight]) -> None:
     """Draw until q or Ctrl+C."""
     console = Console(highlight=False)
-    status: Status | None = None
+    sight: Sight | None = None
     live = Live(console=console, screen=True, auto_refresh=False)
     with suppress(KeyboardInterrupt), _keys(), live:
         while True:
-            status = onlooker.look() or status
+            sight = onlooker.look() or sight
             width, height = console.size
             away_s = 0.0
             if onlooker.away_since is not None:
                 away_s = time.monotonic() - onlooker.away_since
-            drawn = draw(onlooker.control.kind, status, away_s, width, height)
+            drawn = draw(onlooker.control.kind, sight, away_s, width, height)
             live.update(drawn, refresh=True)
             if _pressed(LOOK_S) in ("q", "Q", "\x03"):
                 return
@@ -68,14 +68,12 @@ def _pressed(wait_s: float) -> str:
     return sys.stdin.read(1) if ready else ""
 
 
-def draw(
-    kind: str, status: Status | None, away_s: float, width: int, height: int
-) -> RenderableType:
+def draw(kind: str, sight: Sight | None, away_s: float, width: int, height: int) -> RenderableType:
     """A screen of this size, and no line more."""
     foot = Text("q: end watching (the run goes on)", style="dim")
-    if status is None:
+    if sight is None:
         return Group(_away(kind, away_s), foot)
-    lines = _peer(status, height) if kind == "peer" else _master(status, width, height - 1)
+    lines = _peer(sight.status, height) if kind == "peer" else _master(sight, width, height - 1)
     if away_s:
         lines[0] = _away(kind, away_s)
     return Group(*lines[: height - 1], foot)
@@ -89,10 +87,10 @@ def _line(text: str, style: str = "") -> Text:
     return Text(text, style=style, no_wrap=True, overflow="ellipsis")
 
 
-def _master(status: Status, width: int, height: int) -> list[RenderableType]:
+def _master(sight: Sight, width: int, height: int) -> list[RenderableType]:
+    status, events = sight.status, sight.events
     members, left = status["members"], max(0, height - HEAD_LINES)
-    rounds = round_rows(status, min(ROUND_LINES_MAX, left // 4))
-    events = event_rows(status)
+    rounds = sight.rounds[: min(ROUND_LINES_MAX, left // 4)]
     # Members first, but not so that nothing else is seen; then rounds; events fill what is left.
     rest = (len(rounds) + 1 if rounds else 0) + min(len(events), left // 4) + 1
     shown = min(len(members), max(left - rest - 1, int(left * MEMBERS_SHARE) - 1))
@@ -110,19 +108,16 @@ def _master(status: Status, width: int, height: int) -> list[RenderableType]:
 
 
 def _headline(status: Status) -> list[RenderableType]:
-    counts, wanted = status["counts"], status["rounds_wanted"]
-    members = status["members"]
-    losses = [m["loss"] for m in members if m["loss"] is not None and m["role"] == "contributor"]
-    loss = f"loss {sum(losses) / len(losses):.3f}" if losses else "loss -"
-    speed = sum(m["tokens_per_s"] for m in members)
-    sent = sum(m["bytes"]["bulk_sent"] for m in members)
+    counts, told = status["counts"], status["headline"]
+    wanted, loss = told["rounds_wanted"], told["loss"]
     head = Text(no_wrap=True, overflow="ellipsis")
     head.append(status["name"], "bold").append(f"  {status['state']}  ")
-    head.append(f"round {status['committed']}" + (f"/{wanted}" if wanted else ""))
-    head.append(f"  step {status['step']}  {loss}  {speed:.0f} tokens/s")
+    head.append(f"round {told['rounds']}" + (f"/{wanted}" if wanted else ""))
+    head.append(f"  step {told['step']}  loss {'-' if loss is None else format(loss, '.3f')}")
+    head.append(f"  {told['tokens_per_s']:.0f} tokens/s")
     second = (
         f"{counts['live']} live, {counts['participating']} participating, "
-        f"{counts['contributed']} contributed; {status['aborted']} aborted; {said_bytes(sent)} sent"
+        f"{counts['contributed']} contributed; {status['aborted']} aborted; {said_bytes(told['sent_bytes'])} sent"
     )
     return [head, _line(second), _line(status["why_waiting"], "yellow")]
 
@@ -177,23 +172,21 @@ class Lines:
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
-        self._news = News()
+        self._events, self._rounds = News(), News()
         self._state = ""
         self._seen = False
 
-    def of(self, status: Status) -> Iterator[str]:
-        """The lines since the last status; at first what is, without what was."""
+    def of(self, sight: Sight) -> Iterator[str]:
+        """The lines since the last look; at first what is, without what was."""
+        status = sight.status
         if (state := _said_state(self._kind, status)) != self._state:
             self._state = state
             yield f"{time.strftime('%H:%M:%S')}  {state}"
-        if self._kind == "master":
-            new_events = self._news.of(status, "events")
-            new_rounds = self._news.of(status, "past_rounds")
-            if self._seen:
-                yield from map(said_event, event_rows({**status, "events": new_events}))
-                some = {**status, "past_rounds": new_rounds}
-                rows = reversed(round_rows(some, len(new_rounds)))
-                yield from (f"{time.strftime('%H:%M:%S')}  {said_round(row)}" for row in rows)
+        events, rounds = self._events.of(sight.events), self._rounds.of(sight.rounds)
+        if self._seen:
+            yield from map(said_event, events)
+            rows = reversed(rounds)
+            yield from (f"{time.strftime('%H:%M:%S')}  {said_round(row)}" for row in rows)
         self._seen = True
 
 

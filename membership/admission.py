@@ -13,6 +13,7 @@ from ..protocol.messages import (
     RefusalCode,
 )
 from .context import Context, quoted
+from .journal import History
 from .roster import Member, layout_difference
 
 Refusal = tuple[RefusalCode, str]
@@ -30,8 +31,8 @@ def refusal(context: Context, peer: str, hello: Hello) -> Refusal | None:
         return RefusalCode.RUN, (
             f"this master serves run {context.run_id}, you asked for run {quoted(hello.run_id)}"
         )
-    if peer in history.revoked:
-        return RefusalCode.KICKED, (f"removed by the run's owner: {quoted(history.revoked[peer])}")
+    if (out := shut_out(history, peer)) is not None:
+        return out
     if history.finished:
         return RefusalCode.FINISHED, (
             f"the run has committed all its rounds (the last was round {history.last_round})"
@@ -39,6 +40,18 @@ def refusal(context: Context, peer: str, hello: Hello) -> Refusal | None:
     if peer not in context.roster and len(context.roster) >= MEMBERS_MAX:
         return RefusalCode.FULL, f"the run has {MEMBERS_MAX} members, which is the limit"
     return layout_refusal(context, hello.layout)
+
+
+def shut_out(history: History, peer: str) -> Refusal | None:
+    """Refuse a key that the run's owner has removed, or that was convicted."""
+    if peer in history.revoked:
+        return RefusalCode.KICKED, f"removed by the run's owner: {quoted(history.revoked[peer])}"
+    if peer in history.quarantined:
+        return RefusalCode.QUARANTINED, (
+            f"in quarantine: {quoted(history.quarantined[peer])} (the run's owner can lift it: "
+            f"holdfast clear {peer[:8]})"
+        )
+    return None
 
 
 def layout_refusal(context: Context, layout: Layout | None) -> Refusal | None:

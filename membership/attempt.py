@@ -16,12 +16,17 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from attrs import Factory, define, frozen
 
-from ..protocol.messages import Assignment, Contributor, ContributorRun
+from ..protocol.messages import Assignment, Contributor, ContributorRun, Reduce
+from .gauging import Report
 from .plan import PlanEstimate
 from .repair import holds
+
+if TYPE_CHECKING:
+    from .audits import Look
 
 
 @frozen
@@ -41,6 +46,7 @@ class Attempt:
       contributors: of the order, in order of member number; the lost, too.
       receivers: of the order; who is no contributor only listens.
       owners: by chunk, as the plan and the repairs since have it.
+      makers: by chunk: who adds it up; somebody else may spread what a lost one has made.
     """
 
     number: int
@@ -52,6 +58,7 @@ class Attempt:
     started_s: float
     moved_s: float  # when it last showed a sign of getting on
     outcomes: dict[str, Outcome] = Factory(dict)  # what receivers reported, contributors or not
+    reports: dict[str, Report] = Factory(dict)  # what they found of contributions, in all they did
     lost: dict[str, str] = Factory(dict)  # whom it goes on without, and why: all who added or owned
     gone: set[str] = Factory(set)  # receivers whose connection ended; a new one starts anew
     missed: dict[str, str] = Factory(dict)  # receivers that will not get the result
@@ -63,6 +70,9 @@ class Attempt:
     flush_number: int = 0  # of the repair that is being prepared, or was the last
     flush_s: float = math.inf  # when the flush began that has not ended
     held: dict[str, bytes] = Factory(dict)  # what receivers said they hold, in this flush
+    order: Reduce | None = None
+    makers: list[str] = Factory(lambda self: list(self.owners), takes_self=True)
+    look: Look | None = None  # at what owners made, before it is committed
 
     @property
     def flushing(self) -> bool:
@@ -104,6 +114,10 @@ class Attempt:
             return None
         outcome, count = reported.most_common(1)[0]
         return outcome if 2 * count > len(self.survivors()) else None
+
+    def gauges(self) -> list[Report]:
+        """What those have found whom the others depend on."""
+        return [self.reports[peer] for peer in self.needed() if peer in self.reports]
 
     # ------------------------------------------------------------ losses
 
@@ -163,6 +177,8 @@ class Attempt:
             start = assignment.first_chunk
             end = start + assignment.chunk_count
             self.owners[start:end] = [assignment.owner] * assignment.chunk_count
+            if assignment.anew:
+                self.makers[start:end] = [assignment.owner] * assignment.chunk_count
         self.number, self.flush_s, self.moved_s = self.flush_number, math.inf, now_s
         self.outcomes.clear()
         self.accusers.clear()

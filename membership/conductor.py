@@ -27,6 +27,7 @@ from .effects import EventKind
 from .journal import RoundNumbered
 from .ledger import Evict, Ledger
 from .pace import next_fragment
+from .roads import Roads
 from .roster import CopyState, Member, can_contribute, sites_of
 from .rounds import Phase, Round, Turn, answered, gate_norms
 from .succession import Succession
@@ -52,6 +53,7 @@ class Conductor:
         syncing: Syncing,
         succession: Succession,
         bandwidths: Bandwidths,
+        roads: Roads,
         evict: Evict,
     ) -> None:
         self.context = context
@@ -61,7 +63,7 @@ class Conductor:
         self.elastic = context.spec.diloco.pace == "elastic"
         self.ledger = Ledger(context, evict)
         self.clock = RoundClock(context, self.ledger)
-        self.course = Course(context, syncing, self.ledger, self.bandwidths)
+        self.course = Course(context, syncing, self.ledger, self.bandwidths, roads)
         self.rounds = self.ledger.rounds
         self._sites: tuple[int, list[tuple[str, ...]]] = (-1, [])  # of which view, and these
 

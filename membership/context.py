@@ -19,6 +19,7 @@ from .spec import RunSpec
 from .tally import Tally
 
 DEPARTED_MAX = 64  # members that are gone, kept for people to see what became of them
+LOT_BYTES = 32  # of a master's secret for what nobody may foresee
 EVENTS_MAX = 200  # kept for the dashboard; the log has them all
 REASON_CHARS_MAX = 300  # of a peer's words that we pass on
 
@@ -27,6 +28,7 @@ class Context:
     """One per master.
 
     Attributes:
+      lot: random, and this master's secret: what nobody may foresee follows from it.
       now_s: the time of the present call.
       settled_s: the time of the last call after which everything that follows was done. What was
         due by then has been; what is due later still has to be, though ``now_s`` may be past it.
@@ -34,8 +36,11 @@ class Context:
       change_count: grows whenever something may look different to people.
     """
 
-    def __init__(self, spec: RunSpec, run_id: str, history: History, term: int) -> None:
+    def __init__(
+        self, spec: RunSpec, run_id: str, history: History, term: int, lot: bytes = b""
+    ) -> None:
         self.spec = spec
+        self.lot = lot
         self.run_id = run_id
         self.history = history
         self.term = term

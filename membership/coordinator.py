@@ -38,6 +38,7 @@ from ..protocol.errors import LocalProtocolError
 from ..protocol.messages import (
     VERSION_MAX,
     Applied,
+    Audited,
     Commit,
     Finish,
     Found,
@@ -53,12 +54,16 @@ from ..protocol.messages import (
     NotReady,
     Probed,
     Progress,
+    ProofPiece,
     Ready,
     Reduced,
     ReduceFailed,
     RefusalCode,
+    Relayed,
     Released,
     Renew,
+    RoadWanted,
+    RoadWorks,
     Synced,
     SyncFailed,
     TrainerAttached,
@@ -72,12 +77,13 @@ from .admission import founding_fault, layout_refusal, refusal
 from .bandwidth import Bandwidths
 from .conductor import Conductor
 from .context import Context, quoted, said
-from .effects import Effect, EventKind, StandDown
+from .effects import Effect, EventKind, Judge, StandDown
 from .headline import headline
 from .journal import (
     History,
     JournalRecord,
     PeerAdmitted,
+    PeerCleared,
     PeerRevoked,
     PlaceTaken,
     PlaceVacated,
@@ -87,6 +93,7 @@ from .journal import (
 )
 from .lineage import Lineage
 from .probing import Probing
+from .roads import Roads
 from .roster import Grant, Member, new_member, next_to_seat
 from .rounds import Phase
 from .spec import RunSpec
@@ -106,33 +113,40 @@ class Coordinator:
       spec: the run's spec.
       run_id: what a ``Hello`` must name.
       term: grows with every start of the master; view numbers follow from it.
+      lot: random and secret; which results are audited follows from it.
     """
 
-    def __init__(self, spec: RunSpec, run_id: str, term: int) -> None:
-        self._start(spec, run_id, History(), term)
+    def __init__(self, spec: RunSpec, run_id: str, term: int, lot: bytes = b"") -> None:
+        self._start(spec, run_id, History(), term, lot)
 
     @classmethod
     def restore(
-        cls, spec: RunSpec, run_id: str, records: Iterable[JournalRecord], term: int
+        cls,
+        spec: RunSpec,
+        run_id: str,
+        records: Iterable[JournalRecord],
+        term: int,
+        lot: bytes = b"",
     ) -> Coordinator:
         """The master of a run that has a journal."""
         coordinator = cls.__new__(cls)
         history = History.replay(records)
         if history.run_id not in ("", run_id):
             raise LocalProtocolError(f"the journal is of run {history.run_id}, not {run_id}")
-        coordinator._start(spec, run_id, history, term)
+        coordinator._start(spec, run_id, history, term, lot)
         return coordinator
 
-    def _start(self, spec: RunSpec, run_id: str, history: History, term: int) -> None:
-        self.context = Context(spec, run_id, history, term)
+    def _start(self, spec: RunSpec, run_id: str, history: History, term: int, lot: bytes) -> None:
+        self.context = Context(spec, run_id, history, term, lot)
         self.succession = Succession(self.context)
         bandwidths = Bandwidths()
-        self.syncing = Syncing(self.context, self.succession, bandwidths)
+        self.roads = Roads(self.context)
+        self.syncing = Syncing(self.context, self.succession, bandwidths, self.roads)
         self.lineage = Lineage(self.context, self.syncing, self.succession, self._evict)
         self.conductor = Conductor(
-            self.context, self.syncing, self.succession, bandwidths, self._evict
+            self.context, self.syncing, self.succession, bandwidths, self.roads, self._evict
         )
-        self.probing = Probing(self.context, bandwidths)
+        self.probing = Probing(self.context, bandwidths, self.roads)
         self.syncing.missing = set(history.places)
         self.syncing.votes.unheard = set(history.places)
         self._missing_until_s: float | None = None  # set by the first event after a restart
@@ -154,8 +168,13 @@ class Coordinator:
             Reduced: self.conductor.course.reduced,
             Held: self.conductor.course.held,
             ReduceFailed: self.conductor.course.reduce_failed,
+            Audited: self.conductor.course.audits.audited,
+            ProofPiece: self.conductor.course.audits.proof,
             Measured: self.conductor.measured,
             Probed: self.probing.probed,
+            RoadWanted: self.roads.wanted,
+            RoadWorks: self.roads.works,
+            Relayed: self.roads.relayed,
             Applied: self._on_applied,
             Synced: self._on_synced,
             SyncFailed: self.syncing.failed,
@@ -165,12 +184,21 @@ class Coordinator:
     # ------------------------------------------------------------ events
 
     def attach(
-        self, peer: str, hello: Hello, grant: Grant, now_s: float, host: str = ""
+        self,
+        peer: str,
+        hello: Hello,
+        grant: Grant,
+        now_s: float,
+        host: str = "",
+        *,
+        port: int = 0,
+        reachable: bool = True,
     ) -> list[Effect]:
-        """A connection of an authenticated, reachable peer sent its ``Hello``.
+        """A connection of an authenticated peer sent its ``Hello``.
 
         Args:
-          host: the address it comes from; empty: unknown.
+          host, port: the address it comes from; empty and 0: unknown.
+          reachable: it was dialled back at one of its addresses.
         """
         if not self._begin(now_s):
             return []
@@ -187,7 +215,15 @@ class Coordinator:
         self._replace_connection(peer, hello)
         history, number_before = self.context.history, self.context.history.next_number
         member = new_member(
-            peer, hello, grant, self._number(peer, hello), history.fragment_count, now_s, host
+            peer,
+            hello,
+            grant,
+            self._number(peer, hello),
+            history.fragment_count,
+            now_s,
+            host,
+            port=port,
+            reachable=reachable,
         )
         self.context.roster.members[peer] = member
         self.context.tally.attached(member, known=member.number < number_before)
@@ -197,7 +233,10 @@ class Coordinator:
         self.syncing.attached(member, hello, committed)
         self._welcome(member, committed)
         self.context.announce(
-            EventKind.JOIN, peer, f"{said(member)} joined as member {member.number}"
+            EventKind.JOIN,
+            peer,
+            f"{said(member)} joined as member {member.number}"
+            + ("" if reachable else "; nobody can dial it, it dials the others"),
         )
         self._view_due = True
         self._settle()
@@ -249,6 +288,38 @@ class Coordinator:
             self._settle()
         return self.context.take_effects()
 
+    def moved(
+        self, peer: str, addresses: tuple[str, ...], now_s: float, host: str = "", port: int = 0
+    ) -> list[Effect]:
+        """A member goes on over another connection, perhaps from elsewhere."""
+        if not self._begin(now_s):
+            return []
+        member = self.context.roster.get(peer)
+        if member is not None:
+            self.context.detector.heard(peer, now_s)
+            member.host, member.port = host, port
+            if member.addresses != addresses:
+                member.addresses = addresses
+                self.context.announce(
+                    EventKind.ROAD, peer, f"{said(member)} is at {', '.join(addresses)} now"
+                )
+                self.roads.classed(member)
+                self._settle()
+        return self.context.take_effects()
+
+    def classed(self, peer: str, reachable: bool, now_s: float) -> list[Effect]:
+        """A member was dialled back again."""
+        if not self._begin(now_s):
+            return []
+        member = self.context.roster.get(peer)
+        if member is not None and member.reachable != reachable:
+            member.reachable = reachable
+            said_now = "can be dialled now" if reachable else "cannot be dialled any more"
+            self.context.announce(EventKind.ROAD, peer, f"{said(member)} {said_now}")
+            self.roads.classed(member)
+            self._settle()
+        return self.context.take_effects()
+
     def kick(self, peer: str, reason: str, now_s: float) -> list[Effect]:
         """The run's owner removes a peer for good; it need not be attached."""
         if not self._begin(now_s):
@@ -262,17 +333,39 @@ class Coordinator:
         self._settle()
         return self.context.take_effects()
 
+    def clear(self, peer: str, now_s: float) -> list[Effect]:
+        """The run's owner lifts a quarantine; the peer may come back with what it has."""
+        if not self._begin(now_s):
+            return []
+        self.conductor.course.audits.cleared(peer)
+        if peer in self.context.history.quarantined:
+            name = self.context.name(peer)
+            self.context.record(PeerCleared(peer))
+            self.context.announce(EventKind.JOIN, peer, f"{name} was cleared by the run's owner")
+        self._settle()
+        return self.context.take_effects()
+
+    def judged(self, case: Judge, fault: str, now_s: float) -> list[Effect]:
+        """What came of a ``Judge``: what is wrong with the chunk; empty: nothing is proven."""
+        if not self._begin(now_s):
+            return []
+        self.conductor.course.audits.judged(case.order.round, case.attempt, fault)
+        self._settle()
+        return self.context.take_effects()
+
     def met(self, term: int, nonce: bytes, who: str, now_s: float) -> list[Effect]:
         """Another master of this run says which term it serves."""
         if not self._begin(now_s) or self.succession.outranks(term, nonce):
             return self.context.take_effects()
         return self._stand_down() if self.succession.met(term, nonce, who) else []
 
-    def note(self, text: str, now_s: float) -> list[Effect]:
-        """Something about the master's own process that people should read among the events."""
+    def note(
+        self, text: str, now_s: float, kind: EventKind = EventKind.RUN, peer: str | None = None
+    ) -> list[Effect]:
+        """Something that people should read among the events, and from which nothing follows."""
         if not self._begin(now_s):
             return []
-        self.context.announce(EventKind.RUN, None, text)
+        self.context.announce(kind, peer, text)
         return self.context.take_effects()
 
     def know_masters(self, addresses: tuple[str, ...], now_s: float) -> list[Effect]:
@@ -546,6 +639,7 @@ class Coordinator:
             self.founder = None
         if not keep_place and member.peer in self.context.history.places:
             self.context.record(PlaceVacated(member.peer))
+        self.roads.removed(member.peer)
         self.probing.removed(member)
         self.syncing.removed(member)
         self.conductor.removed(member.peer, f"{said(member)} is gone: {quoted(why)}")

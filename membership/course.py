@@ -29,6 +29,8 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
+from attrs import evolve
+
 from ..protocol.messages import (
     OWNER_RUNS_MAX,
     Assignment,
@@ -43,18 +45,22 @@ from ..protocol.messages import (
     Repair,
 )
 from .attempt import Attempt, Outcome
-from .bandwidth import Bandwidths
+from .audits import Audits
+from .bandwidth import Bandwidths, Lines
 from .context import Context, quoted, said
 from .effects import EventKind
+from .gauging import makes_sense
 from .journal import RoundCommitted
 from .ledger import Ledger
 from .manifest import fits
 from .plan import make_plan
 from .repair import plan_repair
+from .roads import Roads
 from .roster import CopyState, Member, caps_of, sites_of
 from .rounds import Round, Turn
 from .shares import NobodyReachableError
 from .syncing import Syncing
+from .verdicts import Verdicts
 
 # From nothing, in one round; then it is aborted and a new one asks everybody again. Repairs need no
 # limit: each costs a contributor.
@@ -67,12 +73,20 @@ class Course:
     """Brings the reductions of a ledger's rounds to their end."""
 
     def __init__(
-        self, context: Context, syncing: Syncing, ledger: Ledger, bandwidths: Bandwidths
+        self,
+        context: Context,
+        syncing: Syncing,
+        ledger: Ledger,
+        bandwidths: Bandwidths,
+        roads: Roads,
     ) -> None:
         self.context = context
         self.syncing = syncing
         self.ledger = ledger
         self.bandwidths = bandwidths
+        self.audits = Audits(context, ledger)
+        self.verdicts = Verdicts(context, ledger)
+        self.roads = roads
 
     # ------------------------------------------------------------ facts
 
@@ -86,7 +100,11 @@ class Course:
         if not fits(message.manifest, len(attempt.owners), len(attempt.contributors)):
             self._violation(member, "its manifest is not of the round that it reports")
             return
+        if not makes_sense(message.gauged, len(attempt.contributors)):
+            self._violation(member, "what it has found is not of the round's contributors")
+            return
         attempt.outcomes[member.peer] = Outcome(message.digest, message.manifest)
+        attempt.reports[member.peer] = message.gauged, message.momentum_square
         round_ = self.ledger.rounds[message.round]
         round_.mark(member.peer, member.name).reduced_s = self.context.now_s
         attempt.missed.pop(member.peer, None)
@@ -166,8 +184,11 @@ class Course:
     def moved(self, member: Member) -> None:
         """Bulk bytes leave or reach the member: what it takes part in is not stalled."""
         for round_ in self.ledger.reducing():
-            if member.peer in round_.running().unreported():
-                round_.running().moved_s = self.context.now_s
+            attempt = round_.running()
+            if member.peer in attempt.unreported():
+                attempt.moved_s = self.context.now_s
+            elif attempt.look is not None:
+                self.audits.moved(member, attempt.look)
 
     def _missed(self, member: Member, number: int, why: str) -> None:
         round_ = self.ledger.committed(number)
@@ -181,8 +202,14 @@ class Course:
 
     def begin(self, round_: Round, contributors: tuple[Contributor, ...]) -> None:
         """Order a reduction of these contributors, the first one of the round or another one."""
-        adding = [contributor.peer for contributor in contributors]
-        receivers = self._receivers(set(adding), round_.fragment)
+        everybody = [contributor.peer for contributor in contributors]
+        wanted = self._receivers(set(everybody), round_.fragment)
+        adding, receivers = self.roads.together(everybody, wanted)
+        if len(adding) < len(everybody):
+            contributors = self._without_road(round_, contributors, set(adding))
+            if len(adding) < self.ledger.quorum(round_.original_count):
+                self.ledger.abort(round_, "too few contributors have a road to one another")
+                return
         roster, now_s, before = self.context.roster, self.context.now_s, round_.attempt
         sites = sites_of([member for member in roster.by_number() if member.peer in receivers])
         try:
@@ -190,10 +217,11 @@ class Course:
                 self.context.history.sizes[round_.fragment],
                 adding,
                 receivers,
-                self.bandwidths.lines(receivers, caps_of(roster), sites, adding),
+                self._lines(receivers, sites, adding),
                 self.context.spec,
                 fragment=round_.fragment,
                 star_only=before is not None,  # what goes wrong again can be repaired then
+                barred=self.audits.barred() | round_.barred,
             )
         except NobodyReachableError as error:
             self.ledger.abort(round_, str(error))
@@ -203,26 +231,47 @@ class Course:
         round_.attempt = Attempt(
             number,
             contributors,
-            receivers,
+            tuple(receivers),
             owners,
             estimate,
             tuple(site.members for site in plan.sites),
             started_s=now_s,
             moved_s=now_s,
         )
-        message = Reduce(
+        message = round_.attempt.order = Reduce(
             round=round_.number,
             attempt=number,
             fragment=round_.fragment,
             version=round_.version,
             view=self.context.roster.view_number,
             contributors=contributors,
-            receivers=receivers,
+            receivers=tuple(receivers),
             plan=plan,
         )
         for peer in receivers:
             round_.mark(peer, roster.members[peer].name)
             self.context.send(peer, message)
+
+    def _without_road(
+        self, round_: Round, contributors: tuple[Contributor, ...], adding: set[str]
+    ) -> tuple[Contributor, ...]:
+        for contributor in contributors:
+            if contributor.peer not in adding:
+                why = "it has no road to those who add up"
+                round_.declined[contributor.peer] = why
+                self.context.announce(
+                    EventKind.ROAD,
+                    contributor.peer,
+                    f"{self.context.name(contributor.peer)} is left out of round {round_.number}: "
+                    f"{why}",
+                )
+        return tuple(c for c in contributors if c.peer in adding)
+
+    def _lines(
+        self, receivers: Sequence[str], sites: Sequence[tuple[str, ...]], adding: Sequence[str]
+    ) -> Lines:
+        lines = self.bandwidths.lines(receivers, caps_of(self.context.roster), sites, adding)
+        return evolve(lines, pair_limits=self.roads.limits(receivers))
 
     def _receivers(self, adding: set[str], fragment: int) -> tuple[str, ...]:
         """Whoever adds, and everybody who stays and has a use for the result.
@@ -251,7 +300,7 @@ class Course:
         elif round_.refused.intersection(attempt.peers()):
             self._rerun(round_, whys(attempt))  # it may be in chunks that are done
         elif not attempt.unreported():
-            self._decide(round_)
+            return self._decide(round_)
         elif attempt.sites and attempt.lost:
             self._rerun(round_, f"a tree cannot be repaired ({whys(attempt)})")
         elif attempt.lost.keys() - attempt.shut:
@@ -275,6 +324,9 @@ class Course:
         limits = [math.inf]
         for round_ in self.ledger.reducing():
             attempt = round_.running()
+            if not attempt.unreported():
+                limits.append(self.audits.due_s(attempt))  # only auditors are waited for
+                continue
             limits += [
                 self._listeners_limit_s(attempt),
                 self._flush_limit_s(attempt),
@@ -405,7 +457,12 @@ class Course:
         """Everybody has shut out the lost and said what they hold: give out what is missing."""
         attempt = round_.running()
         assignments = plan_repair(
-            attempt.owners, attempt.lost, attempt.survivors(), attempt.receivers, attempt.held
+            attempt.owners,
+            attempt.lost,
+            attempt.survivors(),
+            attempt.receivers,
+            attempt.held,
+            self.roads.apart(attempt.receivers),
         )
         if len(assignments) > OWNER_RUNS_MAX:
             self._rerun(round_, whys(attempt))
@@ -454,7 +511,14 @@ class Course:
             return
         everything = b"\xff" * ((len(attempt.owners) + 7) // 8)
         held = dict.fromkeys([p for p in attempt.reached() if p not in waiting], everything)
-        assignments = plan_repair(attempt.owners, attempt.lost, having, attempt.receivers, held)
+        assignments = plan_repair(
+            attempt.owners,
+            attempt.lost,
+            having,
+            attempt.receivers,
+            held,
+            self.roads.apart(attempt.receivers),
+        )
         if len(assignments) > OWNER_RUNS_MAX:
             return  # they are synced again, as everybody who misses a result
         outcomes = dict(attempt.outcomes)
@@ -465,14 +529,24 @@ class Course:
 
     # ------------------------------------------------------------ the decision
 
-    def _decide(self, round_: Round) -> None:
-        """Every survivor has reported."""
-        outcome = round_.running().agreed()
+    def _decide(self, round_: Round) -> bool:
+        """Every survivor has reported. False: auditors are waited for."""
+        attempt = round_.running()
+        outcome = attempt.agreed()
         if outcome is None:
             self.ledger.abort(round_, "the contributors hold different results and no majority")
-            return
+            return True
+        if self.verdicts.refuse_understated(round_):
+            return True
+        why = self.audits.advance(round_, outcome)
+        if why:
+            self._rerun(round_, why)
+            return True
+        if attempt.look is not None and not attempt.look.over:
+            return False
         self._serve_listeners(round_, outcome)
         self._commit(round_, outcome)
+        return True
 
     def _commit(self, round_: Round, outcome: Outcome) -> None:
         attempt = round_.running()

@@ -11,21 +11,29 @@ from collections.abc import Sequence
 
 from ..protocol.messages import FragmentHead
 from .bandwidth import Bandwidths
+from .roads import Roads
 from .roster import CopyState, Member, Roster, caps_of
 
 DONORS_MAX = 4  # per transfer: more do not make it faster, and each holds a pin
 
 
 def choose_donors(
-    roster: Roster, member: Member, head: FragmentHead, bandwidths: Bandwidths
+    roster: Roster, member: Member, head: FragmentHead, bandwidths: Bandwidths, roads: Roads
 ) -> list[Member]:
-    """Those who hold exactly this version or are about to, the best first; none: nobody holds it."""
+    """Those who hold exactly this version or are about to, the best first.
+
+    None: nobody holds it, or nobody to whom the member has a road.
+    """
     held = [other for other in roster if _holds(other, head, head.version)]
     if not held:
         return []
     # A commit has just been sent to these; they keep what they are about to make of it.
     coming = [other for other in roster if other.in_sync and _holds(other, head, head.version - 1)]
-    able = [other for other in (*held, *coming) if other is not member]
+    able = [
+        other
+        for other in (*held, *coming)
+        if other is not member and roads.connected(other.peer, member.peer)
+    ]
     trusted = [other for other in able if other.peer not in member.bad_donors]
     if able and not trusted:
         # If everybody seems bad, the one who says so may be the odd one; its failures count.

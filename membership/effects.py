@@ -10,7 +10,7 @@ import enum
 
 from attrs import frozen
 
-from ..protocol.messages import Message, RefusalCode
+from ..protocol.messages import ContributorRun, FragmentSize, Message, Reduce, RefusalCode
 from .journal import JournalRecord
 
 EVENT_CHARS_MAX = 1_000  # longer texts (they quote peers) are cut here
@@ -25,6 +25,7 @@ class EventKind(enum.Enum):
     ROLE = "role"  # a place was taken or given up, a trainer came or went
     SYNC = "sync"  # copies: roots that differ, transfers that failed
     ROUND = "round"  # rounds that did not go by the book
+    ROAD = "road"  # how members that cannot dial each other reach each other
     BAD = "bad"  # somebody sent what must not be added
 
 
@@ -76,10 +77,30 @@ class Announce:
 
 
 @frozen
+class Judge:
+    """Find out whether a proof is one, and say so by ``Coordinator.judged``.
+
+    Attributes:
+      attempt: under which the result was reported.
+      chunk, owner: what is called wrong, and who made it.
+      digest, manifest: of the result that the receivers agree on.
+    """
+
+    order: Reduce
+    size: FragmentSize
+    attempt: int
+    chunk: int
+    owner: str
+    digest: bytes
+    manifest: tuple[ContributorRun, ...]
+    proof: bytes
+
+
+@frozen
 class StandDown:
     """Another master is obeyed: do nothing more, neither what is queued, and end the process."""
 
     reason: str
 
 
-Effect = Send | Record | Drop | Announce | StandDown
+Effect = Send | Record | Drop | Announce | Judge | StandDown

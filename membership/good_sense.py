@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from attrs import frozen
 
-from .spec import FIXED_CODECS, TOPK_CODECS, RunSpec
+from .spec import FIXED_CODECS, MEAN, TOPK_CODECS, RunSpec
 
 ROUNDS_FEW = 50  # at a momentum of 0.9 a run of so few rounds overshoots: 3.6 % worse over 25
 MOMENTUM_HIGH = 0.8
@@ -17,6 +17,7 @@ STEPS_FEW = 10  # between rounds: about what averaging gradients would send
 DEADLINE_SHORT_S = 2.0  # a lost packet or a busy machine takes as long
 DEADLINE_LONG_S = 120.0  # nobody would wait for the dead so long by choice
 STEP_DEADLINE_SHORT_S = 10.0  # a first step that compiles takes longer, four times this
+OUTVOTED_MIN = 3  # contributors among whom a robust rule can leave out one
 COARSE_CODECS = (*TOPK_CODECS, "nf4", "e2m1", "e3m0")
 
 
@@ -79,6 +80,11 @@ def _of_the_wire(spec: RunSpec) -> Iterator[Doubt]:
         yield Doubt("reduce.codec_down", "results are coarser than what they are made of")
     if up & set(COARSE_CODECS) and not reduce.error_feedback:
         yield Doubt("reduce.error_feedback", "what so coarse a codec leaves out is lost without it")
+    if reduce.combine != MEAN and 0 < spec.membership.contributors < OUTVOTED_MIN:
+        yield Doubt(
+            "reduce.combine",
+            f"{reduce.combine}: of {spec.membership.contributors} contributors nobody can be outvoted",
+        )
     if spec.sync.donor_share == 0:
         yield Doubt("sync.donor_share", "0: nobody gets a copy of the state while rounds go on")
 

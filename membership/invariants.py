@@ -31,7 +31,7 @@ def _check_roster(coordinator: Coordinator) -> None:
     numbers = [member.number for member in roster]
     assert len(set(numbers)) == len(numbers), "two members with one number"
     assert all(number < history.next_number for number in numbers)
-    assert not any(peer in history.revoked for peer in roster.members), "a kicked peer is in"
+    assert not any(history.is_out(peer) for peer in roster.members), "somebody is in who is out"
     assert history.places <= set(roster.members) | coordinator.syncing.missing
     places = context.spec.membership.contributors
     assert not places or len(history.places) <= places, "more contributors than places"
@@ -86,9 +86,14 @@ def _check_rounds(coordinator: Coordinator) -> None:
         survivors = attempt.survivors()
         assert survivors, "a reduction without contributors"
         assert set(survivors) <= set(roster.members), "a reduction waits for somebody who is gone"
-        assert attempt.unreported(), "everybody has reported and nothing was decided"
         assert not round_.refused.intersection(attempt.peers()), "a refused update is still in"
         assert len(survivors) >= coordinator.conductor.ledger.quorum(round_.original_count)
+        if not attempt.unreported():
+            look = attempt.look
+            assert look is not None, "everybody has reported and nothing was decided"
+            assert look.open, "everything is looked at and nothing was decided"
+            assert set(look.open.values()) <= set(survivors), "nobody looks who should"
+            continue
         assert not attempt.flushing or attempt.unheard() or attempt.may_learn_more(), "answered"
         assert not attempt.held.keys() & attempt.lost.keys(), "the lost have a say"
         assert attempt.lost.keys() <= attempt.shut, "somebody is lost and the attempt goes on"

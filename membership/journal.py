@@ -162,6 +162,21 @@ class PeerRevoked(JournalRecord):
 
 
 @frozen
+class PeerQuarantined(JournalRecord):
+    """Convicted of a lie: out until the run's owner clears it."""
+
+    peer: str
+    reason: str
+
+
+@frozen
+class PeerCleared(JournalRecord):
+    """The run's owner trusts it again."""
+
+    peer: str
+
+
+@frozen
 class RunPaused(JournalRecord):
     """The owner stopped (or resumed) the opening of rounds."""
 
@@ -192,6 +207,8 @@ RECORDS: dict[str, type[JournalRecord]] = {
         RoundCommitted,
         RootKnown,
         PeerRevoked,
+        PeerQuarantined,
+        PeerCleared,
         RunPaused,
         RunFinished,
     )
@@ -230,6 +247,7 @@ class History:
     places: set[str] = Factory(set)  # peers that are contributors
     vacancies: int = 0  # places given up by the dead and the departed, not taken again yet
     revoked: dict[str, str] = Factory(dict)  # by peer: the reason
+    quarantined: dict[str, str] = Factory(dict)  # likewise
     paused: bool = False
     finished: bool = False
 
@@ -299,15 +317,28 @@ class History:
             case PeerRevoked():
                 if record.peer in self.places:
                     self._vacate(record.peer)
-                self.revoked[record.peer] = record.reason
-                if len(self.revoked) > REVOKED_MAX:
-                    del self.revoked[next(iter(self.revoked))]
+                self._shut_out(self.revoked, record.peer, record.reason)
+            case PeerQuarantined():
+                if record.peer in self.places:
+                    self._vacate(record.peer)
+                self._shut_out(self.quarantined, record.peer, record.reason)
+            case PeerCleared():
+                self.quarantined.pop(record.peer, None)
             case RunPaused():
                 self.paused = record.paused
             case RunFinished():
                 self.finished = True
             case _:
                 raise LocalProtocolError(f"the journal knows no {type(record).__name__}")
+
+    def is_out(self, peer: str) -> bool:
+        """Whether this peer may not enter."""
+        return peer in self.revoked or peer in self.quarantined
+
+    def _shut_out(self, table: dict[str, str], peer: str, reason: str) -> None:
+        table[peer] = reason
+        if len(table) > REVOKED_MAX:
+            del table[next(iter(table))]
 
     def _vacate(self, peer: str) -> None:
         self.places.discard(peer)

@@ -118,7 +118,7 @@ class Lineage:
         does not know who was in the run.
         """
         history, roster = self.context.history, self.context.roster
-        admitted = [a for peer, a in history.admitted.items() if peer not in history.revoked]
+        admitted = [a for peer, a in history.admitted.items() if not history.is_out(peer)]
         anew = not history.behind and all(
             record.peer in roster.members and record.number >= history.number_at_commit
             for record in admitted
@@ -324,6 +324,6 @@ class Lineage:
                 found.setdefault(contributor.peer, self.context.name(contributor.peer))
         here = self.context.roster.members
         names = [
-            name for peer, name in found.items() if peer not in here and peer not in history.revoked
+            name for peer, name in found.items() if peer not in here and not history.is_out(peer)
         ]
         return names[:NAMES_SAID_MAX]

@@ -8,7 +8,7 @@ what rounding costs.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import groupby
 
 from attrs import evolve, frozen
@@ -17,7 +17,7 @@ from ..protocol.messages import FragmentSize, OwnerRun, Plan, SiteLeads
 from .bandwidth import Lines, SiteLine
 from .shares import SharedLine, Workload, best_shares, bound_s, reduction_s, ring_s
 from .sites import Site, SitePlan, TreePlan, plan_tree, tree_s
-from .spec import TOPK_CODECS, RunSpec
+from .spec import MEAN, TOPK_CODECS, RunSpec
 
 VALUE_BYTES = 4  # float32
 COUNTER_BYTES = 8  # int64, sent verbatim
@@ -74,6 +74,7 @@ def make_plan(
     *,
     fragment: int = 0,
     star_only: bool = False,
+    barred: Collection[str] = (),
 ) -> tuple[Plan, PlanEstimate]:
     """Cut a fragment into chunks and give each an owner; and a leader in each site, if that pays.
 
@@ -85,6 +86,7 @@ def make_plan(
       spec: chunk size and codecs.
       fragment: which of the spec's codecs.
       star_only: plan no tree, whatever it would save.
+      barred: contributors that own nothing, unless nobody else could.
 
     Returns:
       A plan and its estimate. A star's runs follow the order of ``contributors``. Who owns nothing
@@ -115,7 +117,10 @@ def make_plan(
         ring_s=ring_s(work),
         guessed_count=len(lines.guessed.intersection(members)),
     )
-    bare = Plan(cut.chunk_elements, (), up, down)
+    rule, audited = spec.reduce.combine, spec.reduce.audit > 0
+    # A leader's sum hides what a robust rule must see, and has nobody's seal.
+    star_only |= rule != MEAN or audited or bool(barred)
+    bare = Plan(cut.chunk_elements, (), up, down, combine=rule, sealed=audited)
     if cut.chunk_count == 0:
         return bare, estimate
     # What a limited pair would do to a tree nobody has thought through; nobody measures any either.
@@ -137,11 +142,20 @@ def make_plan(
                 evolve(bare, owners=owners, sites=leads),
                 evolve(estimate, predicted_s=needed_s, bound_s=sited.best.tree_bound_s),
             )
-    owned = _apportion(cut.chunk_count, shares)
+    owned = _apportion(cut.chunk_count, _without(shares, contributors, barred))
     return (
         evolve(bare, owners=_runs(_dealt(contributors, owned))),
         evolve(estimate, predicted_s=_star_s(cut, work, owned)),
     )
+
+
+def _without(
+    shares: Sequence[float], contributors: Sequence[str], barred: Collection[str]
+) -> Sequence[float]:
+    """What is left of the shares when some own nothing, for the others in proportion."""
+    left = [0.0 if p in barred else s for p, s in zip(contributors, shares, strict=True)]
+    total = sum(left)
+    return [share / total for share in left] if barred and total > 0 else shares
 
 
 def _star_s(cut: _Cut, work: Workload, owned: Sequence[int]) -> float:

@@ -23,6 +23,7 @@ from attrs import frozen
 from ..protocol.messages import PROBE_BYTES_MAX, PROBE_S_MAX, Probe, Probed
 from .bandwidth import Bandwidths
 from .context import Context
+from .roads import Roads
 from .roster import Member
 
 ANSWER_S = 3 * PROBE_S_MAX  # the receiver answers within twice the time that the junk may take
@@ -41,9 +42,10 @@ class _Running:
 class Probing:
     """The master's probes; its facts go into ``bandwidths``."""
 
-    def __init__(self, context: Context, bandwidths: Bandwidths) -> None:
+    def __init__(self, context: Context, bandwidths: Bandwidths, roads: Roads) -> None:
         self._context = context
         self._bandwidths = bandwidths
+        self._roads = roads
         self._running: _Running | None = None
         self._last_number = 0
         # Members whose turn has been, by number: a new membership is a new turn.
@@ -108,7 +110,11 @@ class Probing:
 
     def _receiver(self, ready: list[Member], sender: Member) -> Member | None:
         """Of all others the fastest one; of equals, and of the unknown, the first."""
-        others = [member for member in ready if member is not sender]
+        others = [
+            member
+            for member in ready
+            if member is not sender and self._roads.connected(member.peer, sender.peer)
+        ]
 
         def down(member: Member) -> float:
             known = self._bandwidths.known(member.peer)

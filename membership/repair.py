@@ -20,6 +20,7 @@ def plan_repair(
     survivors: Sequence[str],
     receivers: Sequence[str],
     held: Mapping[str, bytes],
+    apart: Collection[str] = (),
 ) -> tuple[Assignment, ...]:
     """Give every chunk of a lost owner to somebody who is left.
 
@@ -29,6 +30,7 @@ def plan_repair(
       receivers: of the order; ``lacking`` refers to them.
       held: by peer, none of the lost: a bit for each chunk whose result it holds. A receiver that
         has not said counts as holding nothing.
+      apart: those that have no link to somebody: taken only where nobody else can.
     """
     listeners = [peer for peer in receivers if peer in held and peer not in survivors]
     load = dict.fromkeys([*survivors, *listeners], 0)
@@ -40,7 +42,7 @@ def plan_repair(
         holders = [peer for peer in survivors if holds(held[peer], chunk)] or [
             peer for peer in listeners if holds(held[peer], chunk)
         ]
-        heir = min(holders or survivors, key=load.__getitem__)
+        heir = min(holders or survivors, key=lambda peer: (peer in apart, load[peer]))
         load[heir] += 1
         lacking = bytearray((len(receivers) + 7) // 8)
         if holders:

@@ -562,6 +562,8 @@ class Replica:
         attempt: int,
         digest: bytes,
         manifest: tuple[ContributorRun, ...] = (),
+        gauged: bytes = b"",
+        momentum_square: float = 0.0,
     ) -> list[Deed]:
         here = self.rounds.get(round_id)
         if here is None or here.attempt != attempt or here.phase is not Phase.REDUCING:
@@ -572,7 +574,8 @@ class Replica:
                 commit = here.commit
                 return [*self._end(here, committed=False), *self._lost_result(commit)]
             return self._advance(here.fragment)
-        return [TellMaster(Reduced(round_id, attempt, digest, manifest))]
+        message = Reduced(round_id, attempt, digest, manifest, gauged, momentum_square)
+        return [TellMaster(message)]
 
     def reduction_failed(
         self, round_id: int, attempt: int, accused: Iterable[str], bad: bool, reason: str

@@ -28,6 +28,8 @@ from ..protocol.messages import (
     Layout,
     MemberInfo,
     Progress,
+    Relayed,
+    RelayOffer,
     Role,
     TrainerFailed,
 )
@@ -107,7 +109,14 @@ class Member:
     upload_bytes_per_s: float = 0.0  # what its person allows it to send; 0: no cap
     download_bytes_per_s: float = 0.0  # and to receive
     host: str = ""  # the address that the master sees it come from; empty: unknown
+    port: int = (
+        0  # from which it has dialled, if the master sees the same; 0: a router draws others
+    )
+    reachable: bool = True  # the master can dial it
+    offer: RelayOffer | None = None  # what it would forward for others
+    relayed: Relayed | None = None  # and what it forwards
     site: str = ""  # what its person calls the site; empty: its address tells
+    software: str = ""  # the version of holdfast that its daemon is of
     late_count: int = 0  # rounds in a row that went on without it
     rest_count: int = 0  # how often it gave up its place for that
     rests_until_s: float = -math.inf  # before, it takes none
@@ -119,6 +128,8 @@ class Member:
     bad_donors: set[str] = Factory(set)  # who served this member wrong blocks
     bad_blocks_count: int = 0  # transfers to others in which it served blocks with wrong digests
     sync_failures: int = 0  # transfers that failed in a row
+    direction: float | None = None  # of its last update: cosine with the outer momentum
+    against: bool = False  # whether that was against, while most were along
 
     def has_on_disk(self, head: FragmentHead) -> bool:
         """It needs no donor for this version."""
@@ -126,7 +137,8 @@ class Member:
 
     @property
     def relay(self) -> bool:
-        return self.grant.role is Role.RELAY
+        """It takes no other part in the run."""
+        return self.grant.role is Role.RELAY or (self.offer is not None and self.offer.only)
 
     @property
     def draining(self) -> bool:
@@ -177,6 +189,9 @@ def new_member(
     fragment_count: int,
     now_s: float,
     host: str = "",
+    *,
+    port: int = 0,
+    reachable: bool = True,
 ) -> Member:
     return Member(
         peer=peer,
@@ -192,7 +207,11 @@ def new_member(
         upload_bytes_per_s=hello.upload_bytes_per_s,
         download_bytes_per_s=hello.download_bytes_per_s,
         host=host,
+        port=port if port == hello.local_port else 0,
+        reachable=reachable,
+        offer=hello.relay,
         site=hello.site,
+        software=hello.software,
     )
 
 
@@ -238,6 +257,7 @@ def _info(member: Member, places: set[str], told: MemberInfo | None) -> MemberIn
         and told.role is role
         and told.in_sync == member.in_sync
         and told.addresses == member.addresses
+        and told.reachable == member.reachable
         and told.name == member.name
         and told.peer == member.peer
     ):
@@ -249,6 +269,7 @@ def _info(member: Member, places: set[str], told: MemberInfo | None) -> MemberIn
         addresses=member.addresses,
         role=role,
         in_sync=member.in_sync,
+        reachable=member.reachable,
     )
 
 

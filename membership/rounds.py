@@ -29,6 +29,7 @@ from .attempt import Attempt
 
 NORM_CLIP = 3.0  # over so many times the median norm an update is scaled down to it
 NORM_REFUSE = 10.0  # over so many times it is refused
+NORM_FAINT = 0.01  # under so many times the median it is refused, too: it takes part for nothing
 NORM_COUNT_MIN = 3  # with fewer updates a median says nothing about who is the odd one
 QUORUM_COUNT_MIN = 2  # whatever the share; one of two is no quorum
 
@@ -102,6 +103,7 @@ class Round:
     original_count: int = 0  # contributors of the first attempt
     attempt: Attempt | None = None
     refused: set[str] = Factory(set)  # sent what must not be added; out for this round
+    barred: set[str] = Factory(set)  # own nothing in this round: they did not show what they added
     digest: bytes = b""  # of the committed result
     stall_count: int = 0  # attempts in which nothing moved
     repair_count: int = 0
@@ -150,7 +152,7 @@ def gate_norms(
     """Judge updates by their norms.
 
     Who has trained on more has come further: an update of so many times the median weight may be so
-    many times as long.
+    many times as long, one of a part of it may be as much shorter.
 
     Returns:
       Clip factors of those that may be added, and a reason for each of those that may not.
@@ -162,9 +164,15 @@ def gate_norms(
     scales: dict[str, float] = {}
     refused: dict[str, str] = {}
     for peer, norm in norms.items():
-        share = max(1.0, weights[peer] / median_weight) if median_weight else 1.0
+        part = weights[peer] / median_weight if median_weight else 1.0
+        share = max(1.0, part)
         times = norm / share / median
-        if times > NORM_REFUSE:
+        if norm < NORM_FAINT * min(1.0, part) * median:
+            refused[peer] = (
+                f"its norm {norm:.4g} is {norm / median:.3g} times the median {median:.4g} "
+                f"(the limit is {NORM_FAINT * min(1.0, part):.3g})"
+            )
+        elif times > NORM_REFUSE:
             trained = f", with {share:.3g} times the median's tokens" if share > 1.0 else ""
             refused[peer] = (
                 f"its norm {norm:.4g} is {norm / median:.3g} times the median {median:.4g}{trained} "

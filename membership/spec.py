@@ -43,6 +43,9 @@ SECONDS_MAX = 86_400.0
 CHECKPOINT_S_MAX = 366 * 86_400.0
 CHECKPOINTS_MAX = 10_000
 EVERY, ASKED = "every", "asked"  # peers that write checkpoints
+MEAN = "mean"  # of contributions; the other rules are robust, and have a number from below to above
+ROBUST = {"trimmed": (0.0, 0.5), "clipped": (0.0, 1e6)}
+RULE_DIGITS_MAX = 12  # of that number
 NO_STATE, INT8 = "none", "int8"  # what a joiner's optimizer gets of another's
 
 
@@ -100,6 +103,22 @@ def _merge(_instance: object, attribute: attrs.Attribute[Any], value: object) ->
     except ValueError:
         pass
     raise ValueError(f'{attribute.name} must be "delta" or "lerp:A" with A from 0 to 1: {value!r}')
+
+
+def _rule(_instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    kind, colon, amount = value.partition(":") if isinstance(value, str) else ("", "", "")
+    if value == MEAN or (kind in ROBUST and not colon):
+        return
+    try:
+        low, high = ROBUST[kind]
+        if low < float(amount) < high and len(amount) <= RULE_DIGITS_MAX:
+            return
+    except (KeyError, ValueError):
+        pass
+    raise ValueError(
+        f'{attribute.name} must be "mean", "trimmed:A" with A over 0 and below 0.5, or "clipped:R" '
+        f"with R over 0: {value!r}"
+    )
 
 
 def _as_tuples(value: Any) -> Any:
@@ -208,6 +227,9 @@ class MembershipTable:
     # When nobody holds the newest version any more, the run goes on from an older one after so
     # long; 0: never.
     rewind_s: float = field(default=300.0, validator=_number(0.0, SECONDS_MAX))
+    approve: bool = field(
+        default=False, validator=_truth
+    )  # newcomers, by hand, whatever the invite
 
 
 @frozen
@@ -222,6 +244,11 @@ class ReduceTable:
     # What a lossy codec_up left out of a contribution goes into the peer's next one, times this.
     error_feedback: bool = field(default=True, validator=_truth)
     feedback_decay: float = field(default=1.0, validator=_number(0.0, 1.0))
+    # How owners make a result of contributions; see ``collectives.combine``.
+    combine: str = field(default=MEAN, validator=_rule)
+    # Of each result's chunks, by chance, so many are looked at by another contributor before it is
+    # committed: did its owner add up what it was given? See ``audits``.
+    audit: float = field(default=0.0, validator=_number(0.0, 1.0))
     chunk_bytes: int = field(
         default=1_048_576, validator=_whole(CHUNK_BYTES_MIN, CHUNK_BYTES_MAX)
     )  # of float32 values, before encoding
@@ -334,6 +361,14 @@ def contradictions(
                 f"{key} has {len(codecs)} codecs for {diloco.fragments} fragments: name one for "
                 "each, or one for all",
             )
+    trims = reduce.combine.startswith("trimmed")
+    codecs = (reduce.codec_up,) if isinstance(reduce.codec_up, str) else reduce.codec_up
+    if trims and set(codecs) & set(TOPK_CODECS):
+        yield Contradiction(
+            ("reduce.combine", "reduce.codec_up"),
+            f"combine ({reduce.combine}) leaves out what few send, and with a topk codec_up everybody "
+            "sends other values: use clipped, or another codec_up",
+        )
     if reduce.lanes > reduce.lanes_max:
         yield Contradiction(
             ("reduce.lanes", "reduce.lanes_max"),
@@ -378,6 +413,8 @@ class RunSpec:
             document = tomllib.loads(toml_text)
         except tomllib.TOMLDecodeError as error:
             raise _wrong(str(error)) from error
+        except RecursionError as error:
+            raise _wrong("its values are nested too deeply") from error
         _refuse_unknown(document, list(TABLES), "table")
         given: dict[str, dict[str, Any]] = {}
         for name, kind in TABLES.items():

@@ -51,6 +51,8 @@ def look_at(toml_text: str) -> tuple[list[SpecFault], list[SpecFault]]:
         found = _AT_LINE.search(str(error))  # else it is at the end of the document
         line = int(found.group(1)) if found else len(toml_text.splitlines())
         return [SpecFault(line, "", str(error))], []
+    except RecursionError:
+        return [SpecFault(0, "", "its values are nested too deeply")], []
     lines = _lines(toml_text)
     errors = list(_errors(document, lines))
     warnings: list[SpecFault] = []

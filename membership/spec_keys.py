@@ -83,6 +83,10 @@ MEANINGS = {
         "newest, somebody holds that one, and `min_members` peers are here; at once, if all "
         "who were ever in the run have begun anew without it. 0: never"
     ),
+    "membership.approve": (
+        "every newcomer waits for `holdfast approve`, whatever its invite says; who was admitted before "
+        "does not"
+    ),
     "reduce.codec_up": (
         'contributions on the wire: `"fp32"`, `"bf16"`, `"int8"`, `"nf4"`, `"e2m1"`, '
         '`"e3m0"`, each also with zstd behind it (`"fp32+zstd"`, `"bf16+zstd"`, '
@@ -93,6 +97,19 @@ MEANINGS = {
     "reduce.codec_down": "results on the wire, likewise",
     "reduce.error_feedback": "what a lossy `codec_up` left out of a contribution goes into the next one",
     "reduce.feedback_decay": "times this, from 0 to 1",
+    "reduce.combine": (
+        'how owners make a result of what contributors send: `"mean"`; `"trimmed:A"`, in each '
+        'coordinate without the share A of the values at either end (`"trimmed"`: 0.25); or '
+        '`"clipped:R"`, where who is farther from the centre than R times the median distance '
+        'counts less (`"clipped"`: 1). The last two are for runs in which [some contributors may '
+        "lie](../security.md#contributors-that-lie); then plans are stars, never trees"
+    ),
+    "reduce.audit": (
+        "the probability with which a chunk of a result is [looked at](../security.md#owners-that-lie) "
+        "by another contributor before it is committed: whether its owner added up what it was given. "
+        "0: no result is, contributions are not signed, and owners are believed. Above 0 plans are "
+        "stars, never trees"
+    ),
     "reduce.chunk_bytes": "float32 bytes of a chunk, 4096 to 4194304; smaller fragments are cut finer",
     "reduce.lanes": "TCP connections for bulk bytes between two peers, to begin with",
     "reduce.lanes_max": "as many as are opened while they carry more; the same number as `lanes` fixes it",

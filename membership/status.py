@@ -73,9 +73,13 @@ def _present(coordinator: Coordinator, now_s: float) -> dict[str, Any]:
             {**_facts(coordinator, member), "why": reason} for member, reason in context.departed
         ],
         "rounds": [_round(coordinator, r, now_s) for r in conductor.rounds.values()],
+        "roads": coordinator.roads.rows(),
         "masters": list(history.masters),
         "rewound": history.rewind_count,
         "revoked": dict(history.revoked),
+        "quarantined": dict(history.quarantined),
+        "barred": sorted(conductor.course.audits.barred()),
+        "audited": conductor.course.audits.passed_count,
     }
 
 
@@ -180,7 +184,10 @@ def _facts(coordinator: Coordinator, member: Member) -> dict[str, Any]:
         "number": member.number,
         "addresses": list(member.addresses),
         "host": member.host,
+        "reach": "reachable" if member.reachable else "outbound",
+        "relay": _relay(member),
         "site": member.site,
+        "software": member.software,
         "role": role_of(member, context.history.places).value,
         "granted": member.grant.role.value,
         "in_sync": member.in_sync,
@@ -204,6 +211,7 @@ def _facts(coordinator: Coordinator, member: Member) -> dict[str, Any]:
         "copies": [copy_row(copy) for copy in _copies(member)],
         "bandwidth": _bandwidth(coordinator, member),
         "bad_blocks": member.bad_blocks_count,
+        "direction": member.direction,
         "heads": [
             {
                 "fragment": fragment,
@@ -213,6 +221,32 @@ def _facts(coordinator: Coordinator, member: Member) -> dict[str, Any]:
             }
             for fragment, copy in enumerate(member.copies)
         ],
+    }
+
+
+def _forwards(member: Member) -> str:
+    """What a relay does, as a sentence."""
+    relayed = member.relayed
+    if relayed is None or not relayed.pairs:
+        return "a relay: nobody needs it now"
+    spent = "; its quota is spent" if relayed.spent else ""
+    pairs = "1 pair" if relayed.pairs == 1 else f"{relayed.pairs} pairs"
+    return f"forwards for {pairs}, {relayed.carried_bytes / 1e6:.1f} MB so far{spent}"
+
+
+def _relay(member: Member) -> dict[str, Any] | None:
+    """What it forwards for others; None: it does not."""
+    offer, relayed = member.offer, member.relayed
+    if offer is None:
+        return None
+    return {
+        "bytes_per_s": offer.bytes_per_s,
+        "pairs_max": offer.pairs,
+        "quota_bytes": offer.quota_bytes or None,
+        "pairs": relayed.pairs if relayed else 0,
+        "streams": relayed.streams if relayed else 0,
+        "carried_bytes": relayed.carried_bytes if relayed else 0,
+        "spent": relayed.spent if relayed else False,
     }
 
 
@@ -244,7 +278,7 @@ def why(coordinator: Coordinator, member: Member) -> str:
     if history.finished:
         return "the run is finished"
     if member.relay:
-        return ""
+        return _forwards(member)
     if not member.in_sync and member.peer in context.in_line():
         return "waiting: all places and spares are taken"
     if not member.in_sync:

@@ -39,7 +39,9 @@ class Succession:
         history = context.history
         self.electorate: set[str] = set()
         if history.behind:
-            self.electorate = set(history.places) or set(history.admitted) - set(history.revoked)
+            self.electorate = set(history.places) or {
+                peer for peer in history.admitted if not history.is_out(peer)
+            }
         self.attached: set[str] = set()
 
     # ------------------------------------------------------------ fencing

@@ -32,6 +32,7 @@ from .donors import choose_donors
 from .effects import EventKind
 from .journal import RootKnown
 from .keeping_up import KeepingUp
+from .roads import Roads
 from .roster import Copy, CopyState, Fetch, Member, holds_newest
 from .succession import Succession
 from .votes import Votes
@@ -40,6 +41,8 @@ SYNC_ATTEMPTS_MAX = 5  # transfers that fail in a row before the member has to c
 # Fragments that one member fetches at a time: one that is coming to its end and the next. Of each the
 # results of all rounds since have to be kept meanwhile.
 FETCHES_MAX = 2
+# The same over a valid copy of another version: its blocks wait beside that, in memory.
+BESIDE_MAX = 1
 ROOT_BYTES = 32  # a head without a root says nothing about what is held
 STALL_DEADLINES = 4  # a transfer that has not moved for so many deadlines has failed
 
@@ -51,10 +54,17 @@ Excluded = Callable[[Member, int], bool]
 class Syncing:
     """Votes on roots, and all copies' transitions."""
 
-    def __init__(self, context: Context, succession: Succession, bandwidths: Bandwidths) -> None:
+    def __init__(
+        self,
+        context: Context,
+        succession: Succession,
+        bandwidths: Bandwidths,
+        roads: Roads,
+    ) -> None:
         self.context = context
         self.succession = succession
         self.bandwidths = bandwidths
+        self.roads = roads
         self.keeping_up = KeepingUp(context)
         self.votes = Votes(context)
         # Contributors from before the master's restart that are not back yet.
@@ -254,9 +264,13 @@ class Syncing:
                 self._outrun(member, commit.fragment, "more rounds are committed than it can keep")
             if member.peer in wrong:
                 self.late(member, commit.fragment, wrong[member.peer], commit.version)
-            elif copy.state in RECEIVED_STATES and member.peer not in got:
+            elif member.peer not in got and (copy.state in RECEIVED_STATES or copy.fetch):
+                # Of a copy that is on its way the result could not be replayed.
                 why = f"it was not among the receivers of round {commit.round}"
-                self.late(member, commit.fragment, why)
+                if copy.fetch is None:
+                    self.late(member, commit.fragment, why)
+                else:
+                    self._end_fetch(member, copy.fetch, why)
             elif copy.state in RECEIVED_STATES and math.isinf(copy.due_s):
                 copy.due_s = deadline_s
         self.votes.prune()
@@ -362,12 +376,15 @@ class Syncing:
                 continue
             head = self.context.history.head(fragment)
             told = member.told.get(fragment)
+            beside = told is not None or bool(copy.root)
+            if beside and running >= BESIDE_MAX:
+                continue
             newer = told is not None and told.version > head.version
             if newer and self.context.history.behind and (self.succession.waiting or self.missing):
                 continue  # what it holds may turn out to be the run's: see ``lineage``
             if not head.root:
                 continue
-            donors = choose_donors(self.context.roster, member, head, self.bandwidths)
+            donors = choose_donors(self.context.roster, member, head, self.bandwidths, self.roads)
             if not (donors or member.has_on_disk(head)):
                 continue
             copy.fetch = Fetch(head, [donor.peer for donor in donors], self.context.now_s)
@@ -388,9 +405,13 @@ class Syncing:
         fetch = member.copies[fragment].fetch
         assert fetch is not None
         slow = self.keeping_up.give_up(member, fetch)
-        head = fetch.head  # the receiver is told, too: what it has fetched is of no use
+        self._end_fetch(member, fetch, slow or why)
+
+    def _end_fetch(self, member: Member, fetch: Fetch, why: str) -> None:
+        """The receiver is told, too: what it has fetched is of no use."""
+        head = fetch.head
         self.context.send(member.peer, Release(head.fragment, head.version, member.peer))
-        self._move(member, fragment, CopyEvent.FAILED, slow or why)
+        self._move(member, head.fragment, CopyEvent.FAILED, why)
 
     def _stalled(self, member: Member, fragment: int, why: str) -> None:
         """No block has come for long; perhaps because results take all of the line."""

@@ -81,6 +81,12 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+def port_of(remote_address: str) -> int:
+    """The port of a ``Channel.remote_address``; 0 if it names none."""
+    port = remote_address.rpartition(":")[2]
+    return int(port) if port.isdecimal() else 0
+
+
 def host_of(remote_address: str) -> str:
     """The host of a ``Channel.remote_address``; empty if it names none.
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from attrs import frozen
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -26,6 +26,7 @@ from .errors import LocalProtocolError, RemoteProtocolError, UserError
 from .files import write_private
 from .identity import (
     NAME_CHARS_MAX,
+    NOT_X509,
     load_private_key,
     peer_id_of_public_key,
     private_key_pem,
@@ -42,13 +43,6 @@ TERM_RANDOM_BYTES = 16
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _URI = re.compile(r"holdfast://([A-Za-z0-9._-]{1,64})/(master|peer)/([0-9a-f]{32})")
-
-_BAD_CERTIFICATE = (
-    ValueError,
-    UnsupportedAlgorithm,
-    x509.ExtensionNotFound,
-    x509.DuplicateExtension,
-)
 
 
 @frozen
@@ -72,7 +66,7 @@ def load_certificate(pem: bytes) -> x509.Certificate:
         raise RemoteProtocolError(f"a certificate of {len(pem)} bytes")
     try:
         return x509.load_pem_x509_certificate(pem)
-    except ValueError as error:
+    except NOT_X509 as error:
         raise RemoteProtocolError(f"not a certificate: {error}") from None
 
 
@@ -89,7 +83,7 @@ def holder_of(certificate: x509.Certificate) -> Holder:
         names = certificate.extensions.get_extension_for_class(
             x509.SubjectAlternativeName
         ).value.get_values_for_type(x509.UniformResourceIdentifier)
-    except _BAD_CERTIFICATE as error:
+    except NOT_X509 as error:
         raise RemoteProtocolError(f"not one of our certificates: {error}") from None
     match = _URI.fullmatch(names[0]) if len(names) == 1 else None
     if match is None or not isinstance(key, Ed25519PublicKey):
@@ -287,7 +281,7 @@ def _requested_key(request_pem: bytes) -> Ed25519PublicKey:
         request = x509.load_pem_x509_csr(request_pem)
         key = request.public_key()
         valid = request.is_signature_valid
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+    except NOT_X509 as error:
         raise RemoteProtocolError(f"not a certificate request: {error}") from None
     if not isinstance(key, Ed25519PublicKey):
         raise RemoteProtocolError("a certificate request whose key is not Ed25519")

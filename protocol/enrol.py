@@ -30,7 +30,7 @@ from cryptography import x509
 from .addresses import Address
 from .authority import Authority, check_issued, fingerprint_of, holder_of, load_certificate
 from .errors import EvictedError, HoldfastError, RemoteProtocolError, UserError
-from .identity import Identity
+from .identity import NOT_X509, Identity
 from .invite import Invite
 from .messages import (
     VERSION_MAX,
@@ -180,7 +180,7 @@ def _check_master(channel: Channel, served: EnrolAuthority, invite: Invite) -> N
         raise RemoteProtocolError(f"{where} is not the master of the invite's run")
     try:
         leaf = x509.load_der_x509_certificate(channel.certificate_der)
-    except ValueError:
+    except NOT_X509:
         raise RemoteProtocolError(f"{where} showed no certificate") from None
     check_issued(leaf, authority)
     holder = holder_of(leaf)
@@ -202,7 +202,7 @@ def _check_master(channel: Channel, served: EnrolAuthority, invite: Invite) -> N
 async def answer_newcomer(
     channel: Channel,
     authority: Authority,
-    redeem: Callable[[str], Awaitable[Role]],
+    redeem: Callable[[EnrolRequest, str], Awaitable[Role]],
     *,
     admitted: Callable[[Admission], Awaitable[None]] | None = None,
     check: Callable[[MessageStream, CheckRequest], Awaitable[None]] | None = None,
@@ -211,8 +211,8 @@ async def answer_newcomer(
     """The master's side of the conversation, on a channel of ``Party.NEWCOMER``.
 
     Args:
-      redeem: takes the token, uses it up and gives the role, or raises ``Refusal``. Called once,
-        last, when nothing but the reply is left to do.
+      redeem: takes the request and the id of the key that has signed it, uses the token up and gives
+        the role, or raises ``Refusal``. Called once, last, when nothing but the reply is left to do.
       admitted: called before the certificate is sent: write it down here; may raise ``Refusal``.
       known: the role of a peer that was admitted before: by its key, which has signed the request, it
         gets another certificate, and no token is used up. None: it was not.
@@ -254,7 +254,7 @@ async def answer_newcomer(
             if (role := known(peer)) is not None:
                 await messages.send_final(Enrolled(certificate_pem))
                 return Admission(peer, request.name, role)
-            role = await redeem(request.token)
+            role = await redeem(request, peer)
             admission = Admission(peer, request.name, role)
             if admitted is not None:
                 await admitted(admission)

@@ -19,6 +19,16 @@ from .files import write_private
 PEER_ID_BYTES = 16  # of SHA-256: nobody finds a second key with the same 128 bits
 NAME_CHARS_MAX = 64  # what X.509 allows for one part of a name
 KEY_BYTES_MAX = 8_192  # of a key file; an Ed25519 key takes 119
+# What x509 makes of bytes that are no certificate or request, or have no such part.
+NOT_X509 = (
+    ValueError,
+    TypeError,
+    UnsupportedAlgorithm,
+    x509.InvalidVersion,
+    x509.ExtensionNotFound,
+    x509.DuplicateExtension,
+    x509.UnsupportedGeneralNameType,
+)
 
 
 def peer_id_of_public_key(key: Ed25519PublicKey) -> str:
@@ -37,7 +47,7 @@ def peer_id_of_certificate(der: bytes) -> str:
     """
     try:
         key = x509.load_der_x509_certificate(der).public_key()
-    except (ValueError, UnsupportedAlgorithm) as error:
+    except NOT_X509 as error:
         raise RemoteProtocolError(f"not a certificate: {error}") from None
     if not isinstance(key, Ed25519PublicKey):
         raise RemoteProtocolError("a certificate whose key is not Ed25519")
@@ -109,6 +119,15 @@ class Identity:
             identity = cls.generate()
             identity.save(path)
             return identity
+
+    @property
+    def public_bytes(self) -> bytes:
+        """The public key as it is, 32 bytes."""
+        return self._key.public_key().public_bytes_raw()
+
+    def sign(self, data: bytes) -> bytes:
+        """Ed25519, 64 bytes."""
+        return self._key.sign(data)
 
     def save(self, path: Path) -> None:
         """Write the private key, readable by its owner only."""

@@ -22,6 +22,7 @@ Certificates do not exist here: the world says who is who.
 
 from __future__ import annotations
 
+import enum
 import errno
 import math
 import random
@@ -35,7 +36,7 @@ from attrs import define, field, frozen
 from .addresses import Address
 from .errors import LocalProtocolError, RemoteProtocolError, UserError
 from .lane import HEADER_BYTES, PREAMBLE_BYTES
-from .network import Channel, ChannelHandler, LaneFacts, LaneHandler, Party
+from .network import Channel, ChannelHandler, Hole, LaneFacts, LaneHandler, Party
 from .stream import run_handler
 from .virtual_time import Alarm
 
@@ -47,6 +48,8 @@ RECEIVE_BYTES = 65_536  # when the caller does not say how much
 AHEAD_S = 0.001  # of a control stream: its sender goes on so long before its bytes are on their way
 BACKLOG_COUNT_MAX = 1_024  # connections that wait for a server; more are refused
 FIRST_FREE_PORT = 40_000
+INTRODUCTION = b"\x16"  # then a peer id: what stands for a TLS handshake over an arranged road
+PEER_ID_BYTES = 32
 TAKEN_EXIT_CODE = 4
 
 Filter = Callable[["Sent"], bytes]
@@ -90,7 +93,15 @@ def _leaves_s(way: _Link | _Line, ready_s: float, count_bytes: int) -> float:
     return way.free_s
 
 
-_Accepted = tuple["MemoryStream", "_Host", bool]  # our end, who dialled, whether it is a lane
+class _Kind(enum.Enum):
+    """What a stream was dialled for; real ones show it by their first byte."""
+
+    CONTROL = enum.auto()
+    LANE = enum.auto()
+    RELAY = enum.auto()
+
+
+_Accepted = tuple["MemoryStream", "_Host", _Kind]  # our end, who dialled, and what for
 
 
 @define(eq=False)
@@ -103,6 +114,7 @@ class _Host:
     alive: bool = True
     listeners: dict[int, trio.MemorySendChannel[_Accepted]] = field(factory=dict)
     streams: dict[MemoryStream, None] = field(factory=dict)  # in order of their beginning
+    next_port: int = FIRST_FREE_PORT  # of what it dials, if that means anything
 
 
 class _Pipe:
@@ -247,6 +259,11 @@ class _Pipe:
         self._room.ring()
         return taken
 
+    def unread(self, data: bytes) -> None:
+        if data:
+            self._segments.appendleft((trio.current_time(), data))
+            self._buffered_bytes += len(data)
+
     def stop_reading(self) -> None:
         """The reader closed; the writer learns it a delay later."""
         link = self._world.direction(self.target.name, self.source.name)
@@ -287,6 +304,7 @@ class MemoryStream(trio.abc.HalfCloseableStream):
         self._only_sender = _OneAtATime("sending")
         self._only_receiver = _OneAtATime("receiving")
         self._closed = False
+        self.port = self.far_port = 0  # of this end, if it dialled; of the other one
         host.streams[self] = None
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
@@ -322,6 +340,10 @@ class MemoryStream(trio.abc.HalfCloseableStream):
         with self._only_sender:
             self._outward.end(reset=False)
             await trio.lowlevel.checkpoint()
+
+    def unread(self, data: bytes) -> None:
+        """Put back what was received last."""
+        self._inward.unread(data)
 
     @property
     def round_trip_s(self) -> float:
@@ -396,6 +418,11 @@ class MemoryWorld:
         self._partitions: set[tuple[str, str]] = set()  # from, to
         self._frozen: set[str] = set()
         self._unreachable: set[str] = set()
+        self._refused: set[tuple[str, str]] = set()  # from, to
+        self._moved: dict[str, str] = {}  # hosts that have other addresses than their names
+        self._nats: dict[str, bool] = {}  # behind a router: whether it keeps ports
+        # Holes in which somebody dials: whence and whither, and where its stream is put.
+        self._dialling: dict[tuple[str, int, str, int], trio.MemorySendChannel[MemoryStream]] = {}
         self._corruptions: Counter[tuple[str, str]] = Counter()
         self._tears: Counter[tuple[str, str]] = Counter()
         self._change = trio.lowlevel.ParkingLot()  # dials wait here for a fault to end
@@ -455,6 +482,13 @@ class MemoryWorld:
             link = self._links[source, target] = _Link(delay_s, bytes_per_s, jitter_s)
         return link
 
+    def host_of(self, peer: str) -> _Host:
+        """The living host of a peer; raises RemoteProtocolError: there is none."""
+        for host in self._hosts.values():
+            if host.alive and host.peer == peer:
+                return host
+        raise RemoteProtocolError(f"nobody is {peer[:8]}")
+
     def held(self, source: str, target: str) -> bool:
         """Whether bytes between these hosts stand still at this moment."""
         return (
@@ -491,6 +525,54 @@ class MemoryWorld:
             self._unreachable.add(name)
         else:
             self._unreachable.discard(name)
+
+    def move(self, name: str, address: str) -> None:
+        """From now on a host is dialled there, and nobody answers at its name."""
+        self._moved[name] = address
+
+    def nat(self, name: str, *, keeps_ports: bool) -> None:
+        """Put a host behind a router: nobody can dial it, and its ports mean something."""
+        self.unreachable(name)
+        self._nats[name] = keeps_ports
+
+    def new_port(self, host: _Host) -> int:
+        """A local port of what a host dials; 0: nobody asks for it."""
+        if host.name not in self._nats:
+            return 0
+        host.next_port += 1
+        return host.next_port
+
+    def port_outside(self, host: _Host, port: int) -> int:
+        """That port, as others see it."""
+        return port if self._nats.get(host.name, True) else port + 10_000
+
+    async def meet(self, host: _Host, port: int, address: Address) -> MemoryStream:
+        """Dial from a hole until the other end dials us from there."""
+        mine = (host.name, self.port_outside(host, port), address.host, address.port)
+        theirs = (address.host, address.port, host.name, port)
+        await trio.sleep(self.direction(host.name, address.host).delay_s)
+        other = self._hosts.get(address.host)
+        waiting = self._dialling.get(theirs)
+        keeps = mine[1] == port
+        if waiting is not None and other is not None and other.alive and keeps:
+            there, back = _Pipe(self, host, other, False), _Pipe(self, other, host, False)
+            waiting.send_nowait(MemoryStream(self, other, back, there))
+            return MemoryStream(self, host, there, back)
+        send, receive = trio.open_memory_channel[MemoryStream](1)
+        if keeps:
+            self._dialling[mine] = send
+        try:
+            return await receive.receive()
+        finally:
+            if self._dialling.get(mine) is send:
+                del self._dialling[mine]
+
+    def refuse_dials(self, source: str, target: str, *, refuse: bool = True) -> None:
+        """Dials from one host to another fail, as behind a firewall that is open one way."""
+        if refuse:
+            self._refused.add((source, target))
+        else:
+            self._refused.discard((source, target))
 
     def cut(self, a: str, b: str) -> None:
         """Break every stream between two hosts; both may dial again at once."""
@@ -550,28 +632,32 @@ class MemoryWorld:
         return data
 
     async def connect(
-        self, host: _Host, address: Address, *, lane: bool
+        self, host: _Host, address: Address, kind: _Kind
     ) -> tuple[MemoryStream, _Host]:
         """Dial: a round trip, then a stream, or OSError; hangs while the pair is held."""
         await trio.lowlevel.checkpoint()
-        link = self.direction(host.name, address.host)
+        name = next((n for n, at in self._moved.items() if at == address.host), address.host)
+        link = self.direction(host.name, name)
         await trio.sleep(2 * link.delay_s)
-        while self.held(host.name, address.host) or self.held(address.host, host.name):
+        while self.held(host.name, name) or self.held(name, host.name):
             await self._change.park()
-        target = self._hosts.get(address.host)
+        target = self._hosts.get(name)
         if not host.alive:
             raise OSError(errno.ENETDOWN, "this host crashed")
-        if target is None or not target.alive or address.host in self._unreachable:
+        shut = name in self._unreachable or (host.name, name) in self._refused
+        shut |= self._moved.get(name, address.host) != address.host
+        if target is None or not target.alive or shut:
             raise OSError(errno.EHOSTUNREACH, f"no route to {address}")
         listener = target.listeners.get(address.port)
         if listener is None:
             raise OSError(errno.ECONNREFUSED, f"{address} refused the connection")
-        there = _Pipe(self, host, target, lane)
-        back = _Pipe(self, target, host, lane)
+        there = _Pipe(self, host, target, kind is _Kind.LANE)
+        back = _Pipe(self, target, host, kind is _Kind.LANE)
         stream = MemoryStream(self, host, there, back)
         accepted = MemoryStream(self, target, back, there)
+        stream.port = accepted.far_port = self.new_port(host)
         try:
-            listener.send_nowait((accepted, host, lane))
+            listener.send_nowait((accepted, host, kind))
         except (trio.WouldBlock, trio.BrokenResourceError):
             raise OSError(errno.ECONNREFUSED, f"{address} refused the connection") from None
         return stream, target
@@ -581,6 +667,21 @@ class MemoryWorld:
         for host in self._hosts.values():
             for stream in host.streams:
                 stream.wake()
+
+
+class _MemoryHole:
+    """``network.Hole``."""
+
+    def __init__(self, world: MemoryWorld, host: _Host, port: int) -> None:
+        self.port = port
+        self._world = world
+        self._host = host
+
+    async def connect(self, address: Address) -> trio.abc.Stream:
+        return await self._world.meet(self._host, self.port, address)
+
+    def close(self) -> None:
+        pass
 
 
 class MemoryNetwork:
@@ -600,6 +701,7 @@ class MemoryNetwork:
         on_channel: ChannelHandler,
         on_lane: LaneHandler | None,
         *,
+        on_relay: LaneHandler | None = None,
         task_status: trio.TaskStatus[Sequence[Address]] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """See ``network.Network.serve``; the host's name or any address may be bound."""
@@ -616,8 +718,10 @@ class MemoryNetwork:
                 ports.append(port)
             async with trio.open_nursery() as nursery:
                 task_status.started([Address(host.name, port) for port in ports])
-                async for stream, dialer, lane in receive:
-                    nursery.start_soon(self._handle, stream, dialer, lane, on_channel, on_lane)
+                handlers = {_Kind.LANE: on_lane, _Kind.RELAY: on_relay}
+                async for stream, dialer, kind in receive:
+                    handler = handlers.get(kind)
+                    nursery.start_soon(self._handle, stream, dialer, kind, on_channel, handler)
         finally:
             for port in ports:
                 if host.listeners.get(port) is send:
@@ -629,30 +733,91 @@ class MemoryNetwork:
         self,
         stream: MemoryStream,
         dialer: _Host,
-        lane: bool,
+        kind: _Kind,
         on_channel: ChannelHandler,
-        on_lane: LaneHandler | None,
+        handler: LaneHandler | None,
     ) -> None:
-        if not lane:
-            channel = Channel(stream, dialer.party, dialer.peer, b"", f"{dialer.name}:0")
+        if kind is _Kind.CONTROL:
+            port = self._world.port_outside(dialer, stream.far_port)
+            channel = Channel(stream, dialer.party, dialer.peer, b"", f"{dialer.name}:{port}")
             await run_handler(on_channel, channel, stream, dialer.name)
-        elif on_lane is not None:
-            await run_handler(on_lane, stream, stream, dialer.name)
+        elif handler is not None:
+            await run_handler(handler, stream, stream, dialer.name)
         else:
             await stream.aclose()
 
     async def dial(self, address: Address, *, party: Party, peer: str | None = None) -> Channel:
         """See ``network.Network.dial``."""
-        stream, target = await self._world.connect(self._host, address, lane=False)
+        stream, target = await self._world.connect(self._host, address, _Kind.CONTROL)
         if target.party is not party or peer not in (None, target.peer):
             await stream.aclose()
             raise RemoteProtocolError(f"{address} is not the {party.value} that we look for")
-        return Channel(stream, target.party, target.peer, b"", str(address))
+        return Channel(stream, target.party, target.peer, b"", str(address), stream.port)
 
     async def dial_lane(self, address: Address) -> trio.abc.Stream:
         """See ``network.Network.dial_lane``."""
-        stream, _target = await self._world.connect(self._host, address, lane=True)
+        stream, _target = await self._world.connect(self._host, address, _Kind.LANE)
         return stream
+
+    async def open_hole(self, towards: Address, port: int = 0) -> Hole:
+        """See ``network.Network.open_hole``."""
+        del towards
+        return _MemoryHole(self._world, self._host, port or self._world.new_port(self._host))
+
+    async def dial_relay(self, address: Address) -> trio.abc.Stream:
+        """See ``network.Network.dial_relay``."""
+        stream, _target = await self._world.connect(self._host, address, _Kind.RELAY)
+        return stream
+
+    async def dial_over(
+        self, stream: trio.abc.Stream, *, party: Party, peer: str, name: str
+    ) -> Channel:
+        """See ``network.Network.dial_over``; both ends say who they are, and are believed."""
+        assert isinstance(stream, MemoryStream)
+        try:
+            await stream.send_all(INTRODUCTION + self._host.peer.encode())
+            found = await self._introduction(stream)
+            if (found.party, found.peer) != (party, peer):
+                raise RemoteProtocolError(f"{name} is not the {party.value} that we look for")
+        except BaseException:
+            await trio.aclose_forcefully(stream)
+            raise
+        return Channel(stream, party, peer, b"", name)
+
+    async def welcome(
+        self,
+        stream: trio.abc.Stream,
+        on_channel: ChannelHandler,
+        on_lane: LaneHandler,
+        name: str,
+    ) -> None:
+        """See ``network.Network.welcome``."""
+        assert isinstance(stream, MemoryStream)
+        try:
+            first = await stream.receive_some(1)
+            stream.unread(first)
+            if first != INTRODUCTION:
+                await run_handler(on_lane, stream, stream, name)
+                return
+            found = await self._introduction(stream)
+            await stream.send_all(INTRODUCTION + self._host.peer.encode())
+        except (OSError, RemoteProtocolError, trio.BrokenResourceError):
+            await trio.aclose_forcefully(stream)
+            return
+        channel = Channel(stream, found.party, found.peer, b"", name)
+        await run_handler(on_channel, channel, stream, name)
+
+    async def _introduction(self, stream: MemoryStream) -> _Host:
+        said = b""
+        while len(said) < len(INTRODUCTION) + PEER_ID_BYTES:
+            more = await stream.receive_some(len(INTRODUCTION) + PEER_ID_BYTES - len(said))
+            if not more:
+                raise OSError(errno.ECONNRESET, "it hung up")
+            said += more
+        return self._world.host_of(said[len(INTRODUCTION) :].decode())
+
+    def proven(self, stream: trio.abc.Stream) -> None:
+        """See ``network.Network.proven``; nobody counts strangers here."""
 
     def prepare_lane(self, stream: trio.abc.Stream, congestion: str) -> LaneFacts:
         """See ``network.Network.prepare_lane``; there is no congestion, but delay."""

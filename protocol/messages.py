@@ -22,12 +22,14 @@ VERSION_MAX = 3  # the newest one
 
 MASTERS_MAX = 16  # addresses at which a run's master may be: as many as an invite has room for
 TEXT_CHARS_MAX = 1_000  # reasons, names and addresses; longer ones are a bug or an attack
+GAUGED_BYTES = 12  # of one contributor in ``Reduced``
 MEMBERS_MAX = 1_024  # members of a view
 KEPT_STATES_MAX = 16  # checkpoints that a peer tells of: the newest
 FRAGMENTS_MAX = 1_024  # fragments of a model
 TENSORS_MAX = 65_536  # tensors of a model; Mixture-of-experts models reach some ten thousand
 DIMENSIONS_MAX = 16
 SITE_CHARS_MAX = 64  # of a site's name
+SOFTWARE_CHARS_MAX = 64  # of a version of holdfast
 LANES_OPEN_MAX = 64  # lanes of one link at once; far more than one path can use
 OWNER_RUNS_MAX = 4_096  # runs of consecutive chunks with one owner, in a plan
 SITES_MAX = 256  # of a plan
@@ -42,6 +44,9 @@ COUNT_MAX = 2**63 - 1
 # Of an optimizer's moments in 8 bits: of a model of four billion parameters, about.
 MOMENTS_BYTES_MAX = 2**33
 CHUNK_BITS_BYTES_MAX = 2**17  # a bit for each chunk of a fragment: a million chunks
+AUDITS_MAX = 2**15  # chunks of one result that are audited; of more, so many are drawn
+PROOF_BYTES_MAX = 2**28  # what proves a lie: a chunk of all who are in it; the master holds it once
+PROOF_PIECE_BYTES_MAX = 2**16  # of it in one message: half a second of 1 Mbit/s between heartbeats
 
 T = TypeVar("T")
 
@@ -49,7 +54,10 @@ _count: Any = and_(ge(0), le(COUNT_MAX))
 _u32: Any = and_(ge(0), le(2**32 - 1))  # what a frame's header has room for
 _text: Any = max_len(TEXT_CHARS_MAX)
 _peer: Any = matches_re(r"[0-9a-f]{32}")
+_peer_or_none: Any = matches_re(r"([0-9a-f]{32})?")
 _digest: Any = and_(min_len(32), max_len(32))
+_port: Any = and_(ge(0), le(65_535))
+_ticket: Any = max_len(32)
 _nonce: Any = max_len(128)  # of a term: random bytes that the run's authority has signed
 _blob: Any = max_len(CERTIFICATE_BYTES_MAX)
 
@@ -98,6 +106,14 @@ class Remedy(enum.Enum):
     NONE = "none"  # it failed too often: the peer is a spare without a trainer until somebody acts
 
 
+class RoadKind(enum.Enum):
+    """How the streams between two members are made."""
+
+    DIRECT = "direct"  # one dials the other's addresses
+    PUNCHED = "punched"  # both dial at once, through routers that keep ports
+    RELAYED = "relayed"  # both dial a third, which forwards
+
+
 class RefusalCode(enum.Enum):
     """Why somebody may not enter or stay; what the other side should do follows from it."""
 
@@ -105,9 +121,9 @@ class RefusalCode(enum.Enum):
     TOKEN = "token"  # ask for another invite
     RUN = "run"  # that is another run's master
     LAYOUT = "layout"  # the script's tensors are not the run's
-    UNREACHABLE = "unreachable"  # nobody can dial the advertised address
     DUPLICATE = "duplicate"  # the same identity is connected already
     KICKED = "kicked"  # removed by the run's owner; do not come back
+    QUARANTINED = "quarantined"  # convicted of a lie; do not come back before the owner clears it
     SILENT = "silent"  # no sign of life within the deadline; may come back
     PROTOCOL = "protocol"  # broke the protocol
     LAGGING = "lagging"  # did not keep up; may come back
@@ -115,6 +131,8 @@ class RefusalCode(enum.Enum):
     FINISHED = "finished"  # the run is over
     LEFT = "left"  # it asked to leave
     SUPERSEDED = "superseded"  # another master has taken the run over; dial its other addresses
+    APPROVAL = "approval"  # the run's owner has to approve this key by hand; ask again
+    RESUME = "resume"  # that session is over: say Hello
     BUSY = "busy"  # the master cannot take anybody in now (its disk is full); come back
 
 
@@ -174,6 +192,7 @@ class MemberInfo:
     addresses: tuple[str, ...] = field(validator=_each(_text, 16))  # "host:port", best first
     role: Role
     in_sync: bool
+    reachable: bool = True  # the master can dial it; False: it only dials, as from behind a router
 
 
 @frozen
@@ -257,6 +276,9 @@ class Plan:
     codec_up: str = field(validator=max_len(32))  # contributor -> owner
     codec_down: str = field(validator=max_len(32))  # owner -> receivers
     sites: tuple[SiteLeads, ...] = field(default=(), validator=max_len(SITES_MAX))
+    combine: str = field(default="mean", validator=max_len(32))  # a rule, see collectives.combine
+    # Contributions carry their contributors' seals, owners keep them; never together with sites.
+    sealed: bool = False
 
 
 # ---------------------------------------------------------------- enrolment (before a certificate)
@@ -282,7 +304,7 @@ class EnrolAuthority(Message):
 class EnrolRequest(Message):
     """Newcomer: the invite's token and a certificate request signed by its identity."""
 
-    token: str = field(validator=max_len(128))
+    token: str = field(repr=False, validator=max_len(128))
     request_pem: bytes = field(validator=_blob)
     name: str = field(validator=_text)
 
@@ -299,7 +321,7 @@ class CheckRequest(Message):
     The token is looked at, not used up.
     """
 
-    token: str = field(validator=max_len(128))
+    token: str = field(repr=False, validator=max_len(128))
     addresses: tuple[str, ...] = field(validator=_each(_text, CHECKED_ADDRESSES_MAX))
     nonce: bytes = field(validator=_digest)  # what is said at them to whoever connects
 
@@ -316,6 +338,7 @@ class CheckAnswer(Message):
     memory_bytes: int = field(validator=_count)  # for the state; 0: there is none yet
     checkpoint_bytes: int = field(validator=_count)  # one
     checkpoint_count: int = field(validator=_count)  # kept on disk
+    software: str = field(default="", validator=max_len(SOFTWARE_CHARS_MAX))  # the master's
 
 
 @frozen
@@ -353,6 +376,19 @@ class KeptState:
 
 
 @frozen
+class RelayOffer:
+    """What a peer would forward for others that cannot reach each other.
+
+    ``only``: it takes no other part in the run, and holds no state.
+    """
+
+    bytes_per_s: float = field(validator=_finite)  # of all pairs, both ways
+    pairs: int = field(validator=_count)
+    quota_bytes: int = field(validator=_count)  # in its life; 0: without end
+    only: bool
+
+
+@frozen
 class Hello(Message):
     """Peer: the first message on a control stream."""
 
@@ -381,13 +417,41 @@ class Hello(Message):
     nonce: bytes = field(default=b"", validator=_nonce)
     # Of the same lineage, older than what we hold: the run may have to go back to one of them.
     kept: tuple[KeptState, ...] = field(default=(), validator=max_len(KEPT_STATES_MAX))
+    software: str = field(default="", validator=max_len(SOFTWARE_CHARS_MAX))  # of its daemon
+    relay: RelayOffer | None = None
+    # Of this stream at the peer: if the master sees the same, what is between them keeps ports.
+    local_port: int = field(default=0, validator=_port)
 
 
 @frozen
 class Heartbeat(Message):
-    """Both ways: a sign of life, several per deadline."""
+    """Both ways: a sign of life, several per deadline.
+
+    ``received``: of a session with the master: messages that came in it, heartbeats apart.
+    """
 
     sequence: int = field(validator=_count)
+    received: int = field(default=0, validator=_count)
+
+
+@frozen
+class Resume(Message):
+    """Peer, instead of ``Hello``: its connection broke; go on where ``received`` messages had come."""
+
+    run_id: str = field(validator=_text)
+    incarnation: int = field(validator=_count)
+    term: int = field(validator=_count)  # of the master that the session is with
+    nonce: bytes = field(validator=_nonce)
+    received: int = field(validator=_count)
+    addresses: tuple[str, ...] = field(validator=_each(_text, 16))  # as in ``Hello``
+    local_port: int = field(default=0, validator=_port)
+
+
+@frozen
+class LinkBroken(Message):
+    """Peer: its link to a member broke, though nobody wanted that."""
+
+    peer: str = field(validator=_peer)
 
 
 @frozen
@@ -454,6 +518,38 @@ class Probed(Message):
 
 
 @frozen
+class RoadWanted(Message):
+    """Peer: it has no link to this member and gets none by the road that it knows.
+
+    ``road``: that road's number; 0: the one that follows from the view. ``worked``: there was a link
+    over it, and it is lost.
+    """
+
+    peer: str = field(validator=_peer)
+    road: int = field(validator=_count)
+    worked: bool
+    reason: str = field(validator=_text)
+
+
+@frozen
+class RoadWorks(Message):
+    """Peer: there is a link to this member, over a road that was arranged or was in doubt."""
+
+    peer: str = field(validator=_peer)
+    road: int = field(validator=_count)
+
+
+@frozen
+class Relayed(Message):
+    """Relay: what it forwards, now and then while that changes."""
+
+    pairs: int = field(validator=_count)  # whose ticket it has
+    streams: int = field(validator=_count)  # that are forwarded at the moment
+    carried_bytes: int = field(validator=_count)  # in its life, both ways
+    spent: bool  # its quota is; it forwards no more
+
+
+@frozen
 class TrainerAttached(Message):
     """Peer: the trainer is there and declared this layout."""
 
@@ -485,7 +581,7 @@ class TrainerFailed(Message):
 class MomentsSettled(Message):
     """Peer: its trainer goes on with ``donor``'s moments, or, for this reason, without any."""
 
-    donor: str = field(validator=matches_re(r"([0-9a-f]{32})?"))  # empty: nobody's
+    donor: str = field(validator=_peer_or_none)  # empty: nobody's
     received_bytes: int = field(validator=_count)
     reason: str = field(validator=_text)
 
@@ -525,12 +621,18 @@ class Reduced(Message):
     """Peer: it holds the result of an attempt. ``digest``: BLAKE3 of the result's wire bytes.
 
     ``manifest``: which contributors are in which chunks; empty: all are in all. The digest covers it.
+    ``gauged``: three sums for each contributor, in the order's order, over its values in the chunks that
+    the speaker added up, as they came: of their squares; and over some of them, of their squares and of
+    their products with the outer momentum. Little-endian float32; empty: it added up nothing.
+    ``momentum_square``: of those of the outer momentum's values that were compared.
     """
 
     round: int = field(validator=_count)
     attempt: int = field(validator=_count)
     digest: bytes = field(validator=_digest)
     manifest: tuple[ContributorRun, ...] = field(default=(), validator=_manifest)
+    gauged: bytes = field(default=b"", validator=max_len(GAUGED_BYTES * MEMBERS_MAX))
+    momentum_square: float = field(default=0.0, validator=_finite)
 
 
 @frozen
@@ -557,6 +659,33 @@ class ReduceFailed(Message):
     accused: tuple[str, ...] = field(validator=_peers)
     bad: bool  # True: the accused sent something that must not be added
     reason: str = field(validator=_text)
+
+
+@frozen
+class Audited(Message):
+    """Peer, after ``Audit``: what is not as it should be. Chunks that are not named are.
+
+    ``wrong``: the owner signed what it added, and that does not make its result; provable.
+    ``unseen``: the owner did not show what it added, or did not sign it.
+    """
+
+    round: int = field(validator=_count)
+    attempt: int = field(validator=_count)
+    wrong: tuple[int, ...] = field(validator=_each(_u32, AUDITS_MAX))
+    unseen: tuple[int, ...] = field(validator=_each(_u32, AUDITS_MAX))
+    reason: str = field(default="", validator=_text)
+
+
+@frozen
+class ProofPiece(Message):
+    """Peer, after ``ProofWanted``: of what proves its accusation, from that offset on."""
+
+    round: int = field(validator=_count)
+    attempt: int = field(validator=_count)
+    chunk: int = field(validator=_u32)
+    offset: int = field(validator=_count)
+    all_bytes: int = field(validator=_count)
+    data: bytes = field(validator=max_len(PROOF_PIECE_BYTES_MAX))
 
 
 @frozen
@@ -595,6 +724,16 @@ class Verified(Message):
 
     number: int = field(validator=_count)
     heads: tuple[FragmentHead, ...] = field(validator=max_len(FRAGMENTS_MAX))
+
+
+@frozen
+class CheckpointTold(Message):
+    """Peer, after ``WriteCheckpoint``: whether it will, and later once more, what came of it."""
+
+    number: int = field(validator=_count)
+    writes: bool  # it will; False: it will not, or has
+    name: str = field(default="", validator=_text)  # of the one that is there now
+    reason: str = field(default="", validator=_text)  # why there is none
 
 
 @frozen
@@ -642,6 +781,13 @@ class Welcome(Message):
     masters: tuple[str, ...] = field(default=(), validator=_each(_text, MASTERS_MAX))
     # Another one than before: what was committed and is not applied yet is void.
     branch: int = field(default=0, validator=_count)
+
+
+@frozen
+class Resumed(Message):
+    """Master: the answer to ``Resume``; what the peer has not got follows."""
+
+    received: int = field(validator=_count)  # by the master, in this session
 
 
 @frozen
@@ -731,6 +877,25 @@ class Repair(Message):
 
 
 @frozen
+class Audit(Message):
+    """Master, to who holds the result: have the owners of these chunks show what they added."""
+
+    round: int = field(validator=_count)
+    attempt: int = field(validator=_count)
+    chunks: tuple[int, ...] = field(validator=_each(_u32, AUDITS_MAX))
+
+
+@frozen
+class ProofWanted(Message):
+    """Master, to who calls a chunk wrong: prove it; the next piece from this offset on."""
+
+    round: int = field(validator=_count)
+    attempt: int = field(validator=_count)
+    chunk: int = field(validator=_u32)
+    offset: int = field(validator=_count)
+
+
+@frozen
 class Abort(Message):
     """Master: the round is void; drop its result. Local deltas stay local."""
 
@@ -762,6 +927,40 @@ class Probe(Message):
 
 
 @frozen
+class Road(Message):
+    """Master: how to get to this member from now on, instead of what follows from the view.
+
+    ``number``: grows with each that is arranged for a pair. ``dials``: this end keeps the dialler's
+    part; the other end is told the opposite.
+    """
+
+    peer: str = field(validator=_peer)
+    number: int = field(validator=_count)
+    kind: RoadKind
+    dials: bool
+    relay: str = field(default="", validator=_peer_or_none)  # who forwards
+    # Of the relay; of a punched road one, where the other end dials from.
+    addresses: tuple[str, ...] = field(default=(), validator=_each(_text, 16))
+    ticket: bytes = field(default=b"", validator=_ticket)  # to show at the relay
+    local_port: int = field(default=0, validator=_port)  # from which to punch
+
+
+@frozen
+class Carry(Message):
+    """Master, to a relay: forward between those that show this ticket, which these two have."""
+
+    ticket: bytes = field(validator=_ticket)
+    peers: tuple[str, ...] = field(validator=_peers)
+
+
+@frozen
+class Uncarry(Message):
+    """Master, to a relay: that ticket is void."""
+
+    ticket: bytes = field(validator=_ticket)
+
+
+@frozen
 class Donate(Message):
     """Master: keep this version of the fragment readable for ``receiver`` until ``Release``."""
 
@@ -790,6 +989,13 @@ class VerifyBlocks(Message):
     number: int = field(validator=_count)
     fragment: int = field(validator=_count)
     version: int = field(validator=_count)
+
+
+@frozen
+class WriteCheckpoint(Message):
+    """Master, for its owner: write what the run is now, whatever was due when."""
+
+    number: int = field(validator=_count)
 
 
 @frozen
@@ -838,7 +1044,9 @@ class LinkHello(Message):
     version_min: int = field(validator=_count)
     version_max: int = field(validator=_count)
     link_id: bytes = field(validator=and_(min_len(16), max_len(16)))
-    secret: bytes = field(validator=_digest)  # 32 random bytes; lane keys come from both by HKDF
+    secret: bytes = field(  # 32 random bytes; lane keys come from both by HKDF
+        repr=False, validator=_digest
+    )
 
 
 @frozen
@@ -918,6 +1126,23 @@ class ProbeRequest(Message):
     transfer: int = field(validator=_u32)
     bytes: int = field(validator=and_(ge(1), le(PROBE_BYTES_MAX)))
     seconds: float = field(validator=and_(_finite, le(PROBE_S_MAX)))
+
+
+@frozen
+class EvidenceRequest(Message):
+    """Auditor to a chunk's owner: send what you added, as BLOCK frames of this transfer."""
+
+    transfer: int = field(validator=_u32)
+    round: int = field(validator=_count)
+    chunk: int = field(validator=_u32)
+
+
+@frozen
+class EvidenceRefused(Message):
+    """Owner: it has nothing of that chunk, or shows much already."""
+
+    transfer: int = field(validator=_u32)
+    reason: str = field(validator=_text)
 
 
 @frozen

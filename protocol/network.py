@@ -38,6 +38,7 @@ class Channel:
       peer: the peer id behind the other end's key; empty for a newcomer.
       certificate_der: its certificate; empty for a newcomer and in memory.
       remote_address: "host:port" as seen from here, for people.
+      local_port: of this end; 0: it has none that means anything.
     """
 
     stream: trio.abc.Stream
@@ -45,6 +46,7 @@ class Channel:
     peer: str
     certificate_der: bytes
     remote_address: str
+    local_port: int = 0
 
 
 @frozen
@@ -64,6 +66,24 @@ ChannelHandler = Callable[[Channel], Awaitable[None]]
 LaneHandler = Callable[[trio.abc.Stream], Awaitable[None]]
 
 
+class Hole(Protocol):
+    """A local port that is held for streams which both ends dial at once, through their routers."""
+
+    port: int
+
+    async def connect(self, address: Address) -> trio.abc.Stream:
+        """Dial until the other end, which dials us from there, is met; the caller bounds the time.
+
+        Raises:
+          OSError: there is no way there at all, or the port cannot be used.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give the port back; what was connected stays."""
+        ...
+
+
 class Network(Protocol):
     """How a node reaches others. All addresses are ``addresses.Address``."""
 
@@ -73,6 +93,7 @@ class Network(Protocol):
         on_channel: ChannelHandler,
         on_lane: LaneHandler | None,
         *,
+        on_relay: LaneHandler | None = None,
         task_status: trio.TaskStatus[Sequence[Address]] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """Accept until cancelled; handlers run one task per connection.
@@ -80,7 +101,8 @@ class Network(Protocol):
         One port takes both kinds: a TLS ClientHello starts with byte 0x16, a lane with
         ``lane.MAGIC``. ``task_status`` reports the addresses really bound (port 0 resolved). A
         handler's ``HoldfastError`` or broken stream ends only its connection; any other exception
-        propagates. ``on_lane`` None: lanes are refused (the master has none).
+        propagates. ``on_lane`` None: lanes are refused (the master has none); likewise ``on_relay``,
+        for connections that begin with ``relaying.MAGIC``.
 
         Raises:
           UserError: the address cannot be bound.
@@ -100,8 +122,44 @@ class Network(Protocol):
         """Open a plain byte stream for a lane; ``lane`` adds the encryption. Raises OSError."""
         ...
 
+    def proven(self, stream: trio.abc.Stream) -> None:
+        """An accepted lane, or stream to be relayed, has shown that it may be here: it is no
+        stranger's any more. ``prepare_lane`` says so, too.
+        """
+        ...
+
+    async def dial_relay(self, address: Address) -> trio.abc.Stream:
+        """Open a plain byte stream to a relay; ``relaying`` is what is said on it. Raises OSError."""
+        ...
+
+    async def open_hole(self, towards: Address, port: int = 0) -> Hole:
+        """Hold a local port: any free one, or the one that a dialled stream of ours has.
+
+        Raises OSError: it cannot be had.
+        """
+        ...
+
+    async def dial_over(
+        self, stream: trio.abc.Stream, *, party: Party, peer: str, name: str
+    ) -> Channel:
+        """As ``dial``, over a stream of an arranged road. ``name``: for people. Closes it on failure."""
+        ...
+
+    async def welcome(
+        self,
+        stream: trio.abc.Stream,
+        on_channel: ChannelHandler,
+        on_lane: LaneHandler,
+        name: str,
+    ) -> None:
+        """Treat a stream of an arranged road as one that was accepted, to its end."""
+        ...
+
     def prepare_lane(self, stream: trio.abc.Stream, congestion: str) -> LaneFacts:
-        """Have a lane's stream, dialled or accepted, use this congestion control if there is it."""
+        """Have a lane's stream, dialled or accepted, use this congestion control if there is it.
+
+        To be called when an accepted lane has shown its link's keys: until then it is a stranger's.
+        """
         ...
 
     async def run_sync(self, function: Callable[[], T]) -> T:

@@ -6,7 +6,8 @@
         └── handler      on_channel (after the TLS handshake) or on_lane
 
 Until a connection has shown that it belongs to the run it holds one of a limited number of places,
-in all and per address, and only for some seconds; so does a newcomer for as long as it stays.
+in all and per address, and only for some seconds; so does a newcomer for as long as it stays. An
+address whose connections come to nothing is soon not looked at any more: see ``strangers``.
 """
 
 from __future__ import annotations
@@ -17,32 +18,36 @@ import math
 import socket
 import ssl
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 import trio
+from attrs import frozen
 from cryptography import x509
 
-from . import lane
+from . import lane, relaying
 from .addresses import Address
 from .authority import holder_of
 from .credentials import Credentials
 from .errors import RemoteProtocolError, UserError
-from .network import Channel, ChannelHandler, LaneFacts, LaneHandler, Party
+from .network import Channel, ChannelHandler, Hole, LaneFacts, LaneHandler, Party
+from .punching import SocketHole, share_port
+from .strangers import Door, Release, line_of
 from .stream import CONNECTION_ENDS, run_handler
 
 T = TypeVar("T")
 
 TLS_FIRST_BYTE = 0x16  # a handshake record; a ClientHello cannot start otherwise
 GREETING_S = 10.0  # for the first byte and the TLS handshake: three round trips and slow hashing
-STRANGERS_MAX = 256  # connections that have not shown who they are; more are closed at once
-STRANGERS_PER_ADDRESS_MAX = 32  # of them from one address: a few machines behind one NAT
 BACKLOG_COUNT_MAX = 1_024  # connections that the kernel keeps for us
 CAPACITY_PAUSE_S = 0.1  # when the process has no file descriptor left for another connection
 TAKEN_EXIT_CODE = 4
 SAME_PORT_ATTEMPTS_MAX = 10  # to find one free port for IPv4 and IPv6
+
+# On an idle connection the kernel asks after so many seconds, and again; routers forget after 60 or more.
+KEEPALIVE_S = 20
+KEEPALIVE = {"TCP_KEEPIDLE": KEEPALIVE_S, "TCP_KEEPINTVL": KEEPALIVE_S, "TCP_KEEPCNT": 6}
 
 CONGESTION_NAME_BYTES = 16  # as the kernel has them
 MIN_RTT_OFFSET = 148  # of tcpi_min_rtt in Linux's struct tcp_info
@@ -66,36 +71,13 @@ def _remote_sockaddr(stream: trio.SocketStream) -> object:
         return "somebody who left"
 
 
-class _Strangers:
-    """Counts the connections that have not shown who they are."""
+@frozen
+class _Handlers:
+    """What takes accepted connections, by what they begin with; None: nothing does."""
 
-    def __init__(self) -> None:
-        self._total = 0
-        self._by_host: Counter[str] = Counter()
-
-    @contextmanager
-    def place(self, host: str) -> Iterator[Callable[[], None] | None]:
-        """Take a place; gives its release (callable once or more), or None if there is none."""
-        if self._total >= STRANGERS_MAX or self._by_host[host] >= STRANGERS_PER_ADDRESS_MAX:
-            yield None
-            return
-        self._total += 1
-        self._by_host[host] += 1
-        held = True
-
-        def release() -> None:
-            nonlocal held
-            if held:
-                held = False
-                self._total -= 1
-                self._by_host[host] -= 1
-                if not self._by_host[host]:
-                    del self._by_host[host]
-
-        try:
-            yield release
-        finally:
-            release()
+    on_channel: ChannelHandler
+    on_lane: LaneHandler | None
+    on_relay: LaneHandler | None
 
 
 class SocketNetwork:
@@ -117,7 +99,8 @@ class SocketNetwork:
         self._credentials = credentials
         self._newcomers = newcomers
         self._greeting_s = greeting_s
-        self._strangers = _Strangers()
+        self._door: Door | None = None  # made where there is a clock
+        self._unproven: dict[trio.abc.Stream, Release] = {}  # accepted lanes that hold a place
 
     # ------------------------------------------------------------ accepting
 
@@ -127,14 +110,17 @@ class SocketNetwork:
         on_channel: ChannelHandler,
         on_lane: LaneHandler | None,
         *,
+        on_relay: LaneHandler | None = None,
         task_status: trio.TaskStatus[Sequence[Address]] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """See ``network.Network.serve``. Addresses with port 0 get one free port in common."""
+        handlers = _Handlers(on_channel, on_lane, on_relay)
         listeners = await bind_all(bind)
+        self._door = self._door or Door()
         try:
             async with trio.open_nursery() as nursery:
                 for listener in listeners:
-                    nursery.start_soon(self._accept, listener, nursery, on_channel, on_lane)
+                    nursery.start_soon(self._accept, listener, nursery, handlers)
                 task_status.started([_bound_address(listener) for listener in listeners])
         finally:
             for listener in listeners:
@@ -144,8 +130,7 @@ class SocketNetwork:
         self,
         listener: trio.SocketListener,
         nursery: trio.Nursery,
-        on_channel: ChannelHandler,
-        on_lane: LaneHandler | None,
+        handlers: _Handlers,
     ) -> None:
         while True:
             try:
@@ -156,43 +141,103 @@ class SocketNetwork:
                 _log.warning("cannot take another connection: %s", error)
                 await trio.sleep(CAPACITY_PAUSE_S)
                 continue
-            nursery.start_soon(self._greet, stream, on_channel, on_lane)
+            keep_alive(stream.socket)
+            nursery.start_soon(self._greet, stream, handlers)
 
-    async def _greet(
-        self,
-        stream: trio.SocketStream,
-        on_channel: ChannelHandler,
-        on_lane: LaneHandler | None,
-    ) -> None:
+    async def _greet(self, stream: trio.SocketStream, handlers: _Handlers) -> None:
         sockaddr = _remote_sockaddr(stream)
         remote = _name_of(sockaddr)
-        host = str(sockaddr[0]) if isinstance(sockaddr, tuple) else remote
-        with self._strangers.place(host) as release:
-            try:
-                if release is None:
-                    raise RemoteProtocolError("too many connections that show nothing")
-                with trio.fail_after(self._greeting_s):
-                    first = await stream.socket.recv(1, socket.MSG_PEEK)
-                    channel = None
-                    if first == bytes([TLS_FIRST_BYTE]):
-                        channel = await self._shake_hands(stream, remote)
-                    elif first != bytes([lane.MAGIC]) or on_lane is None:
-                        raise RemoteProtocolError(f"starts with {first!r}")
-            except CONNECTION_ENDS as error:
-                _log.debug("connection from %s refused: %s", remote, error)
+        line = line_of(str(sockaddr[0]) if isinstance(sockaddr, tuple) else remote)
+        door = self._door
+        assert door is not None
+        with door.strangers.place(line) as release:
+            if release is None or not door.open_to(line):
+                await trio.aclose_forcefully(stream)  # unread, and without a word
+                return
+            await self._sort(stream, handlers, remote, release, line)
+
+    async def welcome(
+        self,
+        stream: trio.abc.Stream,
+        on_channel: ChannelHandler,
+        on_lane: LaneHandler,
+        name: str,
+    ) -> None:
+        """See ``network.Network.welcome``."""
+        assert isinstance(stream, trio.SocketStream)
+        await self._sort(stream, _Handlers(on_channel, on_lane, None), name, lambda: None, "")
+
+    async def _sort(
+        self,
+        stream: trio.SocketStream,
+        handlers: _Handlers,
+        remote: str,
+        release: Release,
+        line: str,
+    ) -> None:
+        """Find out by its first byte what a connection is, and run its handler.
+
+        Args:
+          release: called once it has shown who it is.
+          line: whose credit it costs if it comes to nothing; empty: nobody's, the master arranged it.
+        """
+        handler = channel = None
+        try:
+            with trio.fail_after(self._greeting_s):
+                first = await stream.socket.recv(1, socket.MSG_PEEK)
+                if first == bytes([TLS_FIRST_BYTE]):
+                    channel = await self._shake_hands(stream, remote)
+                elif first == bytes([lane.MAGIC]):
+                    handler = handlers.on_lane
+                elif first == bytes([relaying.MAGIC]):
+                    handler = handlers.on_relay
+                if channel is None and handler is None:
+                    raise RemoteProtocolError(f"starts with {first!r}")
+        except CONNECTION_ENDS as error:
+            _log.debug("connection from %s refused: %s", remote, error)
+            self._charge(line)
+            await trio.aclose_forcefully(stream)
+            return
+        except BaseException:
+            await trio.aclose_forcefully(stream)
+            raise
+        if handler is not None:
+            release()
+            await self._keep_plain(stream, line, remote, handler)
+        elif channel is not None:
+            if channel.party is not Party.NEWCOMER:
+                release()
+            else:
+                self._charge(line)  # whatever comes of it: enrolment is not for every second
+            await run_handler(handlers.on_channel, channel, channel.stream, remote)
+
+    def _charge(self, line: str) -> None:
+        if line and self._door is not None:
+            self._door.credit.charge(line)
+
+    async def _keep_plain(
+        self, stream: trio.SocketStream, line: str, remote: str, handler: LaneHandler
+    ) -> None:
+        """A lane, or a relayed stream, has a place of its own until it is ``proven``."""
+        if not line:
+            await run_handler(handler, stream, stream, remote)
+            return
+        assert self._door is not None
+        with self._door.lanes.place(line) as release:
+            if release is None:
                 await trio.aclose_forcefully(stream)
                 return
-            except BaseException:
-                await trio.aclose_forcefully(stream)
-                raise
-            if channel is None:
-                assert on_lane is not None
-                release()  # a lane's preamble has a deadline of its own, and names its link
-                await run_handler(on_lane, stream, stream, remote)
-            else:
-                if channel.party is not Party.NEWCOMER:
-                    release()
-                await run_handler(on_channel, channel, channel.stream, remote)
+            self._unproven[stream] = release
+            try:
+                await run_handler(handler, stream, stream, remote)
+            finally:
+                if self._unproven.pop(stream, None) is not None:
+                    self._charge(line)
+
+    def proven(self, stream: trio.abc.Stream) -> None:
+        """See ``network.Network.proven``."""
+        if (release := self._unproven.pop(stream, None)) is not None:
+            release()
 
     async def _shake_hands(self, stream: trio.SocketStream, remote: str) -> Channel:
         context = self._credentials.ssl_server_context(self._newcomers)
@@ -205,10 +250,11 @@ class SocketNetwork:
         der: bytes | None = tls.getpeercert(binary_form=True)
         if not der:
             return Channel(tls, Party.NEWCOMER, "", b"", remote)
+        port = int(tls.transport_stream.socket.getsockname()[1])
         holder = holder_of(x509.load_der_x509_certificate(der))
         if holder.run_id != self._credentials.run_id:
             raise RemoteProtocolError(f"{remote} belongs to another run")
-        return Channel(tls, holder.party, holder.peer, der, remote)
+        return Channel(tls, holder.party, holder.peer, der, remote, port)
 
     # ------------------------------------------------------------ dialling
 
@@ -218,19 +264,39 @@ class SocketNetwork:
         TLS 1.3 lets the dialer finish first: a certificate of ours that the other side refuses
         shows as ``trio.BrokenResourceError`` at the first receive.
         """
-        stream = await open_tcp(address)
+        return await self._dial_over(await open_tcp(address), party, peer, str(address))
+
+    async def dial_over(
+        self, stream: trio.abc.Stream, *, party: Party, peer: str, name: str
+    ) -> Channel:
+        """See ``network.Network.dial_over``."""
+        assert isinstance(stream, trio.SocketStream)
+        return await self._dial_over(stream, party, peer, name)
+
+    async def _dial_over(
+        self, stream: trio.SocketStream, party: Party, peer: str | None, name: str
+    ) -> Channel:
         try:
+            share_port(stream.socket)
             tls = trio.SSLStream(stream, self._credentials.ssl_client_context())
-            await handshake(tls, address)
-            channel = self._channel(tls, str(address))
+            await handshake(tls, name)
+            channel = self._channel(tls, name)
             if channel.party is not party or peer not in (None, channel.peer):
                 wanted = party.value if peer is None else f"{party.value} {peer[:8]}"
                 found = f"{channel.party.value} {channel.peer[:8]}"
-                raise RemoteProtocolError(f"{address} is {found}, not {wanted}")
+                raise RemoteProtocolError(f"{name} is {found}, not {wanted}")
             return channel
         except BaseException:
             await trio.aclose_forcefully(stream)
             raise
+
+    async def open_hole(self, towards: Address, port: int = 0) -> Hole:
+        """See ``network.Network.open_hole``."""
+        return await SocketHole.open(towards, port)
+
+    async def dial_relay(self, address: Address) -> trio.abc.Stream:
+        """See ``network.Network.dial_relay``."""
+        return await open_tcp(address)
 
     async def dial_lane(self, address: Address) -> trio.abc.Stream:
         """See ``network.Network.dial_lane``."""
@@ -239,12 +305,26 @@ class SocketNetwork:
     def prepare_lane(self, stream: trio.abc.Stream, congestion: str) -> LaneFacts:
         """See ``network.Network.prepare_lane``."""
         assert isinstance(stream, trio.SocketStream)
+        self.proven(stream)
         choose_congestion(stream.socket, congestion)
         return LaneFacts(congestion_of(stream.socket), shortest_round_trip_s(stream.socket))
 
     async def run_sync(self, function: Callable[[], T]) -> T:
         """Run it in a thread. Once begun it runs to its end, whatever is cancelled."""
         return await trio.to_thread.run_sync(function)
+
+
+def keep_alive(sock: trio.socket.SocketType) -> None:
+    """Let the kernel say something on an idle connection now and then.
+
+    Routers forget those that are idle, some after a minute; nothing of ours need know which. A dead
+    end is found by what is sent, long before the kernel gives it up.
+    """
+    with suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in KEEPALIVE.items():
+            if (option := getattr(socket, name, None)) is not None:
+                sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def choose_congestion(sock: trio.socket.SocketType, name: str) -> None:
@@ -286,12 +366,14 @@ async def open_tcp(address: Address) -> trio.SocketStream:
       OSError: every way of not answering, also a name that cannot be one.
     """
     try:
-        return await trio.open_tcp_stream(address.host, address.port)
+        stream = await trio.open_tcp_stream(address.host, address.port)
+        keep_alive(stream.socket)
+        return stream
     except (UnicodeError, OverflowError) as error:
         raise OSError(errno.EINVAL, f"{address} cannot be an address: {error}") from None
 
 
-async def handshake(tls: trio.SSLStream[trio.SocketStream], address: Address) -> None:
+async def handshake(tls: trio.SSLStream[trio.SocketStream], address: Address | str) -> None:
     """The dialer's TLS handshake, with errors that say what to do.
 
     Raises:

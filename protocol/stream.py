@@ -17,6 +17,7 @@ import trio
 from . import wire
 from .errors import HoldfastError, LocalProtocolError, RemoteProtocolError
 from .messages import Message
+from .quota import Quota
 
 RECEIVE_BYTES = 65_536  # asked of the stream at once
 CLOSE_S = 1.0  # for the goodbye of a stream whose other side does not read; then it is cut
@@ -74,12 +75,17 @@ class MessageStream:
 
     Args:
       frame_bytes_max: refuse longer frames before reading them; small for strangers.
+      quota: what the other side may say; None: whatever it likes.
     """
 
     def __init__(
-        self, stream: trio.abc.Stream, frame_bytes_max: int = wire.FRAME_BYTES_MAX
+        self,
+        stream: trio.abc.Stream,
+        frame_bytes_max: int = wire.FRAME_BYTES_MAX,
+        quota: Quota | None = None,
     ) -> None:
         self._stream = stream
+        self._quota = quota
         self._frame_bytes_max = frame_bytes_max
         self._send_lock = trio.StrictFIFOLock()
         self._torn = False
@@ -120,7 +126,7 @@ class MessageStream:
         """The next message. Cancellation loses nothing: what was read stays for the next call.
 
         Raises:
-          RemoteProtocolError: junk, an over-long frame, or an end in the middle of one.
+          RemoteProtocolError: junk, an over-long frame, more than its quota, or an end in the middle.
           trio.EndOfChannel: the other side closed, between two messages.
           trio.BrokenResourceError: the connection is gone.
           trio.ClosedResourceError: this side closed it.
@@ -133,6 +139,8 @@ class MessageStream:
             whole = self._whole()
         body = bytes(memoryview(self._buffer)[_LENGTH.size : whole])
         del self._buffer[:whole]
+        if self._quota is not None and (why := self._quota.take(whole, trio.current_time())):
+            raise RemoteProtocolError(f"over its quota: {why}")
         return wire.decode(body)
 
     @overload

@@ -29,7 +29,8 @@ def run_toml() -> str:
         "What the run's owner decides. Every key has a default; unknown tables and keys are refused, with the",
         "one that was probably meant. Peers get the file from the master when they attach. A master that is",
         "started again with a changed file goes on with the changed values, except for `fragments`, `pattern`",
-        "and `groups`, which belong to the state: that is refused.",
+        "and `groups`, which belong to the state: that is refused. `holdfast config check run.toml` says what a",
+        "master would refuse, and what is allowed and probably not meant.",
     ]
     spec = RunSpec()
     for table in attrs.fields(RunSpec):
@@ -59,7 +60,7 @@ def command_pages() -> str:
         "",
         "`holdfast COMMAND --help` says the same. Every option but `--json` can be a variable",
         "`HOLDFAST_COMMAND_OPTION`, such as `HOLDFAST_JOIN_MAX_UPLOAD=6`; flags win. What exit statuses mean is in",
-        "the README.",
+        "[Commands at a glance](../cli.md).",
     ]
     for name, command in sorted(commands.commands.items()):
         lines += _command(f"holdfast {name}", command)
@@ -84,8 +85,8 @@ def _command(path: str, command: click.Command) -> Iterator[str]:
     for option in options:
         record = option.get_help_record(context)
         if record is not None:
-            spelled, meaning = (" ".join(part.split()).replace("|", "\\|") for part in record)
-            yield f"| `{spelled}` | {meaning} |".replace("\\|", "/")
+            spelled, meaning = (" ".join(part.split()).replace("|", "/") for part in record)
+            yield f"| `{spelled}` | {meaning} |"
     if isinstance(command, click.Group):
         for name, each in sorted(command.commands.items()):
             yield from _command(f"{path} {name}", each)

@@ -12,6 +12,7 @@ from functools import partial
 import trio
 from attrs import define, field
 
+from ... import __version__
 from ...protocol.addresses import Address
 from ...protocol.checkup import NONCE_BYTES, Seen, ask_master
 from ...protocol.errors import EvictedError, RemoteProtocolError, UserError
@@ -128,15 +129,29 @@ async def _ask_masters(line: Line, invite: Invite, advertised: Sequence[str], no
     ]
 
 
+def look_at_version(masters: str) -> Finding:
+    """Ours beside the master's; what speaks another protocol has been refused before."""
+    if masters == __version__:
+        return ok("versions", f"the master runs holdfast {masters}, too")
+    return warning(
+        "versions",
+        f"the master runs holdfast {masters or 'of an unknown version'}, here is {__version__}",
+        f"install the same on both, as upgrades are for all machines of a run: "
+        f"`pip install holdfast=={masters or '...'}`",
+    )
+
+
 def _said(seen: Seen, advertised: Sequence[str]) -> Iterator[Finding]:
+    yield look_at_version(seen.answer.software)
     yield look_at_clock(seen.clock_ahead_s, seen.rates.round_trip_s)
     for address, reason in zip(advertised, seen.answer.faults, strict=False):
         if not reason:
             yield ok("reachable", f"the master reaches this machine at {address}")
             continue
-        yield fault(
+        yield warning(
             "reachable",
-            f"the master cannot reach this machine at {address}: {reason}",
+            f"the master cannot reach this machine at {address}: {reason}; it can take part and "
+            "dials the others, but owns less",
             f"open TCP port {address.rpartition(':')[2]} in this machine's firewall and forward it "
             f"at the router; if others dial another address than this, give it with --advertise "
             f"HOST:PORT (the master sees this machine as {seen.answer.host})",

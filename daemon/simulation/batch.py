@@ -10,8 +10,10 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from contextlib import contextmanager
 from itertools import islice
 
-from attrs import define, field
+from attrs import define, field, frozen
 
+from .liars import Lie
+from .lying import FoundOut, live_with_a_liar
 from .run import Outcome, run_scenario
 from .scenario import Scenario
 from .shrink import shrink
@@ -19,6 +21,37 @@ from .witness import Tell, ViolationError
 
 WHAT_CHARS_MAX = 4_000  # of a violation's story
 AHEAD = 4  # seeds per process that wait their turn: few, so that Ctrl+C ends soon
+
+
+@frozen
+class Choice:
+    """What is the same for all seeds.
+
+    Attributes:
+      peers: that begin; None: as the seed has it.
+      audit: the probability with which a chunk of a result is looked at.
+      liar: instead of faults: one peer that lies, in ``lies`` chunks of each round.
+    """
+
+    peers: int | None = None
+    audit: float = 0.0
+    liar: Lie | None = None
+    lies: int = 1
+
+    @property
+    def options(self) -> str:
+        """For the command line."""
+        return "".join(
+            [
+                f" --peers {self.peers}" if self.peers is not None else "",
+                f" --audit {self.audit:g}" if self.audit else "",
+                f" --liar {self.liar.value}" if self.liar is not None else "",
+                f" --lies {self.lies}" if self.lies != 1 else "",
+            ]
+        )
+
+
+PLAIN = Choice()
 
 
 @define
@@ -39,10 +72,11 @@ class Violation:
 
 @define
 class Result:
-    """What came of one seed; exactly one of the two."""
+    """What came of one seed; exactly one of the three."""
 
     seed: int
     outcome: Outcome | None = None
+    found_out: FoundOut | None = None
     violation: Violation | None = None
 
 
@@ -58,12 +92,16 @@ class Report:
     repairs: int = 0
     reruns: int = 0
     aborts: int = 0
+    lied: list[int] = field(factory=list)  # rounds with a lie until the liar was found out, by run
     violations: list[Violation] = field(factory=list)
 
     def add(self, result: Result) -> None:
         self.seeds += 1
         if result.violation is not None:
             self.violations.append(result.violation)
+        if result.found_out is not None:
+            self.events += result.found_out.events
+            self.lied.append(result.found_out.rounds)
         if result.outcome is not None:
             self.events += result.outcome.events
             self.committed += result.outcome.committed
@@ -81,11 +119,15 @@ def broken_by(scenario: Scenario) -> str:
     try:
         run_scenario(scenario)
     except (BaseExceptionGroup, ViolationError) as error:
-        leaves = list(_leaves(error))
-        if any(isinstance(leaf, KeyboardInterrupt | SystemExit) for leaf in leaves):
-            raise
-        return f"{type(leaves[0]).__name__}: {leaves[0]}"[:WHAT_CHARS_MAX]
+        return _told_of(error)
     return ""
+
+
+def _told_of(error: BaseException) -> str:
+    leaves = list(_leaves(error))
+    if any(isinstance(leaf, KeyboardInterrupt | SystemExit) for leaf in leaves):
+        raise error
+    return f"{type(leaves[0]).__name__}: {leaves[0]}"[:WHAT_CHARS_MAX]
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:
@@ -96,19 +138,26 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
-def try_seed(seed: int, peers: int | None = None, tell: Tell | None = None) -> Result:
+def try_seed(seed: int, choice: Choice = PLAIN, tell: Tell | None = None) -> Result:
     """Live through one seed; shrink it if it fails.
 
     Args:
       tell: hears of every event that is witnessed.
     """
-    scenario = Scenario.of(seed, peers)
+    reproduce = f"holdfast simulate --start {seed} --seeds 1{choice.options}"
+    if choice.liar is not None:
+        try:
+            lived = live_with_a_liar(seed, choice.liar, choice.audit, choice.lies, tell)
+        except (BaseExceptionGroup, ViolationError) as error:
+            what = _told_of(error)
+            return Result(seed, violation=Violation(seed, what, [], [], reproduce))
+        return Result(seed, found_out=lived)
+    scenario = Scenario.of(seed, choice.peers, choice.audit)
     try:
         return Result(seed, outcome=run_scenario(scenario, tell))
     except (BaseExceptionGroup, ViolationError):
         what = broken_by(scenario)  # the same seed, the same story
     smaller = shrink(scenario, lambda each: bool(broken_by(each)))
-    fixed = f" --peers {peers}" if peers is not None else ""
     return Result(
         seed,
         violation=Violation(
@@ -116,13 +165,13 @@ def try_seed(seed: int, peers: int | None = None, tell: Tell | None = None) -> R
             what,
             [str(fault) for fault in scenario.faults],
             [str(fault) for fault in smaller.faults],
-            f"holdfast simulate --start {seed} --seeds 1{fixed}",
+            reproduce,
         ),
     )
 
 
 def try_seeds(
-    start: int, count: int, peers: int | None, jobs: int, heard: Callable[[Result], None]
+    start: int, count: int, choice: Choice, jobs: int, heard: Callable[[Result], None]
 ) -> None:
     """Live through many, in so many processes; results come in the order in which they are there.
 
@@ -131,7 +180,7 @@ def try_seeds(
     """
     if jobs == 1:
         for seed in range(start, start + count):
-            heard(try_seed(seed, peers))
+            heard(try_seed(seed, choice))
         return
     seeds = iter(range(start, start + count))
     waiting: set[Future[Result]] = set()
@@ -142,7 +191,7 @@ def try_seeds(
             while True:
                 with _ctrl_c_is_ours():  # processes are started by submitting to them
                     for seed in islice(seeds, AHEAD * jobs - len(waiting)):
-                        waiting.add(pool.submit(try_seed, seed, peers))
+                        waiting.add(pool.submit(try_seed, seed, choice))
                 if not waiting:
                     return
                 done, waiting = wait(waiting, return_when=FIRST_COMPLETED)

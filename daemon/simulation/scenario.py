@@ -110,6 +110,7 @@ class Scenario:
       overlap: steps that trainers take while a round runs.
       slowness: so many times longer are the first peer's steps.
       telling: every mean tells who is in it.
+      audit: the probability that a chunk of a result is looked at by another contributor.
       linger_s: between the faults and the peace.
       aimed: enough survive whatever happens: a round must be committed before the peace, too.
     """
@@ -134,20 +135,23 @@ class Scenario:
     apply_s: float = 0.0
     telling: bool = False
     linger_s: float = 0.0
+    audit: float = 0.0
     aimed: bool = False
     faults: tuple[Fault, ...] = ()
 
     @classmethod
-    def of(cls, seed: int, peers: int | None = None) -> Scenario:
+    def of(cls, seed: int, peers: int | None = None, audit: float = 0.0) -> Scenario:
         """The scenario of a seed; a pure function.
 
         Args:
           peers: that begin; None: as the seed has it.
+          audit: the spec's.
         """
         rng = Random(seed)
         count = rng.choice(PEERS)
         count = count if peers is None else peers
-        return _aimed(rng, count) if rng.random() < 0.5 else _mixed(rng, count)
+        made = _aimed(rng, count) if rng.random() < 0.5 else _mixed(rng, count)
+        return evolve(made, audit=audit)
 
     @property
     def names(self) -> list[str]:
@@ -165,6 +169,7 @@ class Scenario:
             codec=self.codec,
             chunk_bytes=self.chunk_bytes,
             lanes=self.lanes,
+            audit=self.audit,
         )
 
     @property
@@ -190,6 +195,7 @@ codec_up = "{codec}"
 codec_down = "{codec}"
 chunk_bytes = {chunk_bytes}
 lanes = {lanes}
+audit = {audit}
 """
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import trio
 from attrs import define, field
@@ -11,7 +11,7 @@ from attrs import define, field
 from ...checkpoint.place import Place
 from ...membership.deeds import Deed, TellMaster
 from ...membership.effects import Drop, Effect, Record
-from ...membership.journal import JournalRecord, PlaceTaken
+from ...membership.journal import JournalRecord, PeerQuarantined, PlaceTaken
 from ...membership.spec import RunSpec
 from ...protocol.errors import HoldfastError
 from ...protocol.memory import MemoryNetwork
@@ -137,9 +137,12 @@ class SimPeer:
         )
 
 
-def check_honesty(effects: list[Effect]) -> None:
-    """Where nobody lies, nobody is sent away for that."""
+def check_honesty(effects: list[Effect], liars: Collection[str]) -> None:
+    """Who does not lie is not sent away for that, nor convicted."""
     for effect in effects:
+        record = effect.record if isinstance(effect, Record) else None
+        if isinstance(record, PeerQuarantined) and record.peer not in liars:
+            raise ViolationError(f"{record.peer[:8]} is honest: {record.reason}")
         if isinstance(effect, Drop) and effect.code is RefusalCode.PROTOCOL:
             raise ViolationError(f"{effect.peer[:8]} was dropped: {effect.reason}")
 

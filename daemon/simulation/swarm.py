@@ -26,13 +26,16 @@ from ...membership.spec import TOPK_CODECS, RunSpec
 from ...protocol.addresses import Address
 from ...protocol.errors import EvictedError, UserError
 from ...protocol.memory import MemoryWorld
-from ...protocol.messages import Layout, Role
+from ...protocol.messages import Layout, RelayOffer, Role
 from ...protocol.network import Party
 from ..master import CROWD_MIN
 from ..parts import PeerConfig
+from ..relay import RelayService
 from ..store import GrantRow
 from ..tasks import told_error
 from .holdings import keeps_state
+from .liars import Liar
+from .notaries import Notaries
 from .services import (
     SimPeer,
     WitnessedMaster,
@@ -85,7 +88,9 @@ class Swarm:
     ) -> None:
         self.nursery = nursery
         self.spec = RunSpec.parse(spec_toml)
+        self.seed = seed
         self.rng = random.Random(seed)
+        self.notaries = Notaries(RUN_ID)
         self.world = MemoryWorld(
             self.rng, delay_s=delay_s, jitter_s=jitter_s, bytes_per_s=bytes_per_s
         )
@@ -105,6 +110,8 @@ class Swarm:
         self.delta = delta
         self.peers: dict[str, SimPeer] = {}
         self.left: set[str] = set()  # names of those that were asked to leave for good
+        self.liars: dict[str, Liar] = {}  # by name; told before they are added
+        self.relays: dict[str, trio.CancelScope] = {}  # by name: of those that run
         self.twins: dict[str, SimPeer] = {}  # by the name of whose identity they have
         self.standstill = Standstill()
         self.at_peace = False
@@ -127,13 +134,15 @@ class Swarm:
         """Start the master, or start it again from its journal."""
         self.store.append(TermStarted(self._term + 1, self.rng.randbytes(16)))
         self._term += 1
-        coordinator = Coordinator.restore(self.spec, RUN_ID, self.store.records(), self._term)
+        lot = f"{self.seed} {self._term}".encode()
+        coordinator = Coordinator.restore(self.spec, RUN_ID, self.store.records(), self._term, lot)
         network = self.world.host(MASTER, MASTER_ID, Party.MASTER)
         self.master = WitnessedMaster(
             coordinator,
             self.store,
             network,
             [MASTER_ADDRESS],
+            notary=self.notaries.notary(),
             now=lambda: trio.current_time() + self.master_clock_ahead_s,
         )
         self.master.witness, self.master.watch = self.witness, self._watch
@@ -196,7 +205,7 @@ class Swarm:
         coordinator = self.master.coordinator
         if len(self.master.sessions) < CROWD_MIN:  # else not each decision is thought to its end
             coordinator.validate()
-        check_honesty(effects)
+        check_honesty(effects, [self.peers[name].peer for name in self.liars])
         for peer in promoted(effects):
             for sim in self.peers.values():
                 if sim.peer == peer and sim.alive and sim.name not in self.twins:
@@ -232,6 +241,42 @@ class Swarm:
         self.peers[name] = sim = self._boot(name, peer, 1, site)
         return sim
 
+    def add_relay(
+        self,
+        name: str,
+        *,
+        pairs: int = 8,
+        bytes_per_s: float = 1e7,
+        quota_bytes: int = 0,
+    ) -> RelayService:
+        """A machine that only forwards for others."""
+        peer = f"{self.rng.getrandbits(128):032x}"
+        self.store.admit(peer, GrantRow(Role.RELAY, False, name))
+        config = PeerConfig(
+            me=peer,
+            name=name,
+            run_id=RUN_ID,
+            masters=[MASTER_ADDRESS],
+            bind=[Address(name, 29701)],
+            incarnation=self.rng.getrandbits(60),
+            patience_s=None,
+            relay=RelayOffer(bytes_per_s, pairs, quota_bytes, only=True),
+        )
+        relay = RelayService(config, self.world.host(name, peer, Party.PEER))
+        scope = self.relays[name] = trio.CancelScope()
+
+        async def run() -> None:
+            with scope:
+                await relay.run()
+
+        with on_host(name):
+            self.nursery.start_soon(run)
+        return relay
+
+    def crash_relay(self, name: str) -> None:
+        self.world.crash(name)
+        self.relays.pop(name).cancel()
+
     def _boot(
         self, name: str, peer: str, lives: int, site: str, disk: Path | None = None
     ) -> SimPeer:
@@ -245,6 +290,7 @@ class Swarm:
         trainer = self.make_trainer(name, peer, lives)
         config = PeerConfig(
             me=peer,
+            notary=self.notaries.notary(peer),
             name=name,
             run_id=RUN_ID,
             masters=[MASTER_ADDRESS],
@@ -260,6 +306,8 @@ class Swarm:
         service = WitnessedPeer(config, network, trainer, checkpoints=place)
         service.witness, service.apply_s = self.witness, self.apply_s
         service.changed = self.notify
+        if name in self.liars:
+            self.liars[name].corrupt(service)
         trainer.tell_failed = service.training.failed_with
         service.checkpointer.turn_s = self.disk_turn_s
         if place is not None:

@@ -1,4 +1,4 @@
-"""What a run was like, over HTTP: its curve, its rounds, its events."""
+"""How a run is, and what it was like, over HTTP: its status, its curve, its rounds, its events."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ...protocol.network import Network
+from ..asked import EVENTS_ANSWER_MAX, ROUNDS_ANSWER_MAX
 from ..history import History, as_columns
 from .answers import answer
 
 POINTS_MIN, POINTS_MAX, POINTS_DEFAULT = 10, 5_000, 600
-ROUNDS_ANSWER_MAX, ROUNDS_DEFAULT = 200, 50
-EVENTS_ANSWER_MAX, EVENTS_DEFAULT = 1_000, 200
+ROUNDS_DEFAULT = 50
+EVENTS_DEFAULT = 200
 TEXT_CHARS_MAX = 200  # to look for
 AT_MAX = 1e11  # unix seconds: the year 5138
 COUNT_MAX = 2**53  # what JavaScript can count to
+DIGITS_MAX = 16  # of a number
 
 
 class QueryError(ValueError):
@@ -43,7 +45,7 @@ class Query:
         text = self._given.get(name)
         if text is None:
             return default
-        if not text.isdecimal() or not lowest <= int(text[:20]) <= highest:
+        if not text.isdecimal() or len(text) > DIGITS_MAX or not lowest <= int(text) <= highest:
             raise QueryError(f"{name} must be a number from {lowest} to {highest}")
         return int(text)
 
@@ -67,6 +69,23 @@ class Query:
         if len(text) > TEXT_CHARS_MAX:
             raise QueryError(f"{name} must have at most {TEXT_CHARS_MAX} characters")
         return text
+
+
+def status_route(status: Callable[[bool], Mapping[str, object]]) -> Route:
+    """``GET /api/status``.
+
+    Args:
+      status: called with whether what was is wanted, too.
+    """
+
+    async def handle(request: Request) -> Response:
+        try:
+            past = Query(request.query_params, ("past",)).count("past", 1, 0, 1)
+        except QueryError as error:
+            return answer({"error": str(error)}, 400)
+        return answer(status(bool(past)))
+
+    return Route("/api/status", handle, methods=["GET"])
 
 
 def past_routes(history: History, network: Network) -> list[Route]:

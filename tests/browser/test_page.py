@@ -220,6 +220,19 @@ def test_actions_work_with_the_token(page: Page, fleet: Fleet) -> None:
     assert re.fullmatch(r"holdfast join holdfast1\.\S+ -- python train\.py", line)
     page.get_by_role("button", name="Close").click()
 
+    page.get_by_role("button", name="Checkpoint now").click()
+    expect(page.locator("#toasts")).to_contain_text("writing: ")
+
+    fleet.invites["cedar"] = str(fleet.act("invite", {"approve": True})["invite"])
+    cedar = fleet.join("cedar", command=())
+    expect(page.locator("#pending")).to_contain_text("wants in as contributor")
+    page.get_by_role("button", name="Approve cedar").click()
+    expect(row_named(page, "cedar")).to_be_visible()
+    expect(page.locator("#pending")).to_be_hidden()
+    fleet.until(lambda s: "cedar" in {m["name"] for m in s["members"]}, "cedar is in")
+    cedar.signal(signal.SIGTERM)
+    assert cedar.wait() == 0, cedar.log
+
     page.get_by_role("button", name="Forget the token").click()
     assert page.evaluate("sessionStorage.length + localStorage.length") == 0
     page.get_by_role("button", name="Pause").click()

@@ -162,7 +162,6 @@ def test_the_daemon_asks_for_it_and_the_next_trainer_has_it(path: Path) -> None:
         for _ in range(5):
             train(model, optimizer, 1)
             run.step()
-    kept = optimizer.state[model.weight]["step"]
 
     def second(daemon: FakeDaemon) -> None:
         daemon.open_arenas(own_state=str(path))
@@ -174,5 +173,5 @@ def test_the_daemon_asks_for_it_and_the_next_trainer_has_it(path: Path) -> None:
         talking(second, stay=True) as socket_path,
         attach(again, fresh, socket_path=socket_path) as run,
     ):
-        assert 0 < fresh.state[again.weight]["step"] <= kept
+        assert 0 < fresh.state[again.weight]["step"] <= 5  # that many were made
         assert run.rate_scale == 1.0, "it needs no ramp"

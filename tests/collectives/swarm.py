@@ -21,6 +21,7 @@ from holdfast.collectives.compression import parse_codec
 from holdfast.collectives.encoded_input import EncodedInput
 from holdfast.collectives.feedback import Residual
 from holdfast.collectives.hub import LinkHub
+from holdfast.daemon.simulation.notaries import Notaries
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.authority import Authority
 from holdfast.protocol.credentials import Credentials
@@ -37,6 +38,7 @@ from holdfast.protocol.messages import (
     Role,
 )
 from holdfast.protocol.network import Network, Party
+from holdfast.protocol.notary import Notary
 from holdfast.protocol.sockets import SocketNetwork
 
 Values = NDArray[np.float32]
@@ -61,6 +63,7 @@ class Node:
     counters: Counters | None = None
     encoded_input: EncodedInput | None = None
     residual: Residual | None = None
+    notary: Notary | None = None
     result: ReduceResult | None = None
     error: HoldfastError | None = None
     reducing: trio.CancelScope = field(factory=trio.CancelScope)
@@ -80,12 +83,13 @@ class Swarm:
         self.world = world or MemoryWorld(random.Random(0))
         self.nodes: list[Node] = []
         self.stall_s = stall_s
+        self.notaries = Notaries("run")
 
     async def add(self, count: int) -> None:
         for number in range(len(self.nodes), len(self.nodes) + count):
             network = self.world.host(f"n{number}", peer_id(number))
             hub = LinkHub(network, peer_id(number), stall_s=self.stall_s)
-            node = Node(number, network, hub)
+            node = Node(number, network, hub, notary=self.notaries.notary(peer_id(number)))
             self.nodes.append(node)
             await self.nursery.start(self._live, node)
         self.tell_view(self.nodes)
@@ -148,6 +152,7 @@ class Swarm:
                 node.counters,
                 encoded_input=node.encoded_input,
                 residual=node.residual,
+                notary=node.notary,
             )
             node.encoded_input = reduction.encoded_input
             try:
@@ -184,7 +189,8 @@ async def a_real_swarm(count: int, directory: Path) -> AsyncIterator[Swarm]:
                 network.serve, [Address("127.0.0.1", 0)], hub.handle_channel, hub.handle_lane
             )
             await swarm.nursery.start(hub.run)
-            swarm.nodes.append(Node(number, network, hub))
+            notary = Notary("run", identity)
+            swarm.nodes.append(Node(number, network, hub, notary=notary))
             where = tuple(map(str, addresses))
             members.append(
                 MemberInfo(identity.peer_id, name, number, where, Role.CONTRIBUTOR, True)
@@ -205,6 +211,8 @@ def make_order(
     round_: int = 1,
     attempt: int = 1,
     rng: random.Random | None = None,
+    combine: str = "mean",
+    sealed: bool = False,
 ) -> Reduce:
     """An order whose chunks are dealt to ``owners``, in turn or at random."""
     chunk_count = -(-size.value_count // chunk_elements) + (size.counter_count > 0)
@@ -225,7 +233,7 @@ def make_order(
         view=1,
         contributors=tuple(Contributor(node.peer, w, scale) for node, w, scale in contributors),
         receivers=tuple(node.peer for node in receivers),
-        plan=Plan(chunk_elements, runs, codecs[0], codecs[1]),
+        plan=Plan(chunk_elements, runs, codecs[0], codecs[1], combine=combine, sealed=sealed),
     )
 
 

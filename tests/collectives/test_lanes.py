@@ -15,7 +15,7 @@ from holdfast.collectives.link import Link
 from holdfast.collectives.link_parts import LaneRules, UsedNumbers
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.errors import PeerLostError, RemoteProtocolError
-from holdfast.protocol.memory import MemoryStream, MemoryWorld, _Pipe
+from holdfast.protocol.memory import MemoryNetwork, MemoryStream, MemoryWorld, _Pipe
 from holdfast.protocol.messages import LANES_OPEN_MAX, LaneReceived, LanesReceived
 from tests.collectives.net import KEY, Node, Sink, a_net, frame, note, peer_id, view
 
@@ -172,15 +172,21 @@ async def test_slow_lanes_are_not_stalled_lanes() -> None:
         assert [lane.number for lane in at_b.lanes] == numbers
 
 
-async def test_a_link_without_any_working_lane_is_lost_in_the_end() -> None:
-    async with a_net() as net:
-        _, b, at_a, at_b = await net.pair()
-        await trio.sleep(1)
+async def test_a_link_without_any_working_lane_is_lost_in_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refusing, dial_lane = trio.Event(), MemoryNetwork.dial_lane
 
-        async def refuse(_address: object) -> trio.abc.Stream:
+    async def dial_or_refuse(network: MemoryNetwork, address: Address) -> trio.abc.Stream:
+        if refusing.is_set():
             raise OSError("no more connections")
+        return await dial_lane(network, address)
 
-        b.network.dial_lane = refuse  # type: ignore[method-assign, assignment]
+    monkeypatch.setattr(MemoryNetwork, "dial_lane", dial_or_refuse)
+    async with a_net() as net:
+        _, _, at_a, at_b = await net.pair()
+        await trio.sleep(1)
+        refusing.set()
         for _ in range(2):
             stream_of(at_b, 0).cut()
             await trio.sleep(0.1)

@@ -24,7 +24,6 @@ from holdfast.membership.spec import RunSpec
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.authority import Authority
 from holdfast.protocol.credentials import Credentials
-from holdfast.protocol.errors import EvictedError
 from holdfast.protocol.identity import Identity
 from holdfast.protocol.lane import MAGIC
 from holdfast.protocol.messages import (
@@ -247,21 +246,3 @@ async def test_an_identity_that_was_never_admitted_is_refused(tmp_path: Path) ->
         answer = await stream.receive_expected(Refused)
         assert "never admitted" in answer.reason
         await stream.aclose()
-
-
-async def test_a_joiner_that_nobody_can_dial_is_told_so(tmp_path: Path) -> None:
-    async with a_run(tmp_path) as run:
-        credentials = run.admitted("hermit")
-        config = PeerConfig(
-            credentials.peer_id,
-            "hermit",
-            RUN_ID,
-            [run.port],
-            [LOOPBACK],
-            advertise=[Address("127.0.0.1", 1)],
-        )
-        trainer = SimTrainer(
-            credentials.peer_id, small_layout(), run.witness, step_s=0.005, delta=None
-        )
-        with pytest.raises(EvictedError, match="reach"):
-            await PeerService(config, SocketNetwork(credentials), trainer).run()

@@ -181,13 +181,18 @@ async def test_daemons_answer_as_described(tmp_path: Path, monkeypatch: pytest.M
             ("invite", {"uses": 0}, 422),
             ("withdraw", {"id": "nobody"}, 422),
             ("kick", {"peer": "nobody"}, 422),
+            ("clear", {"peer": "nobody"}, 422),
             ("verify", {}, 422),  # the run has no weights
+            ("checkpoint", {}, 422),
             ("pause", {}, 200),
             ("resume", {}, 200),
         ):
             response = await master.act(name, body)
             assert response.status_code == status, (name, response.text)
             check(operations("master")["POST", f"/api/{name}"], response)
+        now = await master.ask("GET", "/api/status?past=0")
+        check_schema({"$ref": "#/components/schemas/MasterNow"}, now.json())
+        assert now.json()["members"][0]["software"] == holdfast.__version__
         check(operations("peer")["POST", "/api/retry"], await both[1].act("retry", {}))
         response = await master.act("kick", {"peer": "alder"})
         check(operations("master")["POST", "/api/kick"], response)

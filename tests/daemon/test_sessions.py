@@ -11,12 +11,13 @@ import pytest
 import trio
 from attrs import define
 
-from holdfast.daemon.master import MasterService
+from holdfast.daemon.master import GREETINGS_MAX, HELLO_S, MasterService
 from holdfast.daemon.simulation.swarm import MASTER_ADDRESS, MASTER_ID, RUN_ID
 from holdfast.daemon.store import GrantRow, Store
 from holdfast.membership.coordinator import Coordinator
 from holdfast.membership.journal import RunCreated
 from holdfast.membership.spec import RunSpec
+from holdfast.protocol import quota
 from holdfast.protocol.memory import MemoryNetwork, MemoryWorld
 from holdfast.protocol.messages import (
     VERSION_MAX,
@@ -223,6 +224,50 @@ async def test_a_peer_that_talks_nonsense_is_told_and_gone_at_once() -> None:
         assert isinstance(last, Refused)
         assert last.code is RefusalCode.PROTOCOL
         assert not len(table.master.coordinator.context.roster)
+
+
+async def test_a_peer_that_floods_its_master_is_gone_and_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(quota, "MESSAGES_MAX", 100.0)
+    async with a_table() as table:
+        stream, other = await table.dial(table.admit("a", 1)), await table.dial(table.admit("b", 2))
+        for each in (stream, other):
+            assert isinstance(await each.receive(), Welcome)
+        for number in range(200):
+            await stream.send(Heartbeat(number))
+        last = (await all_of(stream))[-1]
+        assert isinstance(last, Refused)
+        assert "over its quota" in last.reason
+        context = table.master.coordinator.context
+        assert [member.peer for member in context.roster] == [f"{2:032x}"], "the other one stays"
+        assert any("over its quota" in event.text for event in context.events)
+
+
+async def test_a_key_that_connects_again_and_again_and_says_nothing_has_few_places() -> None:
+    async with a_table() as table:
+        network = table.admit("a", 1)
+        silent = [await network.dial(MASTER_ADDRESS, party=Party.MASTER) for _ in range(6)]
+        with trio.fail_after(HELLO_S / 2):
+            for channel in silent[GREETINGS_MAX:]:
+                assert await channel.stream.receive_some() == b""
+        assert isinstance(await (await table.dial(table.admit("b", 2))).receive(), Welcome)
+        await trio.sleep(HELLO_S)
+        assert isinstance(await (await table.dial(network)).receive(), Welcome)
+        assert not table.master._greetings
+
+
+async def test_who_was_kicked_is_told_so_without_another_event() -> None:
+    async with a_table() as table:
+        network = table.admit("a", 1)
+        coordinator = table.master.coordinator
+        table.master.decide(lambda now_s: coordinator.kick(f"{1:032x}", "rude", now_s))
+        before = len(coordinator.context.events)
+        for _ in range(3):
+            (last,) = await all_of(await table.dial(network))
+            assert isinstance(last, Refused)
+            assert (last.code, "rude" in last.reason) == (RefusalCode.KICKED, True)
+        assert len(coordinator.context.events) == before
 
 
 async def test_a_stranger_without_a_grant_is_told() -> None:

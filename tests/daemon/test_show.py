@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.daemon.show import show_status, show_verified
+from holdfast.daemon.show import ROADS_SHOWN_MAX, show_status, show_verified
 from tests.membership.test_trees import LAB, OUTSIDE, a_tree
 
 
@@ -24,6 +24,28 @@ def test_a_round_that_is_a_tree_says_what_it_saves(
     for peer in (*LAB[1:], *OUTSIDE):
         table.leave(peer)
     show_status("master", {**table.master.status(table.now_s), "name": "run"})
+
+
+def test_pairs_that_cannot_simply_dial_each_other_are_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    table, _order = a_tree()
+    status = {**table.master.status(table.now_s), "name": "run"}
+    relay = status["members"][0]
+    row: dict[str, object] = {"peers": [], "dials": None, "relay": None, "works": True, "tried": []}
+    status["roads"] = [
+        {**row, "names": ["a", "b"], "road": "punched"},
+        {**row, "names": ["a", "c"], "road": "relayed", "relay": relay["peer"]},
+        {**row, "names": ["b", "c"], "road": "none", "works": False, "tried": ["refused", "lost"]},
+        *({**row, "names": ["d", str(n)], "road": "punched"} for n in range(ROADS_SHOWN_MAX)),
+    ]
+    show_status("master", status)
+    out = capsys.readouterr().out
+    assert "road: a and b: punched" in out
+    assert f"road: a and c: relayed by {relay['name']}" in out
+    assert "road: b and c: no link; tried now: none (lost)" in out
+    assert "road: 3 more pairs, see --json" in out
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from pathlib import Path
 
@@ -188,3 +189,22 @@ def test_what_an_identity_was_admitted_for_is_remembered(tmp_path: Path) -> None
     store.admit(PEER, GrantRow(Role.SPARE, True, "birch"))  # a second invite replaces the first
     store.close()
     assert Store(path).grant(PEER) == GrantRow(Role.SPARE, True, "birch")
+
+
+def test_a_journal_of_before_approval_is_brought_up(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    store = Store(path)
+    token, _ = store.make_token(Role.SPARE, founder=False, uses=2, hours=1.0)
+    store.close()
+    with contextlib.closing(sqlite3.connect(path)) as before:
+        before.execute("alter table tokens drop column by_hand")
+        before.execute("pragma user_version = 2")
+    for _ in range(2):
+        store = Store(path)
+        assert store.look_at(token) is False
+        assert store.invites()[0]["approve"] == 0
+        store.close()
+    store = Store(path)
+    by_hand, _ = store.make_token(Role.SPARE, founder=False, uses=1, hours=1.0, by_hand=True)
+    assert (store.look_at(by_hand), store.redeem(token).role) == (True, Role.SPARE)
+    store.close()

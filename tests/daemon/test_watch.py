@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import io
+import json
 from typing import Any
 
+import attrs
 import pytest
 from rich.console import Console
 
-from holdfast.daemon.asked import News, event_rows
+from holdfast.daemon import asked
+from holdfast.daemon.asked import News, RunSeen, Sight, events_of, rounds_of
+from holdfast.daemon.history import History, PastEvent
+from holdfast.daemon.places import Control
 from holdfast.daemon.watch import Lines, draw, essence
 from tests.membership.table import Table
 
@@ -22,10 +27,21 @@ def a_run(members: int) -> Status:
     return {**table.master.status(table.now_s), "name": "[b]first[/b]"}
 
 
+def seen(status: Status) -> Sight:
+    """With the events as the master's history has them."""
+    names = {member["peer"]: member["name"] for member in status["members"]}
+    events = [
+        {**row, "id": number, "at": row["at_s"], "name": names.get(row["peer"], "")}
+        for number, row in enumerate(status["events"])
+    ]
+    return Sight(status, [], events)
+
+
 def screen(status: Status | None, width: int, height: int, away_s: float = 0.0) -> list[str]:
     out = io.StringIO()
     console = Console(file=out, width=width, height=height, color_system=None)
-    console.print(draw("master", status, away_s, width, height))
+    sight = None if status is None else seen(status)
+    console.print(draw("master", sight, away_s, width, height))
     return out.getvalue().splitlines()
 
 
@@ -59,7 +75,7 @@ def test_lines_are_for_what_changes() -> None:
 
     def told() -> list[str]:
         status = {**table.master.status(table.now_s), "name": "first"}
-        return [line.partition("  ")[2] for line in lines.of(status)]
+        return [line.partition("  ")[2] for line in lines.of(seen(status))]
 
     table.join("a" * 32)
     first = told()
@@ -73,11 +89,21 @@ def test_lines_are_for_what_changes() -> None:
     assert told() == []
 
 
-def test_news_are_new_once_also_of_another_term() -> None:
-    news, status = News(), a_run(2)
-    assert news.of(status, "events") == status["events"]
-    assert news.of(status, "events") == []
-    assert news.of({**status, "term": 2}, "events") == status["events"]
+def test_the_headline_is_the_masters() -> None:
+    status = a_run(1)
+    status["headline"] = {**status["headline"], "loss": 1.23456, "tokens_per_s": 77.0}
+    status["headline"] |= {"rounds": 3, "rounds_wanted": 9, "step": 40, "sent_bytes": 2_000_000}
+    first, second, *_ = screen(status, 80, 24)
+    assert first.endswith("round 3/9  step 40  loss 1.235  77 tokens/s")
+    assert second.endswith("2.0 MB sent")
+
+
+def test_news_are_new_once_also_where_numbers_begin_anew() -> None:
+    news, rows = News(), list(seen(a_run(2)).events)
+    assert news.of(rows) == rows
+    assert news.of(rows) == []
+    later = [{**row, "at": row["at"] + 60} for row in rows]
+    assert news.of([*rows, *later]) == later
 
 
 def test_a_clock_that_moved_is_no_change() -> None:
@@ -86,10 +112,76 @@ def test_a_clock_that_moved_is_no_change() -> None:
     assert essence({**status, "step": 7}) != essence(status)
 
 
-def test_events_are_found_by_name_id_kind_and_text() -> None:
-    status = a_run(3)
-    assert [row["name"] for row in event_rows(status, kinds=["join"])] == ["a", "b", "c"]
-    assert [row["name"] for row in event_rows(status, peer="b")] == ["b"]
-    assert [row["name"] for row in event_rows(status, peer="b000")] == ["b"]
-    assert [row["name"] for row in event_rows(status, text="MEMBER 3")] == ["c"]
-    assert event_rows(status, kinds=["leave"]) == []
+MASTER = Control("master", "http://nowhere", "", 0)
+
+
+@pytest.fixture
+def history(monkeypatch: pytest.MonkeyPatch) -> History:
+    """Of a run, in the place of the daemon that would be asked for it; few rows at a time."""
+    history = History(":memory:")
+    monkeypatch.setattr(asked, "EVENTS_ANSWER_MAX", 2)
+    monkeypatch.setattr(asked, "ROUNDS_ANSWER_MAX", 2)
+
+    def call(_control: Control, name: str, _body: None, **more: Any) -> Status:
+        query = more["query"]
+        count, before = query["limit"], query.get("before")
+        if name == "rounds":
+            return {"rounds": [json.loads(row) for row in history.rounds(count, before)]}
+        kinds = [kind for kind in query["kind"].split(",") if kind]
+        rows = history.events(count, before, kinds, query["text"])
+        return {"events": [attrs.asdict(row) for row in rows]}
+
+    monkeypatch.setattr(asked, "call", call)
+    return history
+
+
+def test_events_are_found_by_name_id_kind_and_text(history: History) -> None:
+    for number, name in enumerate("abcab", 1):
+        kind = "leave" if number > 3 else "join"
+        peer, text = name + 31 * "0", f"{name} is member {number}"
+        history.write(events=[PastEvent(number, 7.0 * number, kind, peer, name, text)])
+
+    def found(limit: int = 40, **which: Any) -> list[int]:
+        return [row["id"] for row in events_of(MASTER, limit, **which)]
+
+    assert found() == [1, 2, 3, 4, 5]
+    assert found(3) == [3, 4, 5]
+    assert found(0) == []
+    assert found(kinds=["join"]) == [1, 2, 3]
+    assert found(peer="a") == found(peer="a000") == [1, 4]
+    assert found(1, peer="a") == [4]
+    assert found(text="MEMBER 3") == [3]
+    assert found(kinds=["leave"], peer="c") == []
+
+
+def test_rounds_are_told_with_the_names_of_who_took_part(history: History) -> None:
+    for number in range(1, 6):
+        row = {
+            "round": number,
+            "opened_at": 9.0 * number,
+            "contributors": [{"peer": "a" * 32}, {"peer": "b" * 32}],
+            "lost": {"b" * 32: "gone"},
+            "marks": {"a" * 32: {"name": "alder"}},
+        }
+        history.write(rounds=[(number, json.dumps(row).encode())])
+    rows = rounds_of(MASTER, 3)
+    assert [row["round"] for row in rows] == [5, 4, 3]
+    assert (rows[0]["at"], rows[0]["names"]) == (45.0, ["alder", "bbbbbbbb"])
+    assert rows[0]["lost_names"] == ["bbbbbbbb"]
+    assert [row["round"] for row in rounds_of(MASTER, 9)] == [5, 4, 3, 2, 1]
+
+
+def test_who_goes_on_looking_asks_for_a_round_once(history: History) -> None:
+    asked_for = RunSeen()
+    mark: Status = {"contributors": [], "lost": {}, "marks": {}}
+
+    def look(*numbers: int) -> list[int]:
+        for n in numbers:
+            history.write(rounds=[(n, json.dumps({"round": n, "opened_at": n, **mark}).encode())])
+        asked_for._see_rounds(MASTER)
+        return [row["round"] for row in asked_for._rounds]
+
+    assert look() == []
+    assert look(1, 2) == [2, 1]
+    assert look(*range(3, 16)) == list(range(15, 0, -1)), "more than a page was new"
+    assert look(*range(16, 60))[:20] == list(range(59, 39, -1))

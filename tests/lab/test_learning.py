@@ -98,7 +98,7 @@ def test_a_script_runs_in_its_turns_only_and_ends_with_its_machine() -> None:
 
 ARMS = """
 from benchmarks.commands import BenchError
-from benchmarks.learning import Outcome, _names, jobs_of, summary
+from benchmarks.learning import Outcome, jobs_of, names_of, summary
 from benchmarks.learning_arms import DEFAULT, Recipe, arm_of, with_baselines
 from holdfast.membership.spec import RunSpec
 specs = [RunSpec.parse(arm_of(n).toml(500)) for n in DEFAULT if arm_of(n).distributed]
@@ -121,7 +121,7 @@ print(json.dumps({
     "changed": [changed.diloco.sync_every, changed.diloco.merge, changed.run.rounds],
     "baseline": arm_of("diloco4@inner=muon,warm_steps=100").baseline,
     "warm": arm_of("diloco4@inner=muon,warm_steps=100").rounds(500),
-    "split": _names("a,b@x=1,y=2,c"), "baselines": with_baselines(["dp", "delta4", "diloco2"]),
+    "split": names_of("a,b@x=1,y=2,c"), "baselines": with_baselines(["dp", "delta4", "diloco2"]),
     "seeds": [j.recipe.seed for j in jobs_of(["diloco2"], 2, Recipe(), 64, __import__("pathlib").Path("."))],
     "ratio": figures["diloco2"]["ratio_to_baseline"], "error": figures["diloco2"]["ratio_error"],
     "alone": figures["lerp4"]["ratio_to_baseline"],
@@ -178,3 +178,88 @@ def test_a_wish_that_cannot_be_met_is_refused_in_a_sentence(tmp_path: Path) -> N
         assert done.returncode == 1
         assert words in done.stderr
         assert "Traceback" not in done.stderr
+
+
+# ---------------------------------------------------------------- lies
+
+POISON = """
+import numpy as np
+from benchmarks.commands import BenchError
+from benchmarks.poison import summary, table
+from benchmarks.poison_arms import CAUGHT, DEFAULT, LIES, SCALE, arm_of
+from benchmarks.learning_arms import Outcome
+from holdfast.membership.rounds import NORM_CLIP, NORM_REFUSE
+from holdfast.membership.spec import RunSpec
+specs = [RunSpec.parse(arm_of(name).toml(160)) for name in DEFAULT]
+honest = np.array([3.0, -4.0, 0.0, 0.0], np.float32)
+sent = {}
+for name, lie in LIES.items():
+    update = honest.copy()
+    lie(2.0, 7, 1, update)
+    sent[name] = [float(each) for each in update]
+refused = []
+for name in ("median", "mean-flipped3", "mean-flipped2@steps=3"):
+    try:
+        arm_of(name)
+    except BenchError as error:
+        refused.append(str(error))
+def outcome(arm, loss, last=8):
+    notes = {"contributors_at_last": last, "rounds": 16, "commit": "c"}
+    return Outcome(arm, 0, loss, [loss], [], 1, 1, 1.0, None, "", 60.0, notes)
+figures = summary([outcome("mean", 2.0), outcome("trimmed-flipped2", 2.03),
+                   outcome("clipped-flipped2", 2.05), outcome("mean-flipped2", 3.0),
+                   outcome("mean-flipped2@scale=30", 2.01, 6)])
+print(json.dumps({
+    "combine": [spec.reduce.combine for spec in specs], "names": DEFAULT, "sent": sent,
+    "scales": [SCALE < NORM_CLIP, CAUGHT > NORM_REFUSE], "refused": refused,
+    "liars": [arm_of("trimmed-random2@scale=4").lie_of(replica) is not None for replica in range(8)],
+    "scale": arm_of("trimmed-random2@scale=4,combine=trimmed:0.1").scale,
+    "meets": {name: row["meets"] for name, row in figures.items()},
+    "rows": table(figures).rows}))
+"""
+
+
+def test_who_lies_how_is_in_an_arms_name() -> None:
+    found = told(POISON, seconds=140)
+
+    assert len(found["names"]) == 3 + 4 * 2 * 3 + 2
+    assert found["combine"][:3] == ["mean", "trimmed", "clipped"]
+    assert found["sent"]["flipped"] == [-6.0, 8.0, 0.0, 0.0]
+    assert found["sent"]["scaled"] == [6.0, -8.0, 0.0, 0.0]
+    assert found["sent"]["constant"] == [5.0] * 4
+    assert sum(each**2 for each in found["sent"]["random"]) == pytest.approx(100.0)
+    assert found["scales"] == [True, True]
+    assert found["liars"] == [False] * 6 + [True] * 2
+    assert found["scale"] == 4.0
+    assert [text.partition(";")[0] for text in found["refused"]] == [
+        "no arm 'median'",
+        "no arm 'mean-flipped3'",
+        "arm mean-flipped2: 'steps' is neither scale nor combine",
+    ]
+    assert found["meets"]["trimmed-flipped2"] is True
+    assert found["meets"]["clipped-flipped2"] is False
+    assert found["meets"]["mean-flipped2"] is None
+    row = next(row for row in found["rows"] if row[0].startswith("flipped, 2 of 8: minus"))
+    assert row[1:] == ["3.0000 (+50.0%)", "2.0300 (+1.5%)", "2.0500 (+2.5%) (MISSED)"]
+    assert found["rows"][-1][1] == "2.0100 (+0.5%, 2 left out)"
+
+
+LYING = """
+from attrs import asdict, evolve
+from benchmarks import learning_run
+from benchmarks.learning_arms import Recipe
+from benchmarks.poison_arms import arm_of
+arm = evolve(arm_of("mean-flipped1@scale=30"), peers=4)
+arm = evolve(arm, settings={**arm.settings, "sync_every": 4, "min_members": 3})
+outcome = learning_run.run_arm(arm, Recipe(steps=20, batch=1), validation_windows=64)
+print(json.dumps(asdict(outcome)))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(150)
+def test_a_real_liar_that_the_norm_gate_sees_is_left_out_and_the_others_agree() -> None:
+    found = told(LYING, seconds=140)
+    assert found["notes"]["rounds"] == 5
+    assert found["notes"]["contributors_at_last"] == 3
+    assert found["loss"] < found["curve"][0][1]

@@ -37,7 +37,7 @@ class Sited:
 
 
 @st.composite
-def sited(draw: st.DrawFn, codec: str | None = None) -> Sited:
+def sited(draw: st.DrawFn, codec: str | None = None, combine: str = "mean") -> Sited:
     """Any sites: of contributors, of listeners, of both, of all; narrow enough that trees pay."""
     count = draw(st.integers(1, 12))
     receivers = PEERS[: count + draw(st.integers(0, 4))]
@@ -50,6 +50,7 @@ def sited(draw: st.DrawFn, codec: str | None = None) -> Sited:
         sites.append(SiteLine(members, draw(bandwidths), inner))
     lines = Lines({peer: draw(bandwidths) for peer in receivers}, sites=tuple(sites))
     name = codec or draw(st.sampled_from(["fp32", "int8", "nf4", "bf16+zstd"]))
-    spec = RunSpec.parse(f'[reduce]\ncodec_up = "{name}"\ncodec_down = "{name}"')
+    reduce = f'codec_up = "{name}"\ncodec_down = "{name}"\ncombine = "{combine}"'
+    spec = RunSpec.parse(f"[reduce]\n{reduce}")
     size = FragmentSize(draw(st.integers(0, 3_000_000)), 0, draw(st.integers(0, 3)))
     return Sited(size, receivers[:count], receivers, lines, spec)

@@ -17,6 +17,8 @@ from holdfast.membership.journal import (
     JournalRecord,
     MastersKnown,
     PeerAdmitted,
+    PeerCleared,
+    PeerQuarantined,
     PeerRevoked,
     PlaceTaken,
     PlaceVacated,
@@ -51,6 +53,9 @@ EXAMPLES: list[JournalRecord] = [
     RootKnown(head_of(0, 1)),
     PlaceVacated(A),
     PeerRevoked(A, "because"),
+    PeerQuarantined(A, "it lied"),
+    PeerCleared(A),
+    PeerQuarantined("b" * 32, "it lied, too"),
     RunPaused(True),
     MastersKnown(("master:1", "standby:1")),
     SpecChanged("[run]\n"),
@@ -78,6 +83,7 @@ def test_what_the_records_amount_to() -> None:
     assert history.masters == ("master:1", "standby:1")
     assert (history.places, history.vacancies) == (set(), 1)
     assert history.revoked == {A: "because"}
+    assert history.quarantined == {"b" * 32: "it lied, too"}
     assert history.paused
     assert history.finished
 
@@ -178,5 +184,6 @@ def test_effects_are_those_that_the_daemon_knows() -> None:
         "Record",
         "Drop",
         "Announce",
+        "Judge",
         "StandDown",
     ]

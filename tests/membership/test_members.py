@@ -404,6 +404,18 @@ def test_a_copy_that_differs_is_fetched_though_its_version_is_right() -> None:
     assert table.hear(B, SyncFragment).head == head_of(0, 0)
 
 
+def test_copies_over_valid_ones_come_one_after_the_other() -> None:
+    table = Table(fragments=2)
+    table.found(A)
+    wrong = [head_of(0, 0, OTHER_DIGEST), head_of(1, 0, OTHER_DIGEST)]
+    table.join(B, hello=hello_of(B, heads=wrong, lineage=LINEAGE))
+    table.hear(B, Welcome)
+    assert table.hear(B, SyncFragment).head == head_of(0, 0)
+    table.hears_no(B, SyncFragment)
+    table.say(B, Synced(head_of(0, 0), 64))
+    assert table.hear(B, SyncFragment).head == head_of(1, 0)
+
+
 def test_a_head_without_a_root_decides_nothing() -> None:
     table = Table()
     table.start(A)

@@ -239,6 +239,15 @@ def test_no_tree_carries_a_codec_of_variable_length(case: Sited) -> None:
     assert estimate.tree_s is None
 
 
+@settings(max_examples=30, deadline=None)
+@given(sited(combine="trimmed:0.3"))
+def test_no_tree_hides_contributions_from_a_robust_rule(case: Sited) -> None:
+    plan, estimate = case.planned()
+    assert plan.sites == ()
+    assert plan.combine == "trimmed:0.3"
+    assert estimate.tree_s is None
+
+
 def test_shares_of_a_tree_are_those_of_the_sites_and_of_their_members() -> None:
     """Four behind 20 Mbit/s, one of them twice as fast within; four at home have as much each."""
     home, lan = Bandwidth(20 * MBIT, 300 * MBIT), Bandwidth(500 * MBIT, 500 * MBIT)

@@ -280,8 +280,10 @@ def _(patch: Patch) -> None:
 def _(patch: Patch) -> None:
     original = repair.plan_repair
 
-    def plan_repair(owners: Any, lost: Any, left: Any, receivers: Any, _held: Any) -> Any:
-        return original(owners, lost, left, receivers, dict.fromkeys(left, b""))
+    def plan_repair(
+        owners: Any, lost: Any, left: Any, receivers: Any, _held: Any, apart: Any
+    ) -> Any:
+        return original(owners, lost, left, receivers, dict.fromkeys(left, b""), apart)
 
     patch.setattr(course, "plan_repair", plan_repair)
 

@@ -9,6 +9,7 @@ from holdfast.membership.context import Context
 from holdfast.membership.effects import Send
 from holdfast.membership.journal import History, RunFounded
 from holdfast.membership.probing import ANSWER_S, Probing
+from holdfast.membership.roads import Roads
 from holdfast.membership.roster import Member, new_member
 from holdfast.membership.spec import RunSpec
 from holdfast.protocol.messages import FragmentSize, Measured, Probe, Probed
@@ -23,7 +24,7 @@ class Bench:
         sizes = (FragmentSize(16, 16, 0),)
         self.context.record(RunFounded(LAYOUT, sizes, LINEAGE, (head_of(0, 0),)))
         self.bandwidths = Bandwidths()
-        self.probing = Probing(self.context, self.bandwidths)
+        self.probing = Probing(self.context, self.bandwidths, Roads(self.context))
         for number, peer in enumerate(peers, 1):
             self.join(peer, number)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import struct
+
 import pytest
 
 from holdfast.membership.effects import Record, Send
@@ -302,6 +305,91 @@ def test_who_sends_what_must_not_be_added_is_left_out_and_in_the_end_removed() -
         table.reduced(again, A, B, D)
         table.applied(again, A, B, D, *([C] if time < BAD_MAX else []))
     assert C not in table.master.context.roster
+
+
+def test_an_update_far_shorter_than_the_others_is_refused() -> None:
+    """Who sends next to nothing takes part for nothing; who has trained less may have come less far."""
+    table = Table()
+    table.start(A, B, C, D)
+    table.ready(A, norm=1.0)
+    table.ready(B, norm=1.2)
+    table.ready(C, norm=0.004)
+    table.ready(D, norm=0.004, weight=1)
+    order = table.hear(A, Reduce)
+    assert [c.peer for c in order.contributors] == [A, B, D]
+    assert "0.01" in table.hear(C, Told).text
+
+
+def gauged(table: Table, order: Reduce, norms: dict[str, float]) -> None:
+    """Everybody owns as much as the others and has found its part of these norms."""
+    peers = [contributor.peer for contributor in order.contributors]
+    for peer in peers:
+        squares = [norms[p] ** 2 / len(peers) for p in peers]
+        found = b"".join(struct.pack("<3f", square, square, 0.0) for square in squares)
+        table.say(peer, Reduced(order.round, order.attempt, DIGEST, (), found, 1 / len(peers)))
+
+
+def test_who_sends_more_than_it_said_is_refused_and_in_the_end_removed() -> None:
+    table = Table()
+    table.start(A, B, C, D)
+    for time in range(1, BAD_MAX + 1):
+        order = table.reduce(A, B, C, D)  # all say 1
+        table.forget()
+        gauged(table, order, {A: 1.0, B: 1.0, C: 1.02, D: 0.3})
+        table.hears_no(B, Commit)
+        again = table.hear(A, Reduce)
+        assert [c.peer for c in again.contributors] == [A, B, D]
+        if time < BAD_MAX:
+            assert "its norm is 1.02, and it had said 1" in table.hear(C, Told).text
+        table.reduced(again, A, B, D)
+        table.applied(again, A, B, D, *([C] if time < BAD_MAX else []))
+    assert C not in table.master.context.roster
+
+
+@pytest.mark.parametrize(("codec", "norm"), [("fp32", 1.005), ("int8+zstd", 1.08), ("nf4", 1.9)])
+def test_what_a_codec_rounds_up_is_nobodys_lie(codec: str, norm: float) -> None:
+    table = Table(f'[reduce]\ncodec_up = "{codec}"\n')
+    table.start(A, B, C)
+    order = table.reduce(A, B, C)
+    gauged(table, order, {A: norm, B: 1.0, C: 1.0})
+    assert table.hear(A, Commit).attempt == 1
+
+
+def test_who_finds_that_most_others_lie_is_not_believed() -> None:
+    table = Table()
+    table.start(A, B, C, D)
+    order = table.reduce(A, B, C, D)
+    gauged(table, order, {A: 1.0, B: 7.0, C: 7.0, D: 1.0})
+    assert len(table.hear(A, Commit).contributors) == 4
+    assert "2 of 4 seem to have sent more" in table.announced()
+
+
+@pytest.mark.parametrize(
+    "found", [bytes(12), bytes(35), struct.pack("<9f", *[0.0] * 8, math.nan), b"\xff" * 36]
+)
+def test_who_finds_what_cannot_be_is_removed(found: bytes) -> None:
+    table = Table()
+    table.start(A, B, C)
+    order = table.reduce(A, B, C)
+    table.say(C, Reduced(order.round, 1, DIGEST, (), found))
+    assert C not in table.master.context.roster
+
+
+def test_which_way_an_update_points_is_shown_and_decides_nothing() -> None:
+    table = Table()
+    table.start(A, B, C)
+    for _time in range(2):
+        table.forget()
+        order = table.reduce(A, B, C)
+        for peer, share in ((A, 1.0), (B, 0.0), (C, 0.0)):  # A owns everything
+            found = b"".join(struct.pack("<3f", 1.0, 1.0, along) for along in (0.6, 0.5, -0.4))
+            table.say(peer, Reduced(order.round, 1, DIGEST, (), found if share else b"", share))
+        assert len(table.hear(A, Commit).contributors) == 3
+        said = "points against the outer momentum (cosine -0.40, median 0.50)"
+        assert (said in table.announced()) == (_time == 0), "it is news once"
+        table.applied(order, A, B, C)
+    rows = table.master.status(table.now_s)["members"]
+    assert [row["direction"] for row in rows] == pytest.approx([0.6, 0.5, -0.4])
 
 
 def test_a_result_with_a_refused_update_in_it_is_never_committed() -> None:

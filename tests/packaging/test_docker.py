@@ -14,7 +14,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import sysconfig
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +21,8 @@ from typing import Any
 
 import pytest
 import yaml
+
+from tests.packaging.environments import environment_with
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKER = ROOT / "docker"
@@ -111,14 +112,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
         else:
             tree.mkdir(exist_ok=True)
             shutil.copy(source, tree / name)
-    venv = folder / "venv"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
-    (site_packages,) = venv.glob("lib/python*/site-packages")
-    (site_packages / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    install = ["install", "--no-index", "--no-deps", "--no-build-isolation", "--quiet", str(tree)]
-    pip = [sys.executable, "-m", "pip", "--python", str(venv / "bin" / "python")]
-    subprocess.run([*pip, "--disable-pip-version-check", *install], check=True, cwd=folder)
-    return venv / "bin"
+    return environment_with(folder / "venv", tree)
 
 
 class Containers:

@@ -20,10 +20,12 @@ from holdfast.membership.spec import RunSpec
 from holdfast.membership.spec_keys import MEANINGS
 
 ROOT = Path(__file__).resolve().parents[2]
-PAPERS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")
+PAPERS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
 PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
 KEYS = (ROOT / "docs" / "reference" / "run-toml.md").read_text()
 README = (ROOT / "README.md").read_text()
+COMMANDS = (ROOT / "docs" / "cli.md").read_text()
+STATUS = (ROOT / "docs" / "status.md").read_text()
 ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text()
 
 
@@ -59,14 +61,14 @@ def test_every_codec_is_named() -> None:
 
 
 def test_every_exit_status_is_listed() -> None:
-    told = {(row[0], row[1].strip("`")) for row in rows(README) if row[0].isdecimal()}
+    told = {(row[0], row[1].strip("`")) for row in rows(COMMANDS) if row[0].isdecimal()}
     assert told == {(str(code.value), code.name) for code in ExitCode}
 
 
 def test_every_command_is_listed_with_its_options() -> None:
     told = {
         match.group(1): row[2]
-        for row in rows(README)
+        for row in rows(COMMANDS)
         if (match := re.match(r"`holdfast (\w+)", row[0]))
     }
     assert set(told) == set(commands.commands)
@@ -78,7 +80,7 @@ def test_every_command_is_listed_with_its_options() -> None:
 
 
 def test_every_part_of_the_masters_status_is_explained() -> None:
-    told = {name for row in rows(README) for name in re.findall(r"`(\w+)`", row[0])}
+    told = {name for row in rows(STATUS) for name in re.findall(r"`(\w+)`", row[0])}
     status = Coordinator(RunSpec(), "5" * 32, 1).status(0.0)
     assert set(status) <= told
 
@@ -101,8 +103,9 @@ def test_the_example_specs_are_valid() -> None:
 # ---------------------------------------------------------------- ARCHITECTURE
 
 
-def test_quoted_tests_exist() -> None:
-    quoted = set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", ARCHITECTURE))
+@pytest.mark.parametrize("paper", ["ARCHITECTURE.md", "SECURITY.md"])
+def test_quoted_tests_exist(paper: str) -> None:
+    quoted = set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / paper).read_text()))
     assert len(quoted) > 20
     for path, name in quoted:
         tree = ast.parse((ROOT / path).read_text())

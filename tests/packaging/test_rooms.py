@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 import sys
 import tomllib
 from pathlib import Path
@@ -88,3 +89,14 @@ def test_what_is_imported_is_declared(room: str) -> None:
         for name in names:
             distributions = {canonicalize_name(found) for found in provides.get(name, [name])}
             assert distributions & declared, f"{module} imports {name}, which is not declared"
+
+
+def test_nothing_is_unpickled() -> None:
+    """Not by us, and not through a library that would."""
+    graph = grimp.build_graph("holdfast", include_external_packages=True, cache_dir=None)
+    for name in ("pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"):
+        if name in graph.modules:
+            assert not graph.find_modules_that_directly_import(name)
+    for room in ROOMS:
+        for path in (ROOT / room).rglob("*.py"):
+            assert not re.search(r"\b(torch|np|numpy|pd)\.load\(", path.read_text()), path

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 import sys
-import sysconfig
 import zipfile
 from email.message import Message
 from email.parser import Parser
@@ -15,28 +12,12 @@ from pathlib import Path
 import pytest
 
 import holdfast
+from tests.packaging.environments import environment_with, run
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = sorted(init.parent.name for init in ROOT.glob("[a-z]*/__init__.py"))
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-
-
-def run(*command: str | Path, cwd: Path) -> str:
-    """Run with nothing of this checkout in sight; the output, or a failure that shows it."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    done = subprocess.run(
-        command,
-        cwd=cwd,
-        env=kept,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
-    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -52,19 +33,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def bin_folder(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A fresh environment with the wheel; its dependencies are borrowed from this one.
-
-    A ``.pth`` file inside a folder that a ``.pth`` file names is not read, so the editable install
-    of this checkout stays behind.
-    """
-    folder = tmp_path_factory.mktemp("fresh") / "venv"
-    run(sys.executable, "-m", "venv", "--without-pip", folder, cwd=folder.parent)
-    python = folder / "bin" / "python"
-    pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check"]
-    run(*pip, "install", "--no-index", "--no-deps", "--quiet", wheel, cwd=folder.parent)
-    (site_packages,) = folder.glob("lib/python*/site-packages")
-    (site_packages / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    return folder / "bin"
+    """A fresh environment with the wheel."""
+    return environment_with(tmp_path_factory.mktemp("fresh") / "venv", wheel)
 
 
 def metadata(wheel: Path) -> Message:

@@ -19,8 +19,9 @@ from typing import Any
 import attrs
 import pytest
 
+import holdfast
 from holdfast.daemon.doctor.findings import Verdict
-from holdfast.daemon.doctor.line import look_at_clock
+from holdfast.daemon.doctor.line import look_at_clock, look_at_version
 from holdfast.daemon.exit_codes import ExitCode
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.invite import Invite
@@ -177,6 +178,7 @@ def test_a_machine_that_is_fine_is_told_so_and_uses_nothing_up(
     assert report.faults == {}
     assert {finding["check"] for finding in report.findings} == CHECKS
     assert "reaches this machine at 127.0.0.1" in report["reachable"][0]["said"]
+    assert [each["said"] for each in report["versions"]][-1].startswith("the master runs holdfast ")
     assert (
         "Mbit/s" in report["bandwidth"][0]["said"] or "too fast" in report["bandwidth"][0]["said"]
     )
@@ -216,6 +218,15 @@ def test_a_taken_port(invite: str, tmp_path: Path) -> None:
         assert "--http" in report.only("ports")["fix"]
     skipped = {f["check"] for f in report.findings if f["verdict"] == "skipped"}
     assert skipped == {"master", "reachable", "bandwidth"}, "there is no invite"
+
+
+def test_a_version_that_is_not_the_masters() -> None:
+    assert look_at_version(holdfast.__version__).verdict is Verdict.OK
+    other = look_at_version("9.8.7")
+    assert other.verdict is Verdict.WARNING
+    assert "holdfast 9.8.7" in other.said
+    assert "pip install holdfast==9.8.7" in other.fix
+    assert "an unknown version" in look_at_version("").said
 
 
 def test_a_clock_that_is_not_the_masters(fleet: Fleet, tmp_path: Path) -> None:
@@ -396,9 +407,10 @@ def test_a_firewall_before_this_machine(fleet: Fleet, tmp_path: Path) -> None:
             )
             subprocess.run([*away, "ip", "rule", "del", "pref", "0"], check=True)
             subprocess.run([*away, *drop], check=True)
-            found = doctor(
-                invite, state=tmp_path / "a", before=away, listen="10.99.0.2:29701"
-            ).only("reachable")
+            report = doctor(invite, state=tmp_path / "a", before=away, listen="10.99.0.2:29701")
+            assert report.faults == {}, "it can dial the others"
+            (found,) = report["reachable"]
+            assert found["verdict"] == "warning"
             assert "cannot reach this machine at 10.99.0.2:29701: no answer" in found["said"]
             assert "open TCP port 29701" in found["fix"]
             assert "sees this machine as 10.99.0.2" in found["fix"]

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes.harness import WAIT_S, Fleet, environment, spec
+from tests.processes.harness import WAIT_S, Fleet, environment, member, spec
 
 pytestmark = pytest.mark.timeout(180)
 COLUMNS, LINES = 80, 24
@@ -127,7 +127,7 @@ def test_a_watcher_sees_the_run_and_outlives_its_master(fleet: Fleet) -> None:
     log = (fleet.folder / "watch.txt").open("w+")
     piped = subprocess.Popen([*HOLDFAST, "watch", *state], stdout=log, env=environment())
     followed = subprocess.Popen(
-        [*HOLDFAST, "events", "--follow", "--json", "--kind", "run", "--limit", "1", *state],
+        [*HOLDFAST, "events", "--follow", "--json", "--kind", "run", "--limit", "9", *state],
         stdout=subprocess.PIPE,
         env=environment(),
         text=True,
@@ -138,7 +138,7 @@ def test_a_watcher_sees_the_run_and_outlives_its_master(fleet: Fleet) -> None:
         screen.until("committed by alder")
         wait_for_line(Path(log.name), "committed by alder")
         assert followed.stdout is not None
-        assert "gave the run its first weights" in followed.stdout.readline()
+        assert any("gave the run its first weights" in line for line in followed.stdout)
         fleet.nodes["master"].process.kill()
         fleet.nodes["master"].wait()
         screen.until("the master does not answer")
@@ -174,3 +174,18 @@ def test_a_peer_is_watched_too_until_ctrl_c(fleet: Fleet) -> None:
     screen.until("birch (")
     screen.until("trainer: none")
     assert screen.press("\x03") == 0
+
+
+def test_a_checkpoint_is_written_when_its_owner_wants_it(fleet: Fleet) -> None:
+    text = said(fleet, "checkpoint", "now")
+    assert text.startswith("writing: ")
+    assert text.count("alder (") == text.count("birch (") == 1
+
+    def written(name: str) -> bool:
+        events, found = fleet.master()["events"], member(fleet.master(), name)
+        assert found is not None
+        wanted = f"{name} ({found['peer'][:8]}) has written checkpoint "
+        return any(event["text"].startswith(wanted) for event in events)
+
+    fleet.until(lambda _: written("alder") and written("birch"), "both have written one")
+    assert list(fleet.folder.glob("birch/checkpoints/*.safetensors"))

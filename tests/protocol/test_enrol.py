@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import datetime
 import random
 import ssl
@@ -11,6 +12,8 @@ from pathlib import Path
 import pytest
 import trio
 from attrs import evolve
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
 
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.authority import Authority, holder_of, load_certificate
@@ -69,9 +72,9 @@ class Desk:
     async def note(self, admission: Admission) -> None:
         self.admissions.append(admission)
 
-    async def redeem(self, token: str) -> Role:
-        self.tokens_seen.append(token)
-        if token != TOKEN:
+    async def redeem(self, request: EnrolRequest, _peer: str) -> Role:
+        self.tokens_seen.append(request.token)
+        if request.token != TOKEN:
             raise Refusal(RefusalCode.TOKEN, "this invite was withdrawn")
         return Role.SPARE
 
@@ -290,10 +293,20 @@ async def test_a_master_tells_a_newcomer_of_another_version(desk: Desk) -> None:
     assert f"you speak {VERSION_MAX + 1}" in refused.reason
 
 
-async def test_a_bad_request_does_not_use_up_the_token(desk: Desk) -> None:
+def request_of_another_version() -> bytes:
+    """As DER it begins with a version, 0."""
+    request = x509.load_pem_x509_csr(Identity.generate().request_pem("x"))
+    der = request.public_bytes(serialization.Encoding.DER)
+    odd = base64.encodebytes(der.replace(b"\x02\x01\x00", b"\x02\x01\x05", 1))
+    name = b"CERTIFICATE REQUEST-----\n"
+    return b"-----BEGIN " + name + odd + b"-----END " + name
+
+
+@pytest.mark.parametrize("request_pem", [b"junk", request_of_another_version()])
+async def test_a_bad_request_does_not_use_up_the_token(desk: Desk, request_pem: bytes) -> None:
     async def say(messages: MessageStream) -> None:
         await messages.send(EnrolHello(VERSION_MIN, VERSION_MAX))
-        await messages.send(EnrolRequest(TOKEN, b"junk", "x"))
+        await messages.send(EnrolRequest(TOKEN, request_pem, "x"))
 
     (served,) = await converse(desk, say)
     assert isinstance(served, EnrolAuthority)

@@ -16,7 +16,7 @@ import pytest
 import trio
 from cryptography.hazmat.primitives import serialization
 
-from holdfast.protocol import sockets
+from holdfast.protocol import sockets, strangers
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.authority import Authority, load_certificate
 from holdfast.protocol.credentials import Credentials
@@ -263,22 +263,22 @@ async def test_strangers_are_hung_up_on_and_members_do_not_notice(run: Run, data
 async def test_silent_strangers_cannot_take_all_places(
     run: Run, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    monkeypatch.setattr(sockets, limit, 3)
+    monkeypatch.setattr(strangers, limit, 3)
     network = SocketNetwork(run.credentials(), greeting_s=1.5)
     async with trio.open_nursery() as nursery:
         address = await serve(nursery, network)
         member = await run.network().dial(address, party=Party.PEER)
-        strangers = [await sockets.open_tcp(address) for _ in range(6)]
+        silent = [await sockets.open_tcp(address) for _ in range(6)]
         with trio.fail_after(1.2):  # the surplus goes before anybody's time is up
-            for stranger in strangers[3:]:
+            for stranger in silent[3:]:
                 await expect_hang_up(stranger)
         await say(member)
         with trio.fail_after(5):
-            for stranger in strangers[:3]:
+            for stranger in silent[:3]:
                 await expect_hang_up(stranger)
         again = await run.network().dial(address, party=Party.PEER)
         await say(again)
-        for stream in (*strangers, member.stream, again.stream):
+        for stream in (*silent, member.stream, again.stream):
             await trio.aclose_forcefully(stream)
         nursery.cancel_scope.cancel()
 
@@ -286,15 +286,18 @@ async def test_silent_strangers_cannot_take_all_places(
 async def test_members_and_lanes_take_no_strangers_place(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sockets, "STRANGERS_PER_ADDRESS_MAX", 2)
+    monkeypatch.setattr(strangers, "STRANGERS_PER_ADDRESS_MAX", 2)
+    monkeypatch.setattr(strangers, "LANES_UNPROVEN_PER_ADDRESS_MAX", 2)
+    network = run.network()
 
     async def on_lane(stream: trio.abc.Stream) -> None:
         await receive_preamble(stream)
+        network.prepare_lane(stream, "")
         await stream.send_all(b"hello")
         await trio.sleep_forever()
 
     async with trio.open_nursery() as nursery:
-        (address,) = await nursery.start(run.network().serve, ANY_PORT, echo, on_lane)
+        (address,) = await nursery.start(network.serve, ANY_PORT, echo, on_lane)
         dialer = run.network()
         streams: list[trio.abc.Stream] = []
         for _ in range(5):
@@ -310,8 +313,72 @@ async def test_members_and_lanes_take_no_strangers_place(
         nursery.cancel_scope.cancel()
 
 
+async def test_lanes_that_show_no_keys_have_few_places(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(strangers, "LANES_UNPROVEN_PER_ADDRESS_MAX", 2)
+
+    async def on_lane(stream: trio.abc.Stream) -> None:
+        await receive_preamble(stream)
+        await trio.sleep_forever()
+
+    async with trio.open_nursery() as nursery:
+        (address,) = await nursery.start(run.network().serve, ANY_PORT, echo, on_lane)
+        lanes = [await run.network().dial_lane(address) for _ in range(3)]
+        for number, stream in enumerate(lanes):
+            await send_preamble(stream, bytes(16), number)
+        with trio.fail_after(5):
+            await expect_hang_up(lanes[2])
+        await say(channel := await run.network().dial(address, party=Party.PEER))
+        for stream in (*lanes, channel.stream):
+            await trio.aclose_forcefully(stream)
+        nursery.cancel_scope.cancel()
+
+
+async def bound_at(address: Address, host: str) -> trio.SocketStream:
+    """A connection from another address of this machine."""
+    sock = trio.socket.socket()
+    await sock.bind((host, 0))
+    await sock.connect((address.host, address.port))
+    return trio.SocketStream(sock)
+
+
+async def test_who_sends_junk_again_and_again_is_not_read_for_a_while(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(strangers, "CREDIT_MAX", 3.0)
+    monkeypatch.setattr(strangers, "CREDIT_PER_S", 2.0)
+    async with trio.open_nursery() as nursery:
+        address = await serve(nursery, run.network())
+        for _ in range(4):
+            async with await bound_at(address, "127.0.0.9") as stream:
+                with contextlib.suppress(trio.BrokenResourceError):
+                    await stream.send_all(b"GET / HTTP/1.1\r\n\r\n")
+                await expect_hang_up(stream)
+        with pytest.raises(OSError, match="hung up"):
+            await dial_from(run, address, "127.0.0.9")
+        await say(channel := await run.network().dial(address, party=Party.PEER))
+        await trio.sleep(0.6)
+        await say(again := await dial_from(run, address, "127.0.0.9"))
+        for each in (channel.stream, again.stream):
+            await trio.aclose_forcefully(each)
+        nursery.cancel_scope.cancel()
+
+
+async def dial_from(run: Run, address: Address, host: str) -> Channel:
+    """As a member, from another address of this machine."""
+    stream = await bound_at(address, host)
+    tls = trio.SSLStream(stream, run.credentials().ssl_client_context())
+    try:
+        await sockets.handshake(tls, address)
+    except BaseException:
+        await trio.aclose_forcefully(stream)
+        raise
+    return Channel(tls, Party.PEER, "", b"", "")
+
+
 async def test_newcomers_keep_a_strangers_place(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sockets, "STRANGERS_PER_ADDRESS_MAX", 2)
+    monkeypatch.setattr(strangers, "STRANGERS_PER_ADDRESS_MAX", 2)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

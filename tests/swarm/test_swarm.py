@@ -269,31 +269,6 @@ async def test_a_partition_of_two_peers_does_not_stop_the_run() -> None:
         await settled(swarm, "abcd")
 
 
-async def test_a_joiner_that_nobody_can_reach_is_refused_and_nobody_else_is_touched() -> None:
-    async with a_swarm("abc") as swarm:
-        views = {name: swarm.peers[name].service.replica.view for name in "abc"}
-        # It can dial out, as from behind a router, but nobody can dial it.
-        name = "hermit"
-        swarm.add_peer(name)
-        swarm.world.unreachable(name)
-        await swarm.until(lambda: swarm.peers[name].ended is not None)
-        assert "reach" in str(swarm.peers[name].ended)
-        assert {n: swarm.peers[n].service.replica.view for n in "abc"} == views
-        await settled(swarm, "abc")
-
-
-async def test_a_member_that_nobody_can_reach_for_a_while_comes_back_by_itself() -> None:
-    async with a_swarm("abc") as swarm:
-        swarm.world.unreachable("c")
-        swarm.crash_master()  # all have to attach anew
-        await swarm.start_master()
-        await swarm.until(lambda: "reach" in swarm.peers["c"].service.report.why)
-        swarm.world.unreachable("c", unreachable=False)
-        await swarm.until(lambda: swarm.in_sync("c"))
-        assert swarm.peers["c"].ended is None
-        await settled(swarm, "abc")
-
-
 # ---------------------------------------------------------------- the master
 
 

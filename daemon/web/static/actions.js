@@ -110,9 +110,10 @@ async function invite() {
   const uses = element("input", { type: "number", name: "uses", value: "1", min: "1", required: true });
   const hours = element("input", { type: "number", name: "hours", value: "24", min: "0.1", step: "any", required: true });
   const founder = element("input", { type: "checkbox", name: "founder" });
+  const approve = element("input", { type: "checkbox", name: "approve" });
   const given = await ask(
     "Invite machines",
-    [field("As", role), field("How many machines may use it", uses), field("Good for hours", hours), field("May give an empty run its first weights", founder)],
+    [field("As", role), field("How many machines may use it", uses), field("Good for hours", hours), field("May give an empty run its first weights", founder), field("Wait until I approve each", approve)],
     "Make the invite",
   );
   if (given === null) return;
@@ -121,6 +122,7 @@ async function invite() {
     uses: Number(given.uses),
     hours: Number(given.hours),
     founder: given.founder === "on",
+    approve: given.approve === "on",
   });
   if (answer === null) return;
   const line = `holdfast join ${answer.invite} -- python train.py`;
@@ -151,6 +153,23 @@ export async function kick(member) {
   );
   if (given === null) return;
   if (await perform("kick", { peer: member.peer, reason: given.reason })) toast(`${member.name} was removed.`);
+}
+
+/** Lets somebody in who waits, or sends it away. */
+export async function admit(row, refuse) {
+  if (!refuse) {
+    if (await perform("approve", { peer: row.peer })) toast(`${row.name} was approved.`);
+    return;
+  }
+  const reason = element("input", { name: "reason", maxLength: 900, placeholder: "said to its owner" });
+  const given = await ask(
+    `Refuse ${row.name}?`,
+    [element("p", { textContent: `${row.name} (${format.short(row.peer)}) is sent away for good: its key is not admitted with any invite.` }), field("Reason", reason)],
+    "Refuse it",
+    { danger: true },
+  );
+  if (given === null) return;
+  if (await perform("approve", { peer: row.peer, refuse: true, reason: given.reason })) toast(`${row.name} was refused.`);
 }
 
 async function pause() {

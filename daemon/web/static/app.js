@@ -5,7 +5,7 @@
 //        |-round--> time line     |-point--> charts     |-log--> events
 //        \-back---> what was fetched is fetched again: something may have been missed
 
-import { Actions, kick } from "./actions.js";
+import { Actions, admit, kick } from "./actions.js";
 import { byId, mark, onceAFrame, say } from "./dom.js";
 import { Events } from "./events.js";
 import { Feed } from "./feed.js";
@@ -14,6 +14,7 @@ import { Headline } from "./headline.js";
 import { History } from "./history.js";
 import { Matrix } from "./matrix.js";
 import { Members } from "./members.js";
+import { Pending } from "./pending.js";
 import { Peer } from "./peer.js";
 import { Rounds } from "./rounds.js";
 
@@ -26,6 +27,7 @@ class MasterView {
   constructor() {
     this.headline = new Headline();
     this.members = new Members(kick);
+    this.pending = new Pending(admit);
     this.rounds = new Rounds();
     this.matrix = new Matrix();
     this.events = new Events();
@@ -37,6 +39,7 @@ class MasterView {
     this.headline.show(now);
     this.matrix.show(now);
     this.rounds.show(now);
+    this.pending.show(now);
     this.members.show(now, this.rounds.lastCommitted);
   }
 

@@ -16,6 +16,7 @@ const KINDS = [
   ["role", "roles"],
   ["sync", "copies"],
   ["round", "rounds"],
+  ["road", "roads"],
   ["bad", "refused"],
 ];
 

@@ -69,7 +69,7 @@ export class Feed extends EventTarget {
   async #ask() {
     let status;
     try {
-      status = await get("status");
+      status = await get("status", { past: 0 });
     } catch {
       this.#close(); // a stream that still stands there leads to nobody
       this.whole = false;

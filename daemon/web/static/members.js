@@ -18,6 +18,7 @@ const COLUMNS = [
   { key: "down", title: "Down", text: (row) => format.rate(row.down), sort: (row) => row.down, number: true },
   { key: "lag", title: "Lag", text: (row) => row.lag, sort: (row) => row.lagSteps, number: true, hint: (row) => row.lagSaid },
   { key: "version", title: "Version", text: (row) => format.count(row.version), sort: (row) => row.version, number: true },
+  { key: "software", title: "Software", text: (row) => row.software, sort: (row) => row.software },
   { key: "uptime", title: "Here for", text: (row) => format.duration(row.uptime), sort: (row) => row.uptime, number: true },
   { key: "why", title: "Why", text: (row) => row.why, sort: (row) => row.why },
 ];
@@ -122,8 +123,9 @@ export class Members {
       lagSaid: lagTexts(behind).join(", "),
       lagSteps: 1e9 * behind.versions + (behind.steps ?? 0),
       version: version(member),
+      software: member.software,
       uptime: member.attached_s,
-      why: member.why || limits(bandwidth),
+      why: member.why || limits(bandwidth) || (member.reach === "outbound" ? "nobody can dial it: it dials the others" : ""),
     };
   }
 

@@ -1,0 +1,290 @@
+"""Which pairs of machines connect how, through real routers; and a run of six, four of them behind NAT.
+
+As root:
+
+    python benchmarks/nat.py pairs          the table, filled by real peers in namespaces
+    python benchmarks/nat.py run            six peers, a relay: speed against the plan's, the relay's death
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for when this file itself is run
+from benchmarks.commands import BenchError
+from benchmarks.lab_run import MASTER_PORT, LabRun, Status, stop_on_signals
+from benchmarks.namespaces import LabError
+from benchmarks.nat_lab import NatLab, Place, Router
+
+SETTLE_S = 150.0  # for all pairs to have tried their roads, on a busy machine
+MASTER_ROUTER = 0
+
+SPEC = """
+[run]
+name = "nat"
+[membership]
+min_members = 2
+deadline_s = 6
+"""
+
+
+class NatRun(LabRun):
+    """A run whose master is behind a router that forwards its port."""
+
+    def __init__(self, lab: NatLab, folder: Path, script: Sequence[str]) -> None:
+        super().__init__(lab, folder, script)
+        self._nat = lab
+
+    def restart_master(self) -> None:
+        spec = str(self._folder / "run.toml")
+        listen = ["--listen", f"0.0.0.0:{MASTER_PORT}", "--listen", f"[::]:{MASTER_PORT}"]
+        outside = f"{self._nat.outside(MASTER_ROUTER)}:{MASTER_PORT}"
+        inside_6 = f"[{self._nat.address_6(0)}]:{MASTER_PORT}"
+        listen += ["--advertise", outside, "--advertise", inside_6]
+        self._spawn("master", 0, "master", spec, "--no-invite", *listen)
+
+    def start_peer(
+        self,
+        name: str,
+        host: int,
+        *,
+        script: Sequence[str] = (),
+        more: Sequence[str] = (),
+        founder: bool = False,
+        both: bool = False,
+    ) -> None:
+        """A peer; without a script it keeps a copy only, which is enough for its links."""
+        self.invite(name, founder=founder)
+        address = self._nat.address(host)
+        listen = ["--listen", f"{address}:{MASTER_PORT + 1}"]
+        if both:
+            listen += ["--listen", f"[{self._nat.address_6(host)}]:{MASTER_PORT + 1}"]
+        command = [sys.executable, *script] if script else None
+        arguments = ["join", self._invites[name], "--name", name, *listen, *more]
+        self._spawn(name, host, *arguments, command=command)
+
+    def start_relay(self, name: str, host: int, *, rate: float) -> None:
+        self.invite(name, role="relay")
+        arguments = ["relay", self._invites[name], "--name", name, "--max-rate", f"{rate:g}"]
+        for address in (self._nat.address(host), f"[{self._nat.address_6(host)}]"):
+            arguments += ["--listen", f"{address}:{MASTER_PORT + 2}"]
+        self._spawn(name, host, *arguments, http=False)
+
+
+# ---------------------------------------------------------------- pairs
+
+
+@frozen
+class Kind:
+    """A machine of the table.
+
+    Attributes:
+      said: for people.
+    """
+
+    name: str
+    said: str
+    place: Place
+
+
+ROUTERS = (
+    Router(forwards={MASTER_PORT: 0}),
+    Router(),
+    Router(),
+    Router(keeps_ports=False),
+)
+KINDS = (
+    Kind("public", "a public address", Place()),
+    Kind("beside", "behind the master's router", Place(router=MASTER_ROUTER)),
+    Kind("home1", "behind a router that keeps ports", Place(router=1)),
+    Kind("home1b", "behind the same router as home1", Place(router=1)),
+    Kind("home2", "behind another router that keeps ports", Place(router=2)),
+    Kind("carrier", "behind a router that draws ports at random", Place(router=3)),
+    Kind("shut", "a public address, and a firewall that lets nothing in", Place(shut=True)),
+    Kind("six", "IPv6 only", Place(ipv4=False, ipv6=True)),
+)
+RELAY_HOST = len(KINDS) + 1
+Pairs = dict[tuple[str, str], str]
+
+
+def pairs_lab() -> NatLab:
+    places = [Place(router=MASTER_ROUTER, ipv6=True), *(kind.place for kind in KINDS)]
+    return NatLab(ROUTERS, [*places, Place(ipv6=True)])
+
+
+def measure_pairs(lab: NatLab, folder: Path, *, relay: bool = True) -> tuple[Pairs, dict[str, str]]:
+    """Start one peer of each kind, and wait until every pair has a link or nobody tries any more.
+
+    Returns:
+      How each pair is linked, and how the master classed each.
+    """
+    with NatRun(lab, folder, ()) as run:
+        run.start_master(SPEC)
+        if relay:
+            run.start_relay("relay", RELAY_HOST, rate=50.0)
+            run.until(lambda s: any(m["relay"] for m in s["members"]), "the relay", SETTLE_S)
+        for number, kind in enumerate(KINDS):
+            run.start_peer(kind.name, number + 1)
+        everybody = {kind.name for kind in KINDS}
+        status = run.until(
+            lambda s: everybody <= {m["name"] for m in s["members"]}, "all are here", SETTLE_S
+        )
+        until_s = time.monotonic() + SETTLE_S
+        while True:
+            status = run.master()
+            found = linked(run, status)
+            if "none" not in found.values() or time.monotonic() > until_s:
+                return found, {m["name"]: m["reach"] for m in status["members"]}
+            time.sleep(0.5)
+
+
+def linked(run: NatRun, status: Status) -> Pairs:
+    """By pair: how it is linked at this moment; "none": it is not."""
+    names = {m["peer"]: m["name"] for m in status["members"]}
+    links = {
+        kind.name: {names.get(link["peer"]) for link in run.peer(kind.name)["links"]}
+        for kind in KINDS
+    }
+    arranged = {
+        frozenset(names[peer] for peer in row["peers"]): row["road"]
+        for row in status["roads"]
+        if all(peer in names for peer in row["peers"])
+    }
+    found = {}
+    for one, other in itertools.combinations([kind.name for kind in KINDS], 2):
+        up = other in links[one] and one in links[other]
+        road = arranged.get(frozenset((one, other)), "direct").partition(",")[0]
+        found[one, other] = road if up else "none"
+    return found
+
+
+def table(pairs: Pairs, reach: dict[str, str]) -> str:
+    """As Markdown."""
+    names = [kind.name for kind in KINDS]
+    lines = [f"| | {' | '.join(names[1:])} |", f"| --- |{' --- |' * (len(names) - 1)}"]
+    for at, one in enumerate(names[:-1]):
+        cells = [""] * at + [pairs[one, other] for other in names[at + 1 :]]
+        lines.append(f"| **{one}** ({reach.get(one, '?')}) | {' | '.join(cells)} |")
+    said = [f"- *{kind.name}*: {kind.said}" for kind in KINDS]
+    return "\n".join([*lines, "", *said])
+
+
+# ---------------------------------------------------------------- a run of six
+
+
+RUN_SPEC = """
+[run]
+name = "nat"
+[diloco]
+sync_every = 4
+overlap = 0
+[membership]
+min_members = 6
+deadline_s = 6
+[reduce]
+codec_up = "fp32"
+codec_down = "fp32"
+"""
+# Steps that only take their time, of a model of some megabytes: what is measured is the lines.
+TRAINER = ("-m", "benchmarks.overlap_trainer", "--width", "128", "--layers", "2", "--step-s", "0.2")
+LINE_MBYTES_S = 2.0  # each peer's own cap, each way: what the plan may count on
+RELAY_MBYTES_S = 4.0
+ROUNDS_BEFORE = 4  # until rates are known
+ROUNDS = 8  # measured
+
+
+def run_lab() -> NatLab:
+    """The master, two public peers, two behind each of two routers, and two hosts for relays."""
+    homes = [Place(router=1), Place(router=1), Place(router=2), Place(router=2)]
+    hosts = [Place(router=MASTER_ROUTER, ipv6=True), Place(), Place(), *homes]
+    relays = [Place(ipv6=True), Place(ipv6=True)]
+    routers = [Router(forwards={MASTER_PORT: 0}), Router(), Router(keeps_ports=False)]
+    return NatLab(routers, [*hosts, *relays])
+
+
+def measure_run(lab: NatLab, folder: Path, rounds: int) -> dict[str, Any]:
+    """Train with six; then kill the relay that is used, and train on."""
+    with NatRun(lab, folder, ()) as run:
+        run.start_master(RUN_SPEC)
+        run.start_relay("relay", 7, rate=RELAY_MBYTES_S)
+        caps = ["--max-upload", f"{LINE_MBYTES_S:g}", "--max-download", f"{LINE_MBYTES_S:g}"]
+        for number in range(1, 7):
+            name = f"p{number}"
+            script = [*TRAINER, "--log", str(folder / f"{name}.jsonl")]
+            run.start_peer(name, number, script=script, more=caps, founder=number == 1)
+        run.until(lambda s: s["counts"]["contributed"] == 6, "six contribute", 2 * SETTLE_S)
+        run.note_trainers()
+        first = run.until(
+            lambda s: all(row["works"] for row in s["roads"]), "all roads work", SETTLE_S
+        )
+        settled = first["committed"] + ROUNDS_BEFORE
+        run.until(lambda s: s["committed"] >= settled, "rates are known", 2 * SETTLE_S)
+        goal = settled + rounds
+        status = run.until(lambda s: s["committed"] >= goal, "rounds", 4 * SETTLE_S)
+        before = speeds(status, rounds)
+        roads = {" and ".join(row["names"]): row["road"] for row in status["roads"]}
+        run.kill("relay")
+        run.start_relay("other", 8, rate=RELAY_MBYTES_S)
+        goal = run.master()["committed"] + rounds
+        status = run.until(lambda s: s["committed"] >= goal, "rounds after it", 4 * SETTLE_S)
+        again = run.until(
+            lambda s: all(row["works"] for row in s["roads"]) and s["counts"]["contributed"] == 6,
+            "all roads work again",
+            2 * SETTLE_S,
+        )
+        members = {m["name"]: m["number"] for m in again["members"]}
+        return {
+            "roads": roads,
+            "before": before,
+            "after": speeds(status, rounds),
+            "members": members,
+            "aborted": status["aborted"],
+        }
+
+
+def speeds(status: Status, rounds: int) -> dict[str, float]:
+    """Medians of the last rounds: what the plan predicted of a reduction, and what it took."""
+    ended = [r for r in status["past_rounds"] if r["outcome"] == "committed"][-rounds:]
+    predicted = statistics.median(r["plan"]["predicted_s"] for r in ended)
+    taken = statistics.median(r["plan"]["took_s"] for r in ended)
+    return {"predicted_s": predicted, "taken_s": taken, "share": predicted / taken}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("what", choices=["pairs", "run"])
+    parser.add_argument("--without-relay", action="store_true", help="of pairs: with none")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    options = parser.parse_args()
+    stop_on_signals()
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            if options.what == "pairs":
+                with pairs_lab() as lab:
+                    found = measure_pairs(lab, Path(folder), relay=not options.without_relay)
+                    print(table(*found))
+            else:
+                with run_lab() as lab:
+                    found_run = measure_run(lab, Path(folder), options.rounds)
+                    print(json.dumps(found_run, indent=1))
+    except (LabError, BenchError) as error:
+        print(f"nat: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,152 @@
+"""What an owner makes of a chunk's contributions: their mean, or a robust rule's result.
+
+``combine_chunk`` is all that an owner does to a chunk's numbers, and a pure function: of the encoded
+contributions, of the order that names who contributes with what weight and clip factor, and of the
+plan. So whoever has the same contributions gets the same bytes, on any machine, in whatever order
+they came. ``combined`` is the same for who is not the owner and wants to compare.
+
+    mean          sum of c_i s_i x_i over sum of c_i; see ``arithmetic``
+    trimmed:A     without the share A of the values at each end, coordinate by coordinate; see ``robust``
+    clipped:R     who is farther away than R times the median distance counts less; see ``robust``
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from attrs import frozen
+
+from ..protocol.errors import RemoteProtocolError
+from ..protocol.messages import Contributor, Plan
+from .arithmetic import (
+    Counters,
+    Factors,
+    Layout,
+    Observer,
+    Term,
+    Values,
+    decode_checked,
+    encode_result,
+    reduce_counters,
+    reduce_values,
+)
+from .robust import capped_weights, clipped_mean, trimmed_mean
+
+MEAN, TRIMMED, CLIPPED = "mean", "trimmed", "clipped"
+AMOUNTS = {TRIMMED: 0.25, CLIPPED: 1.0}  # where the plan names none
+
+
+@frozen
+class Rule:
+    """How contributions become a result.
+
+    Attributes:
+      amount: ``A`` or ``R`` of the table at the top of this file; of a mean, nothing.
+    """
+
+    kind: str = MEAN
+    amount: float = 0.0
+
+    @classmethod
+    def of(cls, plan: Plan, contributors: Sequence[Contributor] = ()) -> Rule:
+        """Raises RemoteProtocolError: there is no such rule, or not for a tree or such weights."""
+        kind, _, text = plan.combine.partition(":")
+        if plan.combine == MEAN:
+            return cls()
+        try:
+            amount = float(text) if text else AMOUNTS[kind]
+            limit = {TRIMMED: 0.5, CLIPPED: math.inf}[kind]
+        except (KeyError, ValueError):
+            raise RemoteProtocolError(f"the plan combines by {plan.combine!r}") from None
+        if not 0.0 < amount < limit:
+            raise RemoteProtocolError(f"the plan combines by {plan.combine!r}")
+        if plan.sites:
+            raise RemoteProtocolError(f"{kind} needs every contribution, and a tree adds them up")
+        if contributors:
+            capped_weights(contributors, [True] * len(contributors))
+        return cls(kind, amount)
+
+
+def combine_chunk(
+    contributors: Sequence[Contributor],
+    encoded: Mapping[str, memoryview],
+    layout: Layout,
+    index: int,
+    rule: Rule,
+    out: Values,
+    encoded_out: memoryview,
+    observer: Observer | None = None,
+) -> int:
+    """The result of one chunk of ``n`` values that is gathered as a star.
+
+    Args:
+      contributors: of the order, in its order.
+      encoded: contributions by peer, as they came; whoever is missing is left out of this chunk.
+      out: shape ``(n,)``; becomes the *decoded encoded* result, as at every receiver.
+      encoded_out: becomes the encoded result; may be the memory of ``out`` if the codec is verbatim.
+      observer: sees every contribution's values; changes nothing.
+
+    Returns:
+      How many bytes of ``encoded_out`` that is.
+
+    Raises:
+      BadContributionError: as ``reduce_values``.
+      RemoteProtocolError: the order's weights make no mean.
+    """
+    present = [each.peer in encoded for each in contributors]
+    factors = Factors.of(contributors, None if all(present) else present)
+    here = [each for each, is_in in zip(contributors, present, strict=True) if is_in]
+    up, zstd = layout.codec_up, layout.zstd_up
+    terms = [
+        Term(each.peer, encoded[each.peer], factor, up, zstd)
+        for each, factor in zip(here, factors.factors, strict=True)
+    ]
+    if rule.kind == MEAN:
+        down, divisor = layout.codec_down, factors.divisor
+        return reduce_values(terms, divisor, down, out, encoded_out, observer)
+    weights = capped_weights(contributors, present)
+    rows = [
+        _row(term, each.scale, out.size, observer) for term, each in zip(terms, here, strict=True)
+    ]
+    if rule.kind == TRIMMED:
+        trimmed_mean(rows, weights, rule.amount, out)
+    else:
+        clipped_mean(rows, weights, rule.amount, out)
+    finite = bool(np.isfinite(out).all())
+    return encode_result(terms, finite, layout.codec_down, out, encoded_out)
+
+
+def combined(
+    contributors: Sequence[Contributor],
+    encoded: Mapping[str, memoryview],
+    layout: Layout,
+    index: int,
+    rule: Rule,
+) -> bytes:
+    """The encoded result that an honest owner of a chunk, of values or of counters, has.
+
+    What its frame carries before it is compressed; see ``combine_chunk``.
+    """
+    cut = layout.cuts[index]
+    if cut.is_counters:
+        counters: Counters = np.empty(layout.size.counter_count, np.int64)
+        reduce_counters(list(encoded.values()), counters)
+        return counters.astype("<i8").tobytes()
+    room = memoryview(bytearray(cut.down_bytes))
+    values = np.empty(cut.count, np.float32)
+    length = combine_chunk(contributors, encoded, layout, index, rule, values, room)
+    return bytes(room[:length])
+
+
+def _row(term: Term, scale: float, count: int, observer: Observer | None) -> Values:
+    """A contribution's values times its clip factor."""
+    values = np.empty(count, np.float32)
+    decode_checked(term.codec, term.zstd, term.data, values, term.peer)
+    if observer is not None:
+        with np.errstate(over="ignore", invalid="ignore"):
+            observer.take(term.peer, 0, values)
+    if scale != 1.0:
+        np.multiply(values, np.float32(scale), out=values)
+    return values

@@ -1,0 +1,199 @@
+"""Whether an owner added up what it was given: who signs what, and what follows from it.
+
+    contributor --> owner        its encoded chunk, with its seal: "I gave this"
+    owner --> auditor, if asked  all that it added, each as it came, and its own seal: "I added these"
+    auditor --> master           where these do not make the owner's result: both, as a proof
+
+An owner takes no contribution without its contributor's seal, and signs nothing but what it added.
+So what an owner signed and what does not add up can only be the work of that owner: of the peers that
+are asked nobody has to be believed, however many of them lie. Whoever asks cannot put another
+contribution, of its own making perhaps, in the place of one: the owner has not signed that one.
+
+The statements are about a round's order (not about its repairs, which change no contribution).
+Nothing here does I/O; all of it but ``statement_of_gift`` and the seals themselves is done for chunks
+that are audited only.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+from attrs import frozen
+from blake3 import blake3
+
+from ..protocol.errors import BadContributionError, RemoteProtocolError
+from ..protocol.lane import Buffer
+from ..protocol.messages import ContributorRun, Reduce
+from ..protocol.notary import SEAL_BYTES, Notary
+from .arithmetic import Layout
+from .combine import Rule, combined
+from .manifest import digest_of, sets_of
+
+DIGEST_BYTES = 32
+_WHERE = struct.Struct(">QQII")  # round, attempt of the order, fragment, chunk
+_LENGTH = struct.Struct(">I")
+
+
+class UnsignedError(Exception):
+    """What is shown is not what its owner signed: nothing follows from it."""
+
+
+@frozen
+class Exhibit:
+    """One chunk whose owner is asked what it added.
+
+    Attributes:
+      present: by contributor of the order: whether the result has it in.
+      digest: BLAKE3 of the chunk's encoded result, as all receivers have it.
+    """
+
+    order: Reduce
+    layout: Layout
+    index: int
+    owner: str
+    present: tuple[bool, ...]
+    digest: bytes
+
+    @property
+    def givers(self) -> list[str]:
+        """Whose contributions are in it, in the order's order."""
+        contributors = self.order.contributors
+        return [c.peer for c, here in zip(contributors, self.present, strict=True) if here]
+
+
+def statement_of_gift(order: Reduce, index: int, payload: Buffer) -> bytes:
+    """What a contributor seals: a chunk's payload, as it travels."""
+    return b"gave " + _where(order, index) + blake3(payload).digest()
+
+
+def statement_of_sum(order: Reduce, index: int, pieces: Sequence[Buffer]) -> bytes:
+    """What an owner seals: all that it added to a chunk, each with its seal."""
+    digests = b"".join(blake3(piece).digest() for piece in pieces)
+    return b"added " + _where(order, index) + blake3(digests).digest()
+
+
+def _where(order: Reduce, index: int) -> bytes:
+    return _WHERE.pack(order.round, order.attempt, order.fragment, index)
+
+
+def sealed(notary: Notary, order: Reduce, index: int, payload: Buffer) -> bytes:
+    """Our contribution as it travels: with our seal behind it."""
+    return b"".join((payload, notary.seal(statement_of_gift(order, index, payload))))
+
+
+def is_sealed(notary: Notary, order: Reduce, index: int, peer: str, piece: memoryview) -> bool:
+    """Whether that is a contribution which this peer gave."""
+    statement = statement_of_gift(order, index, piece[:-SEAL_BYTES])
+    return notary.holds(peer, statement, piece[-SEAL_BYTES:])
+
+
+def examine(exhibit: Exhibit, notary: Notary, shown: Sequence[memoryview]) -> str:
+    """What is wrong with a chunk; empty: nothing.
+
+    Args:
+      shown: contributions with their seals, in the order's order, then the owner's seal.
+
+    Raises:
+      UnsignedError: the owner has not signed that.
+    """
+    order, index = exhibit.order, exhibit.index
+    pieces, seal = shown[:-1], shown[-1] if shown else b""
+    if not notary.holds(exhibit.owner, statement_of_sum(order, index, pieces), seal):
+        raise UnsignedError("its owner has not signed what it shows")
+    if len(pieces) != len(exhibit.givers):
+        return f"{len(pieces)} contributions for {len(exhibit.givers)}"
+    given = dict(zip(exhibit.givers, pieces, strict=True))
+    for peer, piece in given.items():
+        if not is_sealed(notary, order, index, peer, piece):
+            return f"peer {peer[:8]} never gave what was added as its contribution"
+    encoded = {peer: piece[:-SEAL_BYTES] for peer, piece in given.items()}
+    try:
+        rule = Rule.of(order.plan)
+        result = combined(order.contributors, encoded, exhibit.layout, index, rule)
+    except (BadContributionError, RemoteProtocolError, ValueError) as error:
+        return f"what was added cannot be added: {error}"
+    if blake3(result).digest() != exhibit.digest:
+        return "the result is not what its contributions make"
+    return ""
+
+
+# ---------------------------------------------------------------- proofs
+
+
+def write_proof(digests: Sequence[bytes], shown: Sequence[memoryview]) -> bytes:
+    """What convinces who has seen none of it: all chunks' digests, and what the owner showed."""
+    parts: list[Buffer] = [_LENGTH.pack(len(digests)), *digests]
+    for piece in shown:
+        parts += (_LENGTH.pack(len(piece)), piece)
+    return b"".join(parts)
+
+
+@frozen
+class Claim:
+    """That a chunk of a round's result is wrong, as the master has it.
+
+    Attributes:
+      digest, manifest: what the round's receivers agree on.
+    """
+
+    order: Reduce
+    layout: Layout
+    index: int
+    owner: str
+    digest: bytes
+    manifest: tuple[ContributorRun, ...]
+
+
+def judge(claim: Claim, notary: Notary, proof: bytes) -> str:
+    """What is wrong with the chunk, proven; empty: nothing is.
+
+    Raises:
+      UnsignedError: the proof is none, whoever made it.
+    """
+    digests, shown = _read_proof(proof)
+    sets = sets_of(claim.manifest, len(digests), len(claim.order.contributors))
+    if (
+        len(digests) != len(claim.layout.cuts)
+        or digest_of(digests, sets if claim.manifest else ()) != claim.digest
+    ):
+        raise UnsignedError("it is not about the result that the others hold")
+    exhibit = Exhibit(
+        claim.order,
+        claim.layout,
+        claim.index,
+        claim.owner,
+        present_in(sets[claim.index], len(claim.order.contributors)),
+        digests[claim.index],
+    )
+    return examine(exhibit, notary, shown)
+
+
+def present_in(packed: bytes, contributor_count: int) -> tuple[bool, ...]:
+    """A packed set of contributors, full ones too."""
+    bits = int.from_bytes(packed, "little")
+    return tuple(bool(bits >> place & 1) for place in range(contributor_count))
+
+
+def _read_proof(proof: bytes) -> tuple[list[bytes], list[memoryview]]:
+    view = memoryview(proof)
+    count, view = _take_length(view)
+    if count * DIGEST_BYTES > len(view):
+        raise UnsignedError("a proof that ends too early")
+    digests = [bytes(view[i * DIGEST_BYTES : (i + 1) * DIGEST_BYTES]) for i in range(count)]
+    view = view[count * DIGEST_BYTES :]
+    shown = []
+    while view:
+        length, view = _take_length(view)
+        if length > len(view):
+            raise UnsignedError("a proof that ends too early")
+        shown.append(view[:length])
+        view = view[length:]
+    return digests, shown
+
+
+def _take_length(view: memoryview) -> tuple[int, memoryview]:
+    if len(view) < _LENGTH.size:
+        raise UnsignedError("a proof that ends too early")
+    (length,) = _LENGTH.unpack(view[: _LENGTH.size])
+    return int(length), view[_LENGTH.size :]

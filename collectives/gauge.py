@@ -1,0 +1,83 @@
+"""How long contributions are and which way they point, as whoever adds them up finds.
+
+Before a round each member says how long its update is, and the master judges it by that word. Whoever
+adds a chunk up has the values themselves; what it finds here goes to the master, which adds up what all
+of them found. Nothing of it decides a bit of the result, so it is measured by whatever is fastest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from .arithmetic import Values
+
+# Of each chunk's values, so many are compared with the outer momentum: a direction needs not all.
+SAMPLE_VALUES = 2**14
+PIECE_VALUES = 2**13  # multiplied at once; BLAS brings out its threads for what is longer
+LARGEST = float(np.finfo(np.float32).max)  # that a message may carry, for whatever is larger
+NOTHING: Values = np.empty(0, np.float32)
+
+
+class Gauge:
+    """Sums over some chunks' values, by contributor.
+
+    Args:
+      momentum: the outer momentum of one chunk's values, or of the first of them; only read.
+      owned: whether the chunk is ours; else its owner counts its momentum.
+    """
+
+    def __init__(self, momentum: Values = NOTHING, *, owned: bool = True) -> None:
+        self._momentum = momentum[:SAMPLE_VALUES]
+        with np.errstate(over="ignore"):
+            self._momentum_square = product(self._momentum, self._momentum) if owned else 0.0
+        self._sums: dict[str, tuple[float, float, float]] = {}  # as in ``Reduced``
+
+    def take(self, peer: str, start: int, values: Values) -> None:
+        """See ``arithmetic.Observer``."""
+        square, sampled, along = self._sums.get(peer, (0.0, 0.0, 0.0))
+        found = product(values, values)
+        sample = self._momentum[start : start + values.size]
+        if sample.size:
+            within = values[: sample.size]
+            sampled += found if within.size == values.size else product(within, within)
+            along += product(within, sample)
+        self._sums[peer] = square + found, sampled, along
+
+    def add(self, other: Gauge) -> None:
+        """What was found of another chunk."""
+        self._momentum_square += other._momentum_square
+        for peer, sums in other._sums.items():
+            mine = self._sums.get(peer, (0.0, 0.0, 0.0))
+            square, sampled, along = (a + b for a, b in zip(mine, sums, strict=True))
+            self._sums[peer] = square, sampled, along
+
+    @property
+    def momentum_square(self) -> float:
+        return min(self._momentum_square, LARGEST)
+
+    def gauged(self, peers: Iterable[str]) -> bytes:
+        """As ``Reduced`` has it, in this order; empty if nothing was added up here."""
+        if not self._sums:
+            return b""
+        sums = [self._sums.get(peer, (0.0, 0.0, 0.0)) for peer in peers]
+        told = np.array(sums, np.float64)
+        np.nan_to_num(told, copy=False, nan=0.0, posinf=LARGEST, neginf=-LARGEST)
+        return told.clip(-LARGEST, LARGEST).astype("<f4").tobytes()
+
+
+def product(one: Values, other: Values) -> float:
+    """The sum of products, in float32 by pieces; not finite if they are too large.
+
+    Raises:
+      RuntimeWarning: they are; so callers have ``np.errstate`` around it.
+    """
+    whole = one.size - one.size % PIECE_VALUES
+    pieces = np.vecdot(
+        one[:whole].reshape(-1, PIECE_VALUES), other[:whole].reshape(-1, PIECE_VALUES)
+    )
+    total = float(sum(pieces.tolist()))
+    if whole < one.size:
+        total += float(np.dot(one[whole:], other[whole:]))
+    return total

@@ -1,0 +1,56 @@
+"""What the master makes of contributions as they were found, before it commits a round.
+
+See ``gauging``; here its findings lead to refusals, events and what the status shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .context import Context
+from .effects import EventKind
+from .gauging import Found, against_the_others, found_in, understated
+from .ledger import Ledger
+from .rounds import Round
+
+
+class Verdicts:
+    """Judges the contributions of a ledger's rounds."""
+
+    def __init__(self, context: Context, ledger: Ledger) -> None:
+        self.context = context
+        self.ledger = ledger
+
+    def refuse_understated(self, round_: Round) -> bool:
+        """Whether somebody sent more than it had said, in which case the result is of no use."""
+        attempt = round_.running()
+        found = found_in(attempt.gauges(), attempt.peers())
+        announced = {p: round_.ready[p].norm for p in attempt.survivors() if p in round_.ready}
+        codec = self.context.spec.reduce.codecs(round_.fragment)[0]
+        liars = understated(found, announced, codec)
+        others_count = len(attempt.peers()) - 1
+        if others_count > 1 and 2 * len(liars) > others_count:
+            # Says more about who added up than about all of these.
+            text = f"round {round_.number}: {len(liars)} of {len(announced)} seem to have sent more"
+            self.context.announce(
+                EventKind.ROUND, None, f"{text} than they had said; all are added"
+            )
+            liars = {}
+        for peer, why in liars.items():
+            self.ledger.refuse_update(round_, peer, why)
+        if not liars:
+            self._note_directions(round_, found)
+        return bool(liars)
+
+    def _note_directions(self, round_: Round, found: Mapping[str, Found]) -> None:
+        against = against_the_others(found)
+        for peer, each in found.items():
+            member = self.context.roster.get(peer)
+            if member is None:
+                continue
+            member.direction = each.cosine
+            if peer in against and not member.against:
+                name, what = self.context.name(peer), against[peer]
+                text = f"the update of {name} for round {round_.number} {what}; it is added"
+                self.context.announce(EventKind.ROUND, peer, text)
+            member.against = peer in against

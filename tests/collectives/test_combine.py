@@ -1,0 +1,300 @@
+"""What owners make of contributions: by the formula, to the bit, and within what the honest say."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import os
+import random
+import statistics
+import subprocess
+import sys
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from holdfast.collectives.allreduce import Reduction
+from holdfast.collectives.arithmetic import Layout
+from holdfast.collectives.combine import Rule, combine_chunk, combined
+from holdfast.collectives.robust import CLIP_STEPS, exchanges, sum_of_squares, trim_count
+from holdfast.protocol.errors import BadContributionError, RemoteProtocolError
+from holdfast.protocol.memory import MemoryWorld
+from holdfast.protocol.messages import Contributor, FragmentSize, OwnerRun, Plan, SiteLeads
+from holdfast.protocol.virtual_time import run_virtually
+from tests.collectives.swarm import a_swarm, give_input, make_order, peer_id
+
+Values = NDArray[np.float32]
+HONEST = 6  # of eight
+
+
+def combine(
+    rows: list[Values],
+    combine: str,
+    weights: list[int] | None = None,
+    scales: list[float] | None = None,
+    codec: str = "fp32",
+) -> Values:
+    """The result of one chunk, as its owner has it."""
+    count = rows[0].size
+    plan = Plan(max(1, count), (OwnerRun(peer_id(0), 1),), "fp32", codec, combine=combine)
+    layout = Layout.of(plan, FragmentSize(count, 0, 0))
+    contributors = [
+        Contributor(
+            peer_id(at),
+            64 if weights is None else weights[at],
+            1.0 if scales is None else scales[at],
+        )
+        for at in range(len(rows))
+    ]
+    encoded = {peer_id(at): memoryview(row.tobytes()) for at, row in enumerate(rows)}
+    out = np.empty(count, np.float32)
+    room = memoryview(bytearray(layout.cuts[0].down_bytes))
+    length = combine_chunk(contributors, encoded, layout, 0, Rule.of(plan), out, room)
+    shuffled = dict(random.Random(count).sample(list(encoded.items()), len(encoded)))
+    again = combined(contributors, shuffled, layout, 0, Rule.of(plan))
+    assert again == bytes(room[:length])
+    return out
+
+
+# ---------------------------------------------------------------- the formulas
+
+finite = st.floats(-1e6, 1e6, width=32)
+tables = st.integers(1, 9).flatmap(
+    lambda n: st.integers(1, 12).flatmap(
+        lambda count: st.lists(
+            st.lists(finite, min_size=count, max_size=count), min_size=n, max_size=n
+        )
+    )
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(tables, st.sampled_from([0.1, 0.25, 0.3, 0.49]), st.data())
+def test_trimmed_is_the_formula_one_coordinate_at_a_time(
+    table: list[list[float]], share: float, data: st.DataObject
+) -> None:
+    n, count = len(table), len(table[0])
+    weights = data.draw(st.lists(st.integers(1, 10**9), min_size=n, max_size=n))
+    scales = data.draw(st.lists(st.sampled_from([1.0, 1.0, 0.3]), min_size=n, max_size=n))
+    rows = [np.array(row, np.float32) for row in table]
+    found = combine(rows, f"trimmed:{share}", weights, scales)
+    cap = sorted(weights)[(n - 1) // 2]
+    cut = trim_count(share, n)
+    for at in range(count):
+        column = [
+            row[at] if scale == 1.0 else np.float32(row[at] * np.float32(scale))
+            for row, scale in zip(rows, scales, strict=True)
+        ]
+        low, high = sorted(column)[cut], sorted(column)[n - 1 - cut]
+        total = divisor = np.float32(0)
+        for value, weight in zip(column, weights, strict=True):
+            if low <= value <= high:
+                coefficient = np.float32(min(weight, cap) / cap)
+                total = np.float32(total + np.float32(coefficient * value))
+                divisor = np.float32(divisor + coefficient)
+        assert found[at] == np.float32(total / divisor)
+
+
+@settings(max_examples=100, deadline=None)
+@given(tables, st.sampled_from([0.5, 1.0, 2.0]))
+def test_clipped_is_the_formula(table: list[list[float]], radius: float) -> None:
+    rows = [np.array(row, np.float32) for row in table]
+    found = combine(rows, f"clipped:{radius}")
+    wide = np.array(table, np.float64)
+    centre = np.median(wide, axis=0)
+    for _ in range(CLIP_STEPS):
+        distances = np.linalg.norm(wide - centre, axis=1)
+        bound = radius * statistics.median(distances)
+        shares = [1.0 if d <= bound else (bound / d) ** 2 for d in distances]
+        centre = centre + np.mean(np.array(shares)[:, np.newaxis] * (wide - centre), axis=0)
+    largest = float(np.abs(wide).max())
+    np.testing.assert_allclose(found, centre, rtol=1e-4, atol=1e-4 * largest + 1e-30)
+
+
+def test_how_many_are_left_out() -> None:
+    assert [trim_count(0.25, n) for n in (1, 2, 3, 4, 5, 7, 8, 9)] == [0, 0, 1, 1, 2, 2, 2, 3]
+    assert trim_count(0.1, 30) == 3, "and not 4, though 0.1 * 30 is more than 3 in binary"
+    assert trim_count(0.49, 5) == 2
+
+
+@pytest.mark.parametrize("count", range(1, 11))
+def test_the_network_sorts_everything(count: int) -> None:
+    """What sorts all zeros and ones sorts anything."""
+    for places in itertools.combinations_with_replacement(range(count), 2):
+        network = exchanges(count, places)
+        for bits in itertools.product((0, 1), repeat=count):
+            values = list(bits)
+            for i, j in network:
+                values[i], values[j] = sorted((values[i], values[j]))
+            assert [values[at] for at in places] == [sorted(bits)[at] for at in places]
+
+
+def test_squares_are_added_exactly_where_that_is_possible() -> None:
+    for count in (0, 1, 2, 3, 65_535, 65_536, 65_537, 200_003):
+        assert sum_of_squares(np.full(count, 3, np.float32)) == 9.0 * count
+
+
+def test_a_claimed_weight_counts_up_to_the_median() -> None:
+    rows = [np.full(3, value, np.float32) for value in (1, 2, 4, 8)]
+    modest = combine(rows, "trimmed", [64, 64, 64, 64])
+    assert modest[0] == 3.0
+    assert combine(rows, "trimmed", [64, 64, 10**15, 64]).tobytes() == modest.tobytes()
+    assert combine(rows, "mean", [64, 64, 10**15, 64])[0] > 3.9
+    assert combine(rows, "trimmed", [64, 64, 32, 64])[0] == pytest.approx(8 / 3)
+
+
+# ---------------------------------------------------------------- lies
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 10**6), st.floats(-(2.0**126), 2.0**126, width=32))
+def test_two_of_eight_cannot_leave_what_the_honest_say(seed: int, lie: float) -> None:
+    rng = np.random.default_rng(seed)
+    honest = [rng.standard_normal(50).astype(np.float32) for _ in range(HONEST)]
+    rows = [*honest, np.full(50, lie, np.float32), np.full(50, lie, np.float32)]
+    order = rng.permutation(8)
+    found = combine([rows[at] for at in order], "trimmed")
+    assert (found >= np.min(honest, axis=0)).all()
+    assert (found <= np.max(honest, axis=0)).all()
+
+
+def test_the_farther_two_of_eight_go_the_less_they_move_a_clipped_mean() -> None:
+    rng = np.random.default_rng(0)
+    honest = [rng.standard_normal(1_000).astype(np.float32) for _ in range(HONEST)]
+    spread = math.sqrt(1_000)  # of each from their middle
+    moved = []
+    for lie in (1.0, 3.0, 10.0, 1e30):
+        rows = [*honest, np.full(1_000, lie, np.float32), np.full(1_000, lie, np.float32)]
+        moved.append(float(np.linalg.norm(combine(rows, "clipped") - np.mean(honest, axis=0))))
+    assert max(moved) < 0.4 * spread
+    assert moved[1] > moved[2] > moved[3]
+    assert moved[3] < 0.03 * spread
+    plain = combine(rows, "mean")
+    assert float(plain.max()) > 1e29
+
+
+@pytest.mark.parametrize("rule", ["mean", "trimmed", "clipped"])
+def test_what_is_not_finite_is_refused_and_named(rule: str) -> None:
+    rows = [np.ones(5, np.float32) for _ in range(4)]
+    rows[2][3] = np.nan
+    with pytest.raises(BadContributionError) as raised:
+        combine(rows, rule)
+    assert raised.value.peer == peer_id(2)
+
+
+@pytest.mark.parametrize("rule", ["trimmed", "clipped"])
+def test_without_weight_nobody_is_counted(rule: str) -> None:
+    with pytest.raises(RemoteProtocolError, match="without any weight"):
+        combine([np.ones(5, np.float32)] * 3, rule, [64, 0, 64])
+
+
+# ---------------------------------------------------------------- rules
+
+
+def test_a_rule_has_a_kind_and_a_number() -> None:
+    def rule(text: str) -> Rule:
+        return Rule.of(Plan(1, (), "fp32", "fp32", combine=text))
+
+    assert rule("trimmed") == rule("trimmed:0.25") == Rule("trimmed", 0.25)
+    assert rule("clipped") == rule("clipped:1") == Rule("clipped", 1.0)
+    for text in ("", "median", "mean:1", "trimmed:0.5", "trimmed:0", "clipped:nan", "clipped:inf"):
+        with pytest.raises(RemoteProtocolError, match="combines by"):
+            rule(text)
+    sites = (SiteLeads((peer_id(0), peer_id(1)), (OwnerRun(peer_id(0), 1),)),)
+    with pytest.raises(RemoteProtocolError, match="needs every contribution"):
+        Rule.of(Plan(1, (), "fp32", "fp32", sites, "trimmed"))
+
+
+# ---------------------------------------------------------------- the same bits everywhere
+
+
+@pytest.mark.parametrize("rule", ["trimmed", "clipped"])
+@pytest.mark.parametrize("codecs", [("fp32", "fp32"), ("int8+zstd", "nf4"), ("topk4", "bf16")])
+def test_whatever_comes_when_the_owners_bytes_are_those_of_the_formula(
+    rule: str, codecs: tuple[str, str]
+) -> None:
+    size = FragmentSize(1_500, 0, 2)
+
+    async def main(seed: int) -> str:
+        async with a_swarm(5, MemoryWorld(random.Random(seed), jitter_s=0.05)) as swarm:
+            give_input(swarm.nodes, size, 1)
+            everyone = [(node, 64 + node.number, 1.0) for node in swarm.nodes]
+            order = make_order(
+                size, everyone, swarm.nodes, chunk_elements=300, codecs=codecs, combine=rule
+            )
+            await swarm.reduce(order, size, swarm.nodes)
+            layout, inputs = Layout.of(order.plan, size), {}
+            for node in swarm.nodes:
+                assert node.encoded_input is not None
+                node.encoded_input.encode_all()
+                inputs[node.peer] = node.encoded_input
+            values = np.empty(size.value_count, np.float32)
+            for index, cut in enumerate(layout.cuts[:-1]):
+                encoded = {peer: given.chunk(index) for peer, given in inputs.items()}
+                made = combined(order.contributors, encoded, layout, index, Rule.of(order.plan))
+                layout.codec_down.decode(made, values[cut.values])
+            for node in swarm.nodes:
+                assert node.result is not None
+                assert node.result.values.tobytes() == values.tobytes()
+            return hashlib.sha256(values.tobytes()).hexdigest()
+
+    found = {run_virtually(partial(main, seed), seed=seed) for seed in range(4)}
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize(("rule", "weight"), [("median", 1), ("trimmed", 0)])
+def test_orders_that_nobody_can_combine_are_refused_before_anything_is_sent(
+    rule: str, weight: int
+) -> None:
+    size = FragmentSize(100, 0, 0)
+
+    async def main() -> None:
+        async with a_swarm(3) as swarm:
+            give_input(swarm.nodes, size, 1)
+            everyone = [(node, weight if node.number else 1, 1.0) for node in swarm.nodes]
+            order = make_order(size, everyone, swarm.nodes, combine=rule)
+            node = swarm.nodes[0]
+            with pytest.raises(RemoteProtocolError, match=r"combines by|without any weight"):
+                Reduction(
+                    order, node.peer, size, node.hub, node.network, node.values, node.counters
+                )
+
+    run_virtually(main, seed=0)
+
+
+HASHES = """
+import hashlib, json, sys
+import numpy as np
+from tests.collectives.test_combine import combine
+rng = np.random.default_rng(0)
+rows = [(rng.standard_normal(70_001) * 1e-3).astype(np.float32) for _ in range(7)]
+for row in rows:
+    row[rng.integers(70_001, size=20_000)] = rng.choice([0.0, -0.0])
+found = [combine(rows, rule, [5, 9, 64, 7, 7, 8, 3]) for rule in ("mean", "trimmed", "clipped")]
+print(json.dumps([hashlib.sha256(each.tobytes()).hexdigest() for each in found]))
+"""
+
+
+def test_an_old_processor_makes_the_same_bits() -> None:
+    config = np.show_config(mode="dicts")
+    assert isinstance(config, dict)
+    features = " ".join(config["SIMD Extensions"].get("found", []))
+    found = [
+        json.loads(
+            subprocess.run(
+                [sys.executable, "-c", HASHES],
+                env={**os.environ, "NPY_DISABLE_CPU_FEATURES": each},
+                check=True,
+                capture_output=True,
+                text=True,
+            ).stdout
+        )
+        for each in ("", features)
+    ]
+    assert found[0] == found[1]

@@ -1,0 +1,176 @@
+"""A relay: who may use it, what it lets through, and what it sees of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+
+from holdfast.collectives.hub import LinkHub
+from holdfast.collectives.relay import PARKED_MAX, RelayDesk
+from holdfast.protocol.addresses import Address
+from holdfast.protocol.authority import Authority
+from holdfast.protocol.credentials import Credentials
+from holdfast.protocol.identity import Identity
+from holdfast.protocol.messages import (
+    Carry,
+    FragmentHead,
+    IndexRequest,
+    MemberInfo,
+    Message,
+    RelayOffer,
+    Road,
+    RoadKind,
+    Role,
+)
+from holdfast.protocol.network import Party
+from holdfast.protocol.relaying import PAIRED, Part, Preamble
+from holdfast.protocol.sockets import SocketNetwork
+from holdfast.protocol.stream import run_handler
+from tests.collectives.net import KEY, Sink, frame
+
+TICKET = bytes(range(32))
+OFFER = RelayOffer(1e9, 1, 0, only=True)
+
+
+def note(stream: trio.SocketStream, seen: bytearray) -> None:
+    """Have a connection note what comes on it."""
+    receive = stream.receive_some
+
+    async def receive_some(max_bytes: int | None = None) -> bytes:
+        data = bytes(await receive(max_bytes))
+        seen.extend(data)
+        return data
+
+    stream.receive_some = receive_some  # type: ignore[method-assign]
+
+
+class At:
+    """A relay on a real port; all that reaches it is noted."""
+
+    def __init__(self) -> None:
+        self.desk = RelayDesk(OFFER)
+        self.address = Address("127.0.0.1", 0)
+        self.seen = bytearray()
+        self.streams: list[trio.SocketStream] = []
+
+    async def handle(self, stream: trio.SocketStream) -> None:
+        note(stream, self.seen)
+        await run_handler(self.desk.handle, stream, stream, "a test")
+
+    async def say(self, words: bytes) -> trio.SocketStream:
+        """A connection that has said so much."""
+        stream = await trio.open_tcp_stream(self.address.host, self.address.port)
+        self.streams.append(stream)
+        await stream.send_all(words)
+        return stream
+
+    async def show(self, part: Part, ticket: bytes = TICKET) -> trio.SocketStream:
+        return await self.say(Preamble(part, ticket).pack())
+
+
+@asynccontextmanager
+async def a_relay() -> AsyncIterator[At]:
+    at = At()
+    async with trio.open_nursery() as nursery:
+        serve = partial(trio.serve_tcp, at.handle, 0, host="127.0.0.1")
+        (listener,) = await nursery.start(serve)
+        at.address = Address(*listener.socket.getsockname())
+        yield at
+        for stream in at.streams:
+            await trio.aclose_forcefully(stream)
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.real_time
+async def test_who_shows_no_good_ticket_is_hung_up_on() -> None:
+    async with a_relay() as at:
+        at.desk.carry(Carry(TICKET, ()))
+        for said in (Preamble(Part.CALL, b"x" * 32).pack(), b"\x52\x01\x07" + TICKET, b"G" * 35):
+            stream = await at.say(said)
+            assert await stream.receive_some() == b""
+        parked = await at.show(Part.PARK)
+        call = await at.show(Part.CALL)
+        assert await parked.receive_some(1) == await call.receive_some(1) == PAIRED
+        await call.send_all(b"there")
+        assert await parked.receive_some() == b"there"
+        at.desk.uncarry(TICKET)
+        assert await call.receive_some() == b""
+        late = await at.show(Part.CALL)
+        assert await late.receive_some() == b""
+
+
+@pytest.mark.real_time
+async def test_of_those_who_park_again_and_again_the_oldest_go() -> None:
+    async with a_relay() as at:
+        at.desk.carry(Carry(TICKET, ()))
+        parked = [await at.show(Part.PARK) for _ in range(PARKED_MAX + 1)]
+        async with trio.open_nursery() as nursery:  # whichever came first
+            ended: list[trio.SocketStream] = []
+
+            async def wait_end(stream: trio.SocketStream) -> None:
+                if await stream.receive_some(1) == b"":
+                    ended.append(stream)
+                    nursery.cancel_scope.cancel()
+
+            for stream in parked:
+                nursery.start_soon(wait_end, stream)
+        assert len(ended) == 1
+        call = await at.show(Part.CALL)
+        assert await call.receive_some(1) == PAIRED
+
+
+@pytest.mark.real_time
+async def test_more_pairs_than_were_offered_are_not_carried() -> None:
+    async with a_relay() as at:
+        at.desk.carry(Carry(TICKET, ()))
+        at.desk.carry(Carry(b"y" * 32, ()))
+        stream = await at.show(Part.PARK, b"y" * 32)
+        assert await stream.receive_some() == b""
+
+
+@pytest.mark.real_time
+async def test_a_link_by_relay_carries_frames_that_the_relay_cannot_read(tmp_path: Path) -> None:
+    authority = Authority.load_or_create(tmp_path, "run")
+    heard: list[Message] = []
+    payload = b"secret weights " * 4_000
+
+    async def hear(_peer: str, message: Message) -> None:
+        heard.append(message)
+
+    async with a_relay() as at, trio.open_nursery() as nursery:
+        at.desk.carry(Carry(TICKET, ()))
+        hubs: list[LinkHub] = []
+        for name in ("a", "b"):
+            identity = Identity.generate()
+            certificate = authority.issue(identity.request_pem(name), name, Party.PEER)
+            held = Credentials(tmp_path / name, identity, certificate, authority.certificate_pem)
+            hubs.append(LinkHub(SocketNetwork(held), identity.peer_id, on_message=hear))
+            await nursery.start(hubs[-1].run)
+        members = [
+            MemberInfo(hub.me, "n", number, (), Role.CONTRIBUTOR, True, reachable=False)
+            for number, hub in enumerate(hubs)
+        ]
+        for hub, other, dials in ((hubs[0], hubs[1], False), (hubs[1], hubs[0], True)):
+            hub.set_members(members)
+            hub.set_road(
+                Road(other.me, 1, RoadKind.RELAYED, dials, "f" * 32, (str(at.address),), TICKET)
+            )
+        link = await hubs[0].link(hubs[1].me)
+        request = IndexRequest(FragmentHead(0, 1, b"lineage that nobody else may see"))
+        await link.send(request)
+        sink = Sink()
+        with hubs[1].register(KEY, sink):
+            await link.send_frame(frame(0, payload), payload)
+            while request not in heard or not sink.frames:
+                await trio.sleep(0.01)
+        assert sink.frames == [(hubs[0].me, 0, payload)]
+        assert len(at.seen) > len(payload)
+        assert b"lineage that" not in at.seen
+        assert payload[:15] not in at.seen
+        assert at.desk.carried_bytes == pytest.approx(len(at.seen), rel=0.1)
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,181 @@
+"""Newcomers who have to be approved by hand, at a real master's port."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+from holdfast.daemon import gate
+from holdfast.daemon.master import MasterService
+from holdfast.daemon.simulation.swarm import RUN_ID
+from holdfast.daemon.store import Store
+from holdfast.membership.coordinator import Coordinator
+from holdfast.membership.journal import RunCreated
+from holdfast.membership.spec import RunSpec
+from holdfast.protocol.addresses import Address
+from holdfast.protocol.authority import Authority, holder_of, load_certificate
+from holdfast.protocol.credentials import Credentials
+from holdfast.protocol.enrol import enrol
+from holdfast.protocol.errors import EvictedError, UserError
+from holdfast.protocol.identity import Identity
+from holdfast.protocol.invite import Invite
+from holdfast.protocol.messages import RefusalCode, Role
+from holdfast.protocol.network import Party
+from holdfast.protocol.sockets import SocketNetwork
+
+pytestmark = pytest.mark.real_time
+
+SPEC = '[run]\nname = "gated"\n'
+
+
+class Desk:
+    """A master, and who comes to it."""
+
+    def __init__(self, folder: Path, spec: str) -> None:
+        self.authority = Authority.load_or_create(folder / "authority", RUN_ID)
+        self.store = Store(folder / "journal.sqlite")
+        self.store.append(created := RunCreated(RUN_ID, spec))
+        self.coordinator = Coordinator.restore(RunSpec.parse(spec), RUN_ID, [created], 1)
+        identity = Identity.generate()
+        pem = self.authority.issue(identity.request_pem("master"), "master", Party.MASTER)
+        (folder / "master").mkdir()
+        credentials = Credentials(folder / "master", identity, pem, self.authority.certificate_pem)
+        self.master = MasterService(
+            self.coordinator,
+            self.store,
+            SocketNetwork(credentials, newcomers=True),
+            [Address("127.0.0.1", 0)],
+            authority=self.authority,
+        )
+        self.gate = self.master.gate
+
+    def invite(self, *, approve: bool = True, uses: int = 1, hours: float = 1.0) -> Invite:
+        token, expires_s = self.store.make_token(
+            Role.SPARE, founder=False, uses=uses, hours=hours, by_hand=approve
+        )
+        return Invite(
+            RUN_ID,
+            tuple(self.master.bound),
+            self.authority.fingerprint,
+            token,
+            Role.SPARE,
+            int(expires_s),
+        )
+
+    def uses_left(self) -> list[object]:
+        return [row["uses_left"] for row in self.store.invites()]
+
+    def told(self) -> list[str]:
+        return [event.text for event in self.coordinator.context.events]
+
+
+@asynccontextmanager
+async def a_desk(folder: Path, spec: str = SPEC) -> AsyncIterator[Desk]:
+    desk = Desk(folder, spec)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(desk.master.run)
+        yield desk
+        nursery.cancel_scope.cancel()
+
+
+async def refused(invite: Invite, identity: Identity, name: str = "alder") -> str:
+    """Asks; the code of the refusal."""
+    with pytest.raises(EvictedError) as caught:
+        await enrol(invite, identity, name)
+    return caught.value.code
+
+
+APPROVAL = RefusalCode.APPROVAL.value
+
+
+async def test_who_waits_is_listed_and_gets_in_when_approved(tmp_path: Path) -> None:
+    async with a_desk(tmp_path) as desk:
+        invite, identity = desk.invite(uses=2), Identity.generate()
+        for _ in range(3):
+            assert await refused(invite, identity) == APPROVAL
+        (row,) = desk.gate.rows()
+        assert (row["peer"], row["name"], row["role"]) == (identity.peer_id, "alder", "spare")
+        assert row["host"] == "127.0.0.1"
+        assert desk.uses_left() == [2], "asking uses nothing up"
+        assert sum("wants in" in text for text in desk.told()) == 1, "said once"
+        assert desk.store.grant(identity.peer_id) is None
+        answer = await desk.gate.approve(identity.peer_id[:6])
+        assert answer == {"peer": identity.peer_id, "name": "alder", "approved": True}
+        assert (desk.uses_left(), desk.gate.rows()) == ([1], [])
+        pem, _ = await enrol(invite, identity, "alder")
+        assert holder_of(load_certificate(pem)).peer == identity.peer_id
+        assert desk.uses_left() == [1], "it was used up when it was approved"
+        with pytest.raises(UserError, match="nobody who waits"):
+            await desk.gate.approve("alder")
+        other = Identity.generate()
+        assert await refused(invite, other) == APPROVAL, "the next one waits again"
+
+
+async def test_who_is_refused_comes_in_with_no_invite(tmp_path: Path) -> None:
+    async with a_desk(tmp_path) as desk:
+        identity = Identity.generate()
+        assert await refused(desk.invite(), identity) == APPROVAL
+        await desk.gate.refuse("alder", "who is that?")
+        plain = desk.invite(approve=False)
+        with pytest.raises(EvictedError, match="who is that") as caught:
+            await enrol(plain, identity, "alder")
+        assert caught.value.code == RefusalCode.KICKED.value
+        assert desk.uses_left()[-1] == 1, "and costs the invite nothing"
+        await enrol(plain, Identity.generate(), "birch")
+
+
+async def test_who_was_kicked_gets_no_certificate_any_more(tmp_path: Path) -> None:
+    async with a_desk(tmp_path) as desk:
+        plain, identity = desk.invite(approve=False, uses=5), Identity.generate()
+        await enrol(plain, identity, "alder")
+        desk.master.decide(lambda now_s: desk.coordinator.kick(identity.peer_id, "noise", now_s))
+        assert await refused(plain, identity) == RefusalCode.KICKED.value
+        assert desk.uses_left() == [4]
+
+
+async def test_the_spec_can_ask_for_it_whatever_the_invite_says(tmp_path: Path) -> None:
+    async with a_desk(tmp_path, SPEC + "[membership]\napprove = true\n") as desk:
+        assert await refused(desk.invite(approve=False), Identity.generate()) == APPROVAL
+
+
+async def test_a_token_that_went_bad_meanwhile_lets_nobody_in(tmp_path: Path) -> None:
+    async with a_desk(tmp_path) as desk:
+        invite, identity = desk.invite(), Identity.generate()
+        assert await refused(invite, identity) == APPROVAL
+        desk.store.withdraw(str(desk.store.invites()[0]["id"]))
+        with pytest.raises(UserError, match="withdrawn"):
+            await desk.gate.approve("alder")
+        assert await refused(invite, identity) == RefusalCode.TOKEN.value
+        assert desk.gate.rows() == []
+
+
+async def test_only_so_many_wait_and_who_gives_up_makes_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate, "PENDING_MAX", 2)
+    async with a_desk(tmp_path) as desk:
+        invite = desk.invite()
+        first, second, third = (Identity.generate() for _ in range(3))
+        assert await refused(invite, first, "a") == APPROVAL
+        assert await refused(invite, second, "b") == APPROVAL
+        assert await refused(invite, third, "c") == RefusalCode.BUSY.value
+        assert await refused(invite, first, "a") == APPROVAL, "it keeps its place"
+        monkeypatch.setattr(gate, "PENDING_S", 0.05)
+        await trio.sleep(0.1)
+        assert await refused(invite, third, "c") == APPROVAL
+        assert [row["name"] for row in desk.gate.rows()] == ["c"]
+
+
+async def test_two_with_one_name_are_told_apart_by_their_ids(tmp_path: Path) -> None:
+    async with a_desk(tmp_path) as desk:
+        invite = desk.invite(uses=2)
+        for _ in range(2):
+            assert await refused(invite, Identity.generate(), "twin") == APPROVAL
+        with pytest.raises(UserError, match="several who wait"):
+            await desk.gate.approve("twin")
+        await desk.gate.approve(str(desk.gate.rows()[0]["peer"]))
+        assert len(desk.gate.rows()) == 1

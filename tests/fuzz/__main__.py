@@ -1,0 +1,154 @@
+"""Fuzzing guided by coverage: libFuzzer, through atheris, on every target of ``targets``.
+
+    python -m tests.fuzz                             every target for a while, two at a time
+    python -m tests.fuzz --seconds 600 message lane  these, longer
+    python -m tests.fuzz --runs 1000000 message      so many inputs
+    python -m tests.fuzz --show codec FILE           what one input does, without the fuzzer
+    python -m tests.fuzz --keep                      also put what reached new code into the repository
+
+What it finds is kept in ``build/fuzz`` and is gone on from the next time. An input that a target does not
+survive is written there, too, and named together with the line that shows it again; put it into
+``tests/fuzz/corpus/TARGET`` when it is mended. The exit status is 1 if there was one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from tests.fuzz.targets import TARGETS, Target
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+CORPUS = HERE / "corpus"
+FOUND = ROOT / "build" / "fuzz"
+SECONDS = 20.0
+JOBS = 2
+HANG_S = 10  # an input that takes longer is a finding
+MEMORY_MB = 1_024  # one that takes more is, too
+KEPT_MAX = 60  # inputs of one target in the repository
+
+
+def corpora(name: str) -> tuple[Path, Path]:
+    """Where a target's inputs are: those that are found, those of the repository."""
+    found = FOUND / name
+    found.mkdir(parents=True, exist_ok=True)
+    for number, seed in enumerate(TARGETS[name].seeds()):
+        (found / f"seed-{number}").write_bytes(seed)
+    kept = CORPUS / name
+    kept.mkdir(parents=True, exist_ok=True)
+    return found, kept
+
+
+def libfuzzer(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run it in a process of its own, which instruments what it imports."""
+    command = [sys.executable, "-m", "tests.fuzz.libfuzzer", name, *arguments]
+    return subprocess.run(
+        command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+
+
+def fuzz(name: str, seconds: float, runs: int) -> dict[str, Any]:
+    """Fuzz one target.
+
+    Returns:
+      ``inputs`` that it survived, ``covered`` edges, ``seconds``, and ``crash``: a file, or null.
+    """
+    found, kept = corpora(name)
+    began_s = time.monotonic()
+    done = libfuzzer(
+        name,
+        str(found),
+        str(kept),
+        f"-max_len={TARGETS[name].bytes_max}",
+        f"-max_total_time={seconds:.0f}" if not runs else f"-runs={runs}",
+        f"-timeout={HANG_S}",
+        f"-rss_limit_mb={MEMORY_MB}",
+        f"-artifact_prefix={FOUND / name}-",
+        "-print_final_stats=1",
+    )
+    counted = re.findall(r"number_of_executed_units: (\d+)", done.stderr)
+    covered = re.findall(r"cov: (\d+)", done.stderr)
+    crash = re.findall(r"Test unit written to (\S+)", done.stderr)
+    if done.returncode and not crash:
+        raise SystemExit(f"{name}: the fuzzer itself failed\n{done.stderr[-4_000:]}")
+    return {
+        "inputs": int(counted[-1]) if counted else 0,
+        "covered": int(covered[-1]) if covered else 0,
+        "seconds": round(time.monotonic() - began_s, 1),
+        "crash": crash[-1] if crash else None,
+        "said": done.stderr[-4_000:] if crash else "",
+    }
+
+
+def keep(name: str) -> int:
+    """Put what reached new code into the repository, the shortest first; how many files there are then."""
+    found, kept = corpora(name)
+    there = {path.read_bytes() for path in kept.iterdir()}
+    for path in sorted(found.iterdir(), key=lambda path: (path.stat().st_size, path.name)):
+        if len(there) < KEPT_MAX and (data := path.read_bytes()) not in there:
+            (kept / path.name[:16]).write_bytes(data)
+            there.add(data)
+    return len(there)
+
+
+def show(name: str, path: Path) -> None:
+    target: Target = TARGETS[name]
+    target.run(path.read_bytes())
+    print(f"{name} takes {path} as it should")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("targets", nargs="*", metavar="TARGET", help=", ".join(TARGETS))
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="for each target")
+    parser.add_argument("--runs", type=int, default=0, help="inputs for each, instead of a time")
+    parser.add_argument("--jobs", type=int, default=JOBS)
+    parser.add_argument("--keep", action="store_true")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--show", nargs=2, metavar=("TARGET", "FILE"))
+    options = parser.parse_args()
+    if options.show:
+        show(options.show[0], Path(options.show[1]))
+        return 0
+    names = options.targets or list(TARGETS)
+    if unknown := [name for name in names if name not in TARGETS]:
+        parser.error(f"no target {unknown[0]!r}; there are {', '.join(TARGETS)}")
+    figures: dict[str, Any] = {}
+
+    def work(name: str) -> None:
+        figures[name] = done = fuzz(name, options.seconds, options.runs)
+        kept = f", {keep(name)} kept" if options.keep else ""
+        print(
+            f"{name:14} {done['inputs']:>11,} inputs  {done['covered']:>5} edges"
+            f"  {done['seconds']:>7.1f} s{kept}",
+            flush=True,
+        )
+        if done["crash"]:
+            print(f"{done['said']}\n  python -m tests.fuzz --show {name} {done['crash']}")
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        list(pool.map(work, names))
+    total = sum(done["inputs"] for done in figures.values())
+    crashes = [name for name, done in figures.items() if done["crash"]]
+    print(
+        f"{total:,} inputs in all; "
+        + (f"not survived: {', '.join(crashes)}" if crashes else "all survived")
+    )
+    if options.json is not None:
+        plain = {
+            name: {k: v for k, v in done.items() if k != "said"} for name, done in figures.items()
+        }
+        options.json.write_text(json.dumps({"inputs": total, "targets": plain}, indent=1) + "\n")
+    return 1 if crashes else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

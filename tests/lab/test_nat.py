@@ -1,0 +1,92 @@
+"""Real routers: which pairs connect how, and what keeps their connections alive."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+if TYPE_CHECKING:
+    from benchmarks import nat, nat_lab
+else:
+    spec = importlib.util.spec_from_file_location("nat", BENCHMARKS / "nat.py")
+    nat = sys.modules["nat"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(nat)
+    nat_lab = sys.modules["benchmarks.nat_lab"]
+
+FORBIDDEN = nat_lab.why_not()
+needs_lab = pytest.mark.skipif(bool(FORBIDDEN), reason=f"no routers here: {FORBIDDEN}")
+
+# What the table in docs/internet.md says. Of a pair that is not named one dials the other.
+PUNCHED = {("home1", "home2"), ("home1b", "home2")}
+PUNCHED |= {(home, "shut") for home in ("home1", "home1b", "home2")}
+RELAYED = {("public", "six"), *((other, "six") for other in ("home1", "home1b", "home2"))}
+RELAYED |= {("beside", other) for other in ("home1", "home1b", "home2", "carrier", "shut", "six")}
+RELAYED |= {("home1", "carrier"), ("home1b", "carrier"), ("home2", "carrier")}
+RELAYED |= {("carrier", "shut"), ("carrier", "six"), ("shut", "six")}
+
+# One end behind a router, which forgets what is idle; then the other end says something.
+IDLE = """
+import sys, trio
+from holdfast.protocol import sockets
+from holdfast.protocol.addresses import Address
+sockets.KEEPALIVE.update(TCP_KEEPIDLE=int(sys.argv[3]), TCP_KEEPINTVL=int(sys.argv[3]))
+async def main():
+    if sys.argv[1] == "inside":
+        stream = await sockets.open_tcp(Address(sys.argv[2], 29700))
+        with trio.move_on_after(10):
+            print((await stream.receive_some()).decode(), flush=True)
+    else:
+        async def wait(stream):
+            await trio.sleep(6)
+            await stream.send_all(b"still there")
+            await trio.sleep(5)
+        listeners = await trio.open_tcp_listeners(29700, host=sys.argv[2])
+        print("ready", flush=True)
+        await trio.serve_listeners(wait, listeners)
+trio.run(main)
+"""
+
+
+@needs_lab
+@pytest.mark.timeout(240)
+def test_every_pair_of_machines_has_a_road(tmp_path: Path) -> None:
+    with nat.pairs_lab() as lab:
+        found, reach = nat.measure_pairs(lab, tmp_path)
+    print(nat.table(found, reach))
+    expected = dict.fromkeys(found, "direct")
+    expected.update(dict.fromkeys(PUNCHED, "punched"))
+    expected.update(dict.fromkeys(RELAYED, "relayed"))
+    assert found == expected
+    outbound = {name for name, how in reach.items() if how == "outbound"}
+    assert outbound == {"home1", "home1b", "home2", "carrier", "shut"}
+
+
+@needs_lab
+@pytest.mark.parametrize(("keepalive_s", "heard"), [(1, "still there"), (60, "")])
+def test_an_idle_connection_outlives_a_routers_patience(keepalive_s: int, heard: str) -> None:
+    """The router forgets after 3 seconds; real ones after 60 or more, and ``KEEPALIVE_S`` is 20."""
+    places = [nat_lab.Place(), nat_lab.Place(router=0)]
+    with nat_lab.NatLab([nat_lab.Router(idle_cut_s=3)], places) as lab:
+        arguments = [lab.address(0), str(keepalive_s)]
+        outside = lab.popen(
+            0,
+            [sys.executable, "-c", IDLE, "outside", *arguments],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert outside.stdout is not None
+        assert outside.stdout.readline() == "ready\n"
+        inside = lab.popen(
+            1, [sys.executable, "-c", IDLE, "inside", *arguments], stdout=subprocess.PIPE, text=True
+        )
+        said, _ = inside.communicate(timeout=40)
+        outside.kill()
+        outside.communicate()
+    assert said.strip() == heard

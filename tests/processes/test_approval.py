@@ -1,0 +1,47 @@
+"""A machine whose invite has to be approved by hand: it waits, is listed, and trains when it may."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from holdfast.daemon.exit_codes import ExitCode
+from tests.processes.harness import Fleet, environment, spec
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def typed(fleet: Fleet, *arguments: str) -> str:
+    state = ("--state", str(fleet.folder / "master"))
+    command = [sys.executable, "-m", "holdfast", *arguments, *state]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_machines_wait_until_they_are_approved_or_refused(fleet: Fleet) -> None:
+    fleet.start_master(spec(min_members=1))
+    told = json.loads(typed(fleet, "invite", "--approve", "--founder", "--uses", "2", "--json"))
+    for name in ("alder", "birch"):
+        fleet.invites[name] = told["invite"]
+    fleet.join("alder")
+    fleet.join("birch", command=())
+    fleet.until(lambda s: len(s["pending"]) == 2, "both wait")
+    assert typed(fleet, "invites").splitlines()[-1].split()[3] == "2", "asking uses nothing up"
+    lines = typed(fleet, "approve").splitlines()
+    assert all("at 127.0.0.1 wants in as contributor" in line for line in lines)
+    assert "birch (" in typed(fleet, "peers"), "and there"
+    assert typed(fleet, "approve", "alder").startswith("approved alder (")
+    assert typed(fleet, "approve", "birch", "--refuse", "--reason", "no").startswith(
+        "refused birch"
+    )
+    birch = fleet.nodes["birch"]
+    assert birch.wait() == ExitCode.EVICTED
+    fleet.until(lambda s: s["committed"] >= 1, "a round of the one that was let in")
+    assert "has to approve this machine: `holdfast approve " in birch.log
+    assert "removed by the run's owner: no" in birch.log
+    assert fleet.master()["pending"] == []
+    assert typed(fleet, "approve") == "nobody waits to be approved\n"

@@ -1,0 +1,64 @@
+"""Liars in runs of production master and peers: they are found out in time, and nobody else is.
+
+What is stated of 50 and of 2,000 seeds is looked at by `holdfast simulate`; here are fewer.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.daemon.simulation.batch import Choice, try_seed
+from holdfast.daemon.simulation.liars import Lie
+from holdfast.daemon.simulation.lying import expected_rounds, live_with_a_liar
+from holdfast.daemon.simulation.run import run_scenario
+from holdfast.daemon.simulation.scenario import Scenario
+from holdfast.membership.audits import FALSE_MAX, Audits
+
+AUDIT = 0.5  # so that it does not take long
+
+
+@pytest.mark.parametrize("lie", [Lie.OWNER, Lie.FORGER])
+def test_a_lying_owner_is_found_out(lie: Lie) -> None:
+    seeds = range(2)
+    rounds = [live_with_a_liar(seed, lie, AUDIT).rounds for seed in seeds]
+    expected = expected_rounds(lie, AUDIT)
+    assert 1 <= sum(rounds) / len(rounds) <= 3 * expected, rounds
+
+
+def test_who_lies_everywhere_is_found_out_at_once() -> None:
+    assert live_with_a_liar(0, Lie.OWNER, 1.0, 2).rounds == 1
+
+
+def test_who_never_shows_anything_owns_nothing_in_the_end() -> None:
+    found = live_with_a_liar(1, Lie.SILENT, 1.0)
+    assert found.rounds == expected_rounds(Lie.SILENT, 1.0)
+
+
+def test_who_accuses_falsely_is_found_out_and_nobody_else() -> None:
+    assert live_with_a_liar(1, Lie.ACCUSER, AUDIT).rounds <= FALSE_MAX
+
+
+@pytest.mark.parametrize("seed", [3, 11])
+def test_where_nobody_lies_nobody_is_convicted(seed: int) -> None:
+    outcome = run_scenario(Scenario.of(seed, audit=0.3))
+    assert outcome.committed > 1
+
+
+def test_without_audits_a_liar_lies_for_ever() -> None:
+    """What the others of these tests show is the audits' doing."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Audits, "_draw", lambda *_args: ())
+        patch.setattr("holdfast.daemon.simulation.lying.PATIENCE", 6)
+        result = try_seed(0, Choice(audit=1.0, liar=Lie.OWNER))
+    assert result.violation is not None
+    assert "the liar lied in" in result.violation.what
+    assert "--audit 1 --liar owner" in result.violation.reproduce
+
+
+def test_a_convicted_honest_owner_is_a_broken_promise() -> None:
+    """Planted: whoever is accused is convicted."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("holdfast.daemon.master.fault_proven", lambda *_args: "because it is said")
+        result = try_seed(1, Choice(audit=AUDIT, liar=Lie.ACCUSER))
+    assert result.violation is not None
+    assert "is honest" in result.violation.what

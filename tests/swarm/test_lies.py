@@ -1,0 +1,147 @@
+"""Contributors that lie, in whole runs: what is found out, what is outvoted, and nobody else accused."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+from numpy.typing import NDArray
+
+from holdfast.daemon.simulation.swarm import Swarm
+from holdfast.daemon.simulation.trainer import Delta, small_layout
+from holdfast.membership.deeds import Deed
+from holdfast.membership.replica import Replica
+from holdfast.protocol.messages import Posted
+
+SPEC = """
+[diloco]
+sync_every = 4
+outer_lr = 1.0
+outer_momentum = {momentum}
+[membership]
+min_members = 2
+deadline_s = 3
+grace_s = 1
+[reduce]
+codec_up = "{codec}"
+combine = "{combine}"
+"""
+COUNT = 6_000
+
+
+@asynccontextmanager
+async def a_swarm(
+    names: str, delta: Delta | None = None, *, codec: str = "fp32", combine: str = "mean"
+) -> AsyncIterator[Swarm]:
+    toml = SPEC.format(codec=codec, combine=combine, momentum=0.9 if combine == "mean" else 0.0)
+    async with trio.open_nursery() as nursery:
+        swarm = Swarm(nursery, toml, layout=small_layout((COUNT,)), delta=delta)
+        swarm.witness.knows_contributions = combine == "mean" and codec == "fp32"
+        await swarm.start_master()
+        for name in names:
+            swarm.add_peer(name)
+        await swarm.until(lambda: all(swarm.in_sync(name) for name in names))
+        yield swarm
+        nursery.cancel_scope.cancel()
+
+
+def events(swarm: Swarm) -> list[str]:
+    assert swarm.master is not None
+    found = swarm.master.coordinator.status(trio.current_time())["events"]
+    return [str(event["text"]) for event in found]
+
+
+def members(swarm: Swarm) -> list[dict[str, Any]]:
+    assert swarm.master is not None
+    found = swarm.master.coordinator.status(trio.current_time())["members"]
+    assert isinstance(found, list)
+    return found
+
+
+async def test_a_daemon_that_understates_its_updates_is_refused_and_in_the_end_removed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with a_swarm("abcd") as swarm:
+        liar, posted = swarm.peers["b"], Replica.posted
+
+        def understate(
+            self: Replica, message: Posted, norm: float | None, refusal: str
+        ) -> list[Deed]:
+            if self is liar.service.replica and norm is not None:
+                norm /= 5
+            return posted(self, message, norm, refusal)
+
+        monkeypatch.setattr(Replica, "posted", understate)
+        begin = swarm.committed + 1  # what was posted before is no lie
+        await swarm.until(lambda: any("updates in a row" in text for text in events(swarm)))
+        gone = next(text for text in events(swarm) if "updates in a row" in text)
+        assert gone.startswith("b ")
+        assert "it had said" in gone
+        await swarm.until(lambda: swarm.committed >= begin + 3)
+        late = swarm.witness.commits[begin:]
+        assert all(liar.peer not in [c.peer for c in commit.contributors] for commit in late)
+        await swarm.come_to_rest("acd")
+        swarm.check_final("acd")
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8+zstd", "nf4", "topk16"])
+async def test_however_honest_updates_grow_and_shrink_nobody_is_refused(codec: str) -> None:
+    """With error feedback what a long update left out comes with a short one, and is longer than it."""
+
+    def delta(peer: str, round_: int, count: int) -> NDArray[np.float32]:
+        rng = np.random.default_rng((int(peer[:8], 16), round_))
+        length = (1.0, 0.15, 2.5)[(round_ + int(peer[:8], 16)) % 3]
+        return (length * rng.standard_normal(count)).astype(np.float32)
+
+    async with a_swarm("abcd", delta, codec=codec) as swarm:
+        await swarm.until(lambda: swarm.committed >= 15)
+        for words in ("refused", "seem to have"):
+            assert not [text for text in events(swarm) if words in text]
+        assert all(member["direction"] is not None for member in members(swarm))
+
+
+async def test_trimming_outvotes_a_liar_also_after_a_death() -> None:
+    """Who is honest says about 1 everywhere; the liar's update is no longer than theirs, and says -1."""
+    lying: set[str] = set()
+
+    def delta(peer: str, round_: int, count: int) -> NDArray[np.float32]:
+        rng = np.random.default_rng((int(peer[:8], 16), round_))
+        values = 1.0 + 0.1 * rng.uniform(-1, 1, count)
+        return (-values if peer in lying else values).astype(np.float32)
+
+    async with a_swarm("abcde", delta, combine="trimmed") as swarm:
+        lying.add(swarm.peers["c"].peer)
+        await swarm.until(lambda: swarm.committed >= 4)
+        swarm.crash("a")
+        await swarm.until(lambda: swarm.committed >= 8)
+        await swarm.come_to_rest("bcde")
+        swarm.check_final("bcde")
+        shared = swarm.peers["b"].trainer._shared
+        assert shared is not None
+        version = swarm.witness.versions[0]
+        moved = np.arange(COUNT, dtype=np.float64) - shared.values(0)
+        # Each of them is rounded to float32 at up to 6000.
+        assert moved.min() > 0.9 * version - 0.01
+        assert moved.max() < 1.1 * version + 0.01
+
+
+async def test_who_points_against_the_outer_momentum_is_shown() -> None:
+    lying: set[str] = set()
+
+    def delta(peer: str, _round: int, count: int) -> NDArray[np.float32]:
+        return np.full(count, -1.0 if peer in lying else 1.0, np.float32)
+
+    async with a_swarm("abcde", delta) as swarm:
+        start = swarm.committed
+        shared = swarm.peers["b"].trainer._shared
+        assert shared is not None
+        await swarm.until(lambda: swarm.committed >= start + 1)
+        lying.add(swarm.peers["c"].peer)
+        await swarm.until(lambda: swarm.committed >= start + 4)
+        found = {member["name"]: member["direction"] for member in members(swarm)}
+        assert found["c"] < -0.9
+        assert min(found[name] for name in "abde") > 0.9

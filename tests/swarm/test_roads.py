@@ -1,0 +1,340 @@
+"""Peers that cannot be dialled, and pairs that cannot reach each other, take part all the same."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+from unittest import mock
+
+import trio
+
+from holdfast.daemon import dial_back
+from holdfast.daemon.simulation.swarm import Swarm
+from holdfast.protocol.addresses import Address
+from tests.swarm.test_swarm import a_swarm, settled, spec
+
+
+@asynccontextmanager
+async def a_swarm_behind(
+    hidden: str, names: str, toml: str | None = None, **options: Any
+) -> AsyncIterator[Swarm]:
+    """A swarm in which nobody can dial some, whose first round is committed."""
+    async with trio.open_nursery() as nursery:
+        swarm = Swarm(nursery, toml or spec(contributors=0), **options)
+        await swarm.start_master()
+        for name in hidden:
+            swarm.world.unreachable(name)
+        for name in names:
+            swarm.add_peer(name)
+        await swarm.until(
+            lambda: swarm.committed >= 1 and all(swarm.in_sync(name) for name in names)
+        )
+        yield swarm
+        nursery.cancel_scope.cancel()
+
+
+def contributed(swarm: Swarm, names: str) -> bool:
+    """Whether the last round has added the updates of all of these."""
+    peers = {contributor.peer for contributor in swarm.witness.commits[-1].contributors}
+    return peers == {swarm.peers[name].peer for name in names}
+
+
+async def see(swarm: Swarm, condition: Callable[[], bool], within_s: float = 60.0) -> None:
+    """Wait for what only the master's status tells, which takes a while to make."""
+    with trio.fail_after(within_s):
+        while swarm.master is None or not condition():
+            await trio.sleep(0.2)
+
+
+def links(swarm: Swarm, name: str) -> set[str]:
+    by_peer = {sim.peer: other for other, sim in swarm.peers.items()}
+    return {by_peer[peer] for peer in swarm.peers[name].service.hub.links}
+
+
+def reach(swarm: Swarm) -> dict[str, str]:
+    assert swarm.master is not None
+    status = swarm.master.coordinator.status(trio.current_time())
+    return {member["name"]: member["reach"] for member in status["members"]}
+
+
+async def test_who_cannot_be_dialled_dials_and_takes_part() -> None:
+    """The first two joined before the third: it would have dialled them."""
+    async with a_swarm_behind("a", "abc") as swarm:
+        await swarm.until(lambda: contributed(swarm, "abc"))
+        assert reach(swarm) == {"a": "outbound", "b": "reachable", "c": "reachable"}
+        assert links(swarm, "a") == {"b", "c"}
+        await settled(swarm, "abc")
+
+
+async def test_two_that_cannot_be_dialled_train_with_one_that_can() -> None:
+    """They have no link to each other: neither owns what the other one needs."""
+    async with a_swarm_behind("ab", "abc") as swarm:
+        await swarm.until(lambda: contributed(swarm, "abc"))
+        assert links(swarm, "a") == links(swarm, "b") == {"c"}
+        await settled(swarm, "abc", more=3)
+        assert contributed(swarm, "abc")
+        assert {sim.lives for sim in swarm.peers.values()} == {1}
+
+
+async def test_where_none_can_be_dialled_the_run_waits_and_goes_on_when_one_can() -> None:
+    async with a_swarm("abc", toml=spec(contributors=0)) as swarm:
+        for name in "abc":
+            swarm.world.unreachable(name)
+        swarm.crash_master()
+        await swarm.start_master()
+        for one, other in ("ab", "bc", "ac"):
+            swarm.world.cut(one, other)
+        await see(swarm, lambda: reach(swarm) == dict.fromkeys("abc", "outbound"))
+        before = swarm.committed
+        await trio.sleep(10)
+        assert swarm.committed <= before + 1
+        assert reach(swarm).keys() == set("abc"), "nobody is blamed for it"
+        swarm.world.unreachable("b", unreachable=False)
+        swarm.crash_master()
+        await swarm.start_master()
+        await swarm.until(lambda: contributed(swarm, "abc"), within_s=120)
+        await settled(swarm, "abc")
+
+
+async def test_a_one_way_firewall_between_two_is_gone_round() -> None:
+    """Nothing that ``c`` dials at ``b`` arrives; what ``b`` dials at ``c`` does."""
+    async with a_swarm("abc", toml=spec(contributors=0)) as swarm:
+        swarm.world.refuse_dials("c", "b")
+        swarm.world.cut("b", "c")
+        await swarm.until(lambda: links(swarm, "c") == {"a"})
+        target = swarm.committed + 2
+        await swarm.until(lambda: swarm.committed >= target)
+        await swarm.until(lambda: links(swarm, "c") == {"a", "b"})
+        await swarm.until(lambda: contributed(swarm, "abc"))
+        assert {sim.lives for sim in swarm.peers.values()} == {1}
+        await settled(swarm, "abc")
+
+
+async def test_a_spare_that_reaches_nobody_stops_nobody() -> None:
+    async with a_swarm("abc", "d") as swarm:
+        for name in "abc":
+            swarm.world.refuse_dials("d", name)
+            swarm.world.refuse_dials(name, "d")
+            swarm.world.cut("d", name)
+        target = swarm.committed + 5
+        await swarm.until(lambda: swarm.committed >= target, within_s=60)
+        for name in "abc":
+            swarm.world.refuse_dials("d", name, refuse=False)
+            swarm.world.refuse_dials(name, "d", refuse=False)
+        await swarm.until(lambda: swarm.in_sync("d"), within_s=120)
+        await settled(swarm, "abcd")
+
+
+async def test_whoever_can_be_dialled_again_is_classed_so() -> None:
+    with mock.patch.object(dial_back, "RECLASS_S", 3.0):
+        async with a_swarm_behind("c", "abc") as swarm:
+            await swarm.come_to_rest("abc")
+            assert reach(swarm)["c"] == "outbound"
+            swarm.world.unreachable("c", unreachable=False)
+            await trio.sleep(4)
+            assert reach(swarm)["c"] == "reachable"
+            swarm.resume()
+            await settled(swarm, "abc")
+
+
+# ---------------------------------------------------------------- relays
+
+
+@asynccontextmanager
+async def a_relayed_swarm(relays: str = "r", **options: Any) -> AsyncIterator[Swarm]:
+    """Three of whom nobody can dial any; whatever goes between them, goes by relay."""
+    async with trio.open_nursery() as nursery:
+        swarm = Swarm(nursery, spec(contributors=0, min_members=3), **options)
+        await swarm.start_master()
+        for relay in relays:
+            swarm.add_relay(relay)
+        for name in "abc":
+            swarm.world.unreachable(name)
+            swarm.add_peer(name)
+        await swarm.until(lambda: swarm.committed >= 1 and contributed(swarm, "abc"))
+        yield swarm
+        nursery.cancel_scope.cancel()
+
+
+def roads(swarm: Swarm) -> dict[str, tuple[str, bool]]:
+    """By pair: its road and whether it works, as the master shows them."""
+    assert swarm.master is not None
+    status = swarm.master.coordinator.status(trio.current_time())
+    names = {member["peer"]: member["name"] for member in status["members"]}
+    return {
+        "".join(sorted(names[peer] for peer in row["peers"])): (row["road"], row["works"])
+        for row in status["roads"]
+    }
+
+
+def relay_of(swarm: Swarm, pair: str) -> str:
+    assert swarm.master is not None
+    status = swarm.master.coordinator.status(trio.current_time())
+    names = {member["peer"]: member["name"] for member in status["members"]}
+    for row in status["roads"]:
+        if sorted(names[peer] for peer in row["peers"]) == sorted(pair):
+            return str(names.get(row["relay"], ""))
+    return ""
+
+
+async def test_three_that_nobody_can_dial_train_by_relay() -> None:
+    async with a_relayed_swarm() as swarm:
+        await see(
+            swarm, lambda: roads(swarm) == dict.fromkeys(("ab", "ac", "bc"), ("relayed", True))
+        )
+        assert swarm.world.sent_bytes["a", "b"] == 0, "nothing goes there but by the relay"
+        await settled(swarm, "abc")
+        assert swarm.master is not None
+        await trio.sleep(6)
+        status = swarm.master.coordinator.status(trio.current_time())
+        (relay,) = [member["relay"] for member in status["members"] if member["relay"]]
+        assert relay["pairs"] == 3
+        assert relay["carried_bytes"] > 0
+
+
+async def test_a_relays_death_is_survived_by_another_one() -> None:
+    async with a_relayed_swarm("rs") as swarm:
+        await see(swarm, lambda: all(works for _road, works in roads(swarm).values()))
+        lost = relay_of(swarm, "ab")
+        (left,) = {"r", "s"} - {lost}
+        swarm.crash_relay(lost)
+        await see(swarm, lambda: [relay_of(swarm, p) for p in ("ab", "ac", "bc")] == [left] * 3)
+        await see(swarm, lambda: all(works for _road, works in roads(swarm).values()))
+        await swarm.until(lambda: contributed(swarm, "abc"))
+        await settled(swarm, "abc", more=3)
+
+
+async def test_when_the_only_relay_comes_back_the_run_goes_on() -> None:
+    async with a_relayed_swarm() as swarm:
+        swarm.crash_relay("r")
+        await trio.sleep(8)
+        before = swarm.committed
+        swarm.add_relay("again")
+        await swarm.until(lambda: swarm.committed >= before + 2, within_s=60)
+        await swarm.until(lambda: contributed(swarm, "abc"), within_s=60)
+        await settled(swarm, "abc")
+
+
+async def test_a_master_that_starts_again_arranges_the_roads_anew() -> None:
+    async with a_relayed_swarm() as swarm:
+        await see(swarm, lambda: len(roads(swarm)) == 3)
+        swarm.crash_master()
+        await swarm.start_master()
+        await settled(swarm, "abc", more=3)
+        assert contributed(swarm, "abc")
+
+
+async def test_a_relay_whose_quota_is_spent_gives_way_to_another() -> None:
+    async with a_relayed_swarm() as swarm:
+        await see(swarm, lambda: all(works for _road, works in roads(swarm).values()))
+        swarm.add_relay("small", quota_bytes=2_000, bytes_per_s=1e9)  # more to give: it comes first
+        assert swarm.master is not None
+        await see(swarm, lambda: "small" in reach(swarm))
+        swarm.crash_relay("r")
+        swarm.add_relay("large")
+        await see(swarm, lambda: [relay_of(swarm, p) for p in ("ab", "ac", "bc")] == ["large"] * 3)
+        await settled(swarm, "abc")
+
+
+# ---------------------------------------------------------------- through both routers
+
+
+@asynccontextmanager
+async def a_swarm_behind_routers(keeps: str, draws: str = "") -> AsyncIterator[Swarm]:
+    """Everybody is behind a router of its own; and there is a relay."""
+    async with trio.open_nursery() as nursery:
+        swarm = Swarm(nursery, spec(contributors=0, min_members=len(keeps + draws)))
+        await swarm.start_master()
+        swarm.add_relay("r")
+        for name in keeps + draws:
+            swarm.world.nat(name, keeps_ports=name in keeps)
+            swarm.add_peer(name)
+        await swarm.until(lambda: swarm.committed >= 1 and contributed(swarm, keeps + draws))
+        yield swarm
+        nursery.cancel_scope.cancel()
+
+
+async def test_two_behind_routers_that_keep_ports_meet_without_a_relay() -> None:
+    async with a_swarm_behind_routers("ab", "c") as swarm:
+        expected = {"ab": ("punched", True), "ac": ("relayed", True), "bc": ("relayed", True)}
+        await see(swarm, lambda: roads(swarm) == expected)
+        assert swarm.world.sent_bytes["a", "b"] > 0
+        assert swarm.world.sent_bytes["a", "c"] == 0
+        await settled(swarm, "abc", more=3)
+
+
+async def test_a_punched_link_that_breaks_is_punched_again() -> None:
+    async with a_swarm_behind_routers("ab") as swarm:
+        await see(swarm, lambda: roads(swarm) == {"ab": ("punched", True)})
+        await swarm.come_to_rest("ab")
+        swarm.world.cut("a", "b")
+        await see(swarm, lambda: links(swarm, "a") == {"b"} and links(swarm, "b") == {"a"})
+        assert roads(swarm) == {"ab": ("punched", True)}
+        swarm.resume()
+        await settled(swarm, "ab")
+
+
+# ---------------------------------------------------------------- a control stream that breaks
+
+
+async def test_a_dropped_control_stream_goes_on_without_a_view_change() -> None:
+    async with a_swarm("abc", toml=spec(contributors=0)) as swarm:
+        assert swarm.master is not None
+        coordinator = swarm.master.coordinator
+        view, before = coordinator.context.roster.view_number, links(swarm, "b")
+        for _ in range(3):
+            swarm.world.cut("b", "master")
+            await trio.sleep(0.7)
+        assert coordinator.context.roster.view_number == view
+        assert links(swarm, "b") == before
+        target = swarm.committed + 2
+        await swarm.until(lambda: swarm.committed >= target)
+        assert contributed(swarm, "abc")
+        gone = [event for event in coordinator.context.events if event.kind.value == "leave"]
+        assert not gone
+        await settled(swarm, "abc")
+
+
+async def test_whoever_dies_is_out_as_soon_as_the_others_say_so() -> None:
+    async with a_swarm("abcd", toml=spec(contributors=0)) as swarm:
+        assert swarm.master is not None
+        swarm.crash("b")
+        await trio.sleep(0.1)  # a few trips; the deadline is 3 s
+        assert "b" not in reach(swarm)
+        await settled(swarm, "acd")
+
+
+async def test_a_control_stream_that_does_not_come_back_is_out_by_the_deadline() -> None:
+    async with a_swarm("abc", toml=spec(contributors=0)) as swarm:
+        swarm.world.refuse_dials("b", "master")
+        swarm.world.cut("b", "master")
+        await trio.sleep(1)
+        assert "b" in reach(swarm)
+        await trio.sleep(3)
+        assert "b" not in reach(swarm)
+        swarm.world.refuse_dials("b", "master", refuse=False)
+        await swarm.until(lambda: swarm.in_sync("b") and contributed(swarm, "abc"))
+        await settled(swarm, "abc")
+
+
+async def test_a_member_that_moves_is_dialled_where_it_is_now() -> None:
+    """The later joiner dials: ``b`` moves, and ``c`` finds it again."""
+    async with a_swarm("abc", toml=spec(contributors=0)) as swarm:
+        assert swarm.master is not None
+        view = swarm.master.coordinator.context.roster.view_number
+        service = swarm.peers["b"].service
+        swarm.world.move("b", "elsewhere")
+        for other in ("a", "c", "master"):
+            swarm.world.cut("b", other)
+        service.config.advertise = [Address("elsewhere", 29701)]
+        await trio.sleep(0.3)
+        await swarm.until(
+            lambda: links(swarm, "c") == {"a", "b"} and links(swarm, "b") == {"a", "c"}
+        )
+        roster = swarm.master.coordinator.context.roster
+        assert roster.view_number > view
+        assert roster.members[swarm.peers["b"].peer].addresses == ("elsewhere:29701",)
+        target = swarm.committed + 2
+        await swarm.until(lambda: swarm.committed >= target and contributed(swarm, "abc"))
+        await settled(swarm, "abc")
