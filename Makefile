@@ -13,7 +13,7 @@ INSTALLED := .venv/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install browser test lint types imports pytest gpu fuzz format demo bench docs reference \
+.PHONY: help install packages test lint types imports pytest gpu fuzz format demo bench docs reference \
 	screenshots constraints clean distclean
 
 help:  ## Show this list
@@ -28,8 +28,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/pip install -q -c constraints.txt --no-build-isolation -e ".[train,dev]"
 	touch $@
 
-browser:  ## Chromium from the system's packages, for the tests of the page (instant when it is there)
-	tools/install-browser
+packages:  ## What tests need of the system: Chromium, nft (instant when it is there)
+	tools/install-packages
 
 test: lint types imports pytest  ## All that CI runs
 

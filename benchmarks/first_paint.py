@@ -240,7 +240,7 @@ def load_all(url: str, count: int) -> list[Load]:
 
 
 def why_no_browser() -> str:
-    return "" if shutil.which("chromium") else "there is no chromium (`make browser`)"
+    return "" if shutil.which("chromium") else "there is no chromium (`make packages`)"
 
 
 def first_paint(count: int = LOADS) -> Measured:

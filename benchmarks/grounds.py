@@ -123,9 +123,9 @@ def why_no_switch() -> str:
         return "network namespaces are Linux's"
     if os.geteuid() != 0:
         return "only root may make network namespaces"
-    for command, package in (("ip", "iproute2"), ("nsenter", "util-linux")):
+    for command in ("ip", "nsenter"):
         if shutil.which(command) is None:
-            return f"the command {command!r} is missing (apt install {package})"
+            return f"the command {command!r} is missing (`make packages`)"
     probe = f"holdfast-{os.getpid()}-try"
     try:
         ip("netns", "add", probe)

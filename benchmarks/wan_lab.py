@@ -114,10 +114,10 @@ def why_not() -> str:
 
 
 def missing_tool() -> str:
-    """Which command has to be installed first, and how; empty if none."""
-    for command, package in (("ip", "iproute2"), ("nsenter", "util-linux"), ("cc", "gcc")):
+    """Which command has to be installed first; empty if none."""
+    for command in ("ip", "nsenter", "cc"):
         if shutil.which(command) is None:
-            return f"the command {command!r} is missing (apt install {package})"
+            return f"the command {command!r} is missing (`make packages`)"
     return ""
 
 

@@ -115,7 +115,7 @@ def main() -> None:
     arguments = parser.parse_args()
     chromium = shutil.which("chromium")
     if chromium is None:
-        raise SystemExit("there is no chromium here: install it with `make browser`")
+        raise SystemExit("there is no chromium here: install it with `make packages`")
     arguments.into.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-"))) / "run"

@@ -35,7 +35,7 @@ MEMBERS = ("alder", "birch", STRANGE)
 def browser() -> Iterator[Browser]:
     found = next(filter(None, map(shutil.which, NAMES)), None)
     if found is None:
-        pytest.fail("there is no chromium here: install it with `make browser`")
+        pytest.fail("there is no chromium here: install it with `make packages`")
     expect.set_options(timeout=WAIT_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])

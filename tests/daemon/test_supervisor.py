@@ -43,6 +43,13 @@ async def until_exists(path: Path) -> str:
     return path.read_text()
 
 
+async def until_known(supervisor: Supervisor) -> None:
+    """A process may do things before who started it has learnt its number."""
+    with trio.fail_after(PATIENCE_S):
+        while supervisor.pid is None:
+            await trio.sleep(0.01)
+
+
 async def until_gone(*pids: int) -> None:
     with trio.fail_after(PATIENCE_S):
         while any(alive(pid) for pid in pids):
@@ -140,6 +147,7 @@ async def test_one_that_hangs_is_ended_with_the_reason_and_started_again(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(supervisor.run)
         pid = int(await until_exists(tmp_path / "ready"))
+        await until_known(supervisor)
         if stopped:
             os.kill(pid, signal.SIGSTOP)
         supervisor.fail(FailureKind.HANG, "no step for 300 s", 300.0)
@@ -160,9 +168,7 @@ async def test_the_time_in_which_it_hung_is_no_good_time(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(supervisor.run)
         for sick_s in (0.3, 0.3, 0.0):
-            with trio.fail_after(PATIENCE_S):
-                while supervisor.pid is None:
-                    await trio.sleep(0.01)
+            await until_known(supervisor)
             await trio.sleep(0.3)
             supervisor.fail(FailureKind.HANG, "no step", sick_s)
             with trio.fail_after(PATIENCE_S):

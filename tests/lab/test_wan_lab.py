@@ -79,7 +79,7 @@ def test_a_machine_without_the_tools_is_told_what_to_install(
     monkeypatch.setattr(Path, "exists", lambda _path: True)
     monkeypatch.setattr("shutil.which", lambda _command: None)
 
-    with pytest.raises(namespaces.LabError, match="apt install iproute2"), WanLab([Host()]):
+    with pytest.raises(namespaces.LabError, match="'ip' is missing"), WanLab([Host()]):
         pass
 
 
