@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 from pathlib import Path
 
@@ -117,4 +118,5 @@ def relay(
     quota_bytes = 0 if quota is None else int(quota * 1e9)
     offer = RelayOffer(max_rate * 1e6, max_pairs, quota_bytes, only=True)
     with locked(folder):
+        gc.freeze()  # what was imported is no garbage: let the collector look at the rest only
         trio.run(Relay(options, offer, tell).run)

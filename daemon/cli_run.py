@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import sys
 from pathlib import Path
@@ -109,6 +110,7 @@ def master(
         run_toml, folder, listen, advertise, http, invite, journal is not None, standby
     )
     with locked(folder):
+        gc.freeze()  # what was imported is no garbage: let the collector look at the rest only
         trio.run(Master(options, tell).run)
 
 
@@ -284,6 +286,7 @@ def join(
         },
     )
     with locked(options.state):
+        gc.freeze()  # as the master does
         trio.run(Volunteer(options, Lending(hours, pause_on_battery), tell).run)
 
 

@@ -13,6 +13,7 @@ address whose connections come to nothing is soon not looked at any more: see ``
 from __future__ import annotations
 
 import errno
+import gc
 import logging
 import math
 import socket
@@ -40,6 +41,9 @@ T = TypeVar("T")
 
 TLS_FIRST_BYTE = 0x16  # a handshake record; a ClientHello cannot start otherwise
 GREETING_S = 10.0  # for the first byte and the TLS handshake: three round trips and slow hashing
+# trio.SSLStream is part of a reference cycle, some 48 KiB of which the collector sees a dozen small
+# objects. So that strangers' connections do not pile up, it is asked after so many of them.
+TLS_UNCOLLECTED_MAX = 64
 BACKLOG_COUNT_MAX = 1_024  # connections that the kernel keeps for us
 CAPACITY_PAUSE_S = 0.1  # when the process has no file descriptor left for another connection
 TAKEN_EXIT_CODE = 4
@@ -101,6 +105,7 @@ class SocketNetwork:
         self._greeting_s = greeting_s
         self._door: Door | None = None  # made where there is a clock
         self._unproven: dict[trio.abc.Stream, Release] = {}  # accepted lanes that hold a place
+        self._uncollected = 0  # accepted TLS connections since garbage was last collected
 
     # ------------------------------------------------------------ accepting
 
@@ -240,6 +245,10 @@ class SocketNetwork:
             release()
 
     async def _shake_hands(self, stream: trio.SocketStream, remote: str) -> Channel:
+        self._uncollected += 1
+        if self._uncollected >= TLS_UNCOLLECTED_MAX:
+            self._uncollected = 0
+            gc.collect()
         context = self._credentials.ssl_server_context(self._newcomers)
         tls = trio.SSLStream(stream, context, server_side=True)
         await tls.do_handshake()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import gc
 import os
 import resource
 import socket
@@ -536,3 +537,22 @@ async def test_without_the_kernels_word_nothing_is_claimed(
         async with await sockets.open_tcp(address) as stream:
             assert run.network().prepare_lane(stream, "bbr") == LaneFacts()
         nursery.cancel_scope.cancel()
+
+
+async def test_ended_connections_do_not_pile_up(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is a reference cycle and much more memory than the collector sees."""
+    monkeypatch.setattr(sockets, "TLS_UNCOLLECTED_MAX", 5)
+    dialer = run.network()
+    gc.collect()
+    gc.disable()
+    try:
+        async with trio.open_nursery() as nursery:
+            address = await serve(nursery, run.network())
+            for _ in range(30):
+                channel = await dialer.dial(address, party=Party.PEER)
+                await trio.aclose_forcefully(channel.stream)
+            left = sum(isinstance(each, ssl.SSLObject) for each in gc.get_objects())
+            nursery.cancel_scope.cancel()
+    finally:
+        gc.enable()
+    assert left <= 4 * sockets.TLS_UNCOLLECTED_MAX  # both ends, of which some may yet be open
