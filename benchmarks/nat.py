@@ -26,6 +26,9 @@ from benchmarks.commands import BenchError
 from benchmarks.lab_run import MASTER_PORT, LabRun, Status, stop_on_signals
 from benchmarks.namespaces import LabError
 from benchmarks.nat_lab import NatLab, Place, Router
+from benchmarks.progress import say
+from benchmarks.report import Table
+from benchmarks.sections import Measured
 
 SETTLE_S = 150.0  # for all pairs to have tried their roads, on a busy machine
 MASTER_ROUTER = 0
@@ -40,11 +43,18 @@ deadline_s = 6
 
 
 class NatRun(LabRun):
-    """A run whose master is behind a router that forwards its port."""
+    """A run whose master is behind a router that forwards its port.
 
-    def __init__(self, lab: NatLab, folder: Path, script: Sequence[str]) -> None:
+    Args:
+      inside: the master also names the address that it has behind its router.
+    """
+
+    def __init__(
+        self, lab: NatLab, folder: Path, script: Sequence[str], *, inside: bool = False
+    ) -> None:
         super().__init__(lab, folder, script)
         self._nat = lab
+        self._inside = inside
 
     def restart_master(self) -> None:
         spec = str(self._folder / "run.toml")
@@ -52,6 +62,8 @@ class NatRun(LabRun):
         outside = f"{self._nat.outside(MASTER_ROUTER)}:{MASTER_PORT}"
         inside_6 = f"[{self._nat.address_6(0)}]:{MASTER_PORT}"
         listen += ["--advertise", outside, "--advertise", inside_6]
+        if self._inside:
+            listen += ["--advertise", f"{self._nat.address(0)}:{MASTER_PORT}"]
         self._spawn("master", 0, "master", spec, "--no-invite", *listen)
 
     def start_peer(
@@ -259,6 +271,79 @@ def speeds(status: Status, rounds: int) -> dict[str, float]:
     predicted = statistics.median(r["plan"]["predicted_s"] for r in ended)
     taken = statistics.median(r["plan"]["took_s"] for r in ended)
     return {"predicted_s": predicted, "taken_s": taken, "share": predicted / taken}
+
+
+# ---------------------------------------------------------------- as a section of RESULTS.md
+
+
+def nat() -> Measured:
+    say("a run of six, four of them behind routers")
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder, run_lab() as lab:
+        six = measure_run(lab, Path(folder), ROUNDS)
+    say(f"a peer of each of {len(KINDS)} kinds, every pair")
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder, pairs_lab() as lab:
+        pairs, reach = measure_pairs(lab, Path(folder))
+    raw = {
+        "run": six,
+        "pairs": {" and ".join(pair): road for pair, road in pairs.items()},
+        "reach": reach,
+    }
+    return [_run_table(six), _pairs_table(pairs, reach)], raw
+
+
+def _run_table(six: dict[str, Any]) -> Table:
+    rows = [
+        [
+            when,
+            f"{six[key]['predicted_s']:.3f}",
+            f"{six[key]['taken_s']:.3f}",
+            f"{six[key]['share']:.0%}",
+        ]
+        for key, when in (
+            ("before", "four behind two routers"),
+            ("after", "after the relay's death"),
+        )
+    ]
+    relayed = sum(road.startswith("relayed") for road in six["roads"].values())
+    return Table(
+        "Six peers, of which two are behind one router and two behind another; "
+        f"{relayed} of 15 pairs need the relay",
+        ["python -m benchmarks.nat run"],
+        ["when", "the plan's estimate, s", "a reduction, s", "speed of the estimate's"],
+        rows,
+        [
+            f"Medians of {ROUNDS} rounds; every peer lets {LINE_MBYTES_S:g} MB/s through each way, the "
+            f"relay {RELAY_MBYTES_S:g}. Asked: 80 % of the estimate. The relay is killed with SIGKILL "
+            f"and another enrols; rounds aborted in all: {six['aborted']}.",
+            "Roads: " + _roads(six["roads"]) + "; the other pairs dial each other.",
+        ],
+    )
+
+
+def _roads(roads: dict[str, str]) -> str:
+    said: dict[str, list[str]] = {}
+    for pair, road in roads.items():
+        said.setdefault(road, []).append(pair)
+    return "; ".join(f"{road}: {', '.join(sorted(pairs))}" for road, pairs in sorted(said.items()))
+
+
+def _pairs_table(pairs: Pairs, reach: dict[str, str]) -> Table:
+    names = [kind.name for kind in KINDS]
+    rows = [
+        [
+            f"**{one}** ({reach.get(one, '?')})",
+            *[""] * at,
+            *(pairs[one, other] for other in names[at + 1 :]),
+        ]
+        for at, one in enumerate(names[:-1])
+    ]
+    return Table(
+        "How each pair of machines is linked, through real routers in namespaces",
+        ["python -m benchmarks.nat pairs"],
+        ["", *names[1:]],
+        rows,
+        [f"*{kind.name}*: {kind.said}." for kind in KINDS],
+    )
 
 
 def main() -> int:

@@ -43,11 +43,13 @@ class Router:
       keeps_ports: a connection goes out from the port that it has inside, if that is free.
       forwards: host number by public port: what comes there from outside goes to that host.
       idle_cut_s: it forgets connections that are idle for so long; None: as the kernel does.
+      hairpin: what hosts behind it send to its public address is forwarded, too, and back.
     """
 
     keeps_ports: bool = True
     forwards: Mapping[int, int] = Factory(dict)
     idle_cut_s: int | None = None
+    hairpin: bool = True
 
 
 @frozen
@@ -211,8 +213,9 @@ class NatLab(Namespaces):
             self._set(name, idle, str(router.idle_cut_s))
             # As many routers do, and this kernel does not unless told: what it has forgotten is dropped.
             self._set(name, "net.netfilter.nf_conntrack_tcp_loose", "0")
+        only = "" if router.hairpin else 'iifname "wan" '
         forwards = "\n".join(
-            f"  ip daddr {self.outside(number)} tcp dport {port} dnat to "
+            f"  {only}ip daddr {self.outside(number)} tcp dport {port} dnat to "
             f"{self.address(host)}:{port}"
             for port, host in router.forwards.items()
         )

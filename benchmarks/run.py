@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from attrs import frozen
 
 from benchmarks import (
+    audits,
     chaos,
     checkpoints,
     dashboard,
@@ -27,6 +28,8 @@ from benchmarks import (
     hot_swap,
     join,
     master_kills,
+    nat,
+    nat_lab,
     scale,
     sections,
     wan_lab,
@@ -34,6 +37,7 @@ from benchmarks import (
 from benchmarks.commands import BenchError
 from benchmarks.copying import copies
 from benchmarks.first_paint import first_paint, why_no_browser
+from benchmarks.fuzzing import fuzzing, why_no_fuzzer
 from benchmarks.lanes import lanes, why_no_lanes
 from benchmarks.learning import learning, why_no_learning
 from benchmarks.namespaces import LabError
@@ -51,6 +55,10 @@ def _anywhere() -> str:
 
 def _lab() -> str:
     return wan_lab.why_not() or wan_lab.missing_tool()
+
+
+def _routers() -> str:
+    return nat_lab.why_not() or nat_lab.missing_tool()
 
 
 @frozen
@@ -83,6 +91,8 @@ SECTIONS = (
     Section("overlap", "communication that nobody waits for", _lab, overlap),
     Section("learning", "what is learned, arm by arm", why_no_learning, learning),
     Section("poison", "what lying contributors do, and what bounds them", why_no_torch, poison),
+    Section("audits", "owners that lie, and who looks", _anywhere, audits.audits),
+    Section("nat", "machines behind routers", _routers, nat.nat),
     Section("chaos", "faults at random instants", _anywhere, chaos.chaos),
     Section(
         "master-kills", "a master that dies again and again", _anywhere, master_kills.master_kills
@@ -90,6 +100,7 @@ SECTIONS = (
     Section("hot-swap", "a spare takes a dead contributor's place", _anywhere, hot_swap.hot_swap),
     Section("checkpoints", "a checkpoint at every round", _anywhere, checkpoints.checkpoints),
     Section("hostile", "strangers at the ports", _anywhere, hostile.hostile),
+    Section("fuzz", "what every parser has taken", why_no_fuzzer, fuzzing),
     Section("scale", "many members", _anywhere, scale.scale),
     Section("dashboard", "what people look at", _anywhere, dashboard.dashboard),
     Section("first-paint", "how soon the dashboard is there", why_no_browser, first_paint),

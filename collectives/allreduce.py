@@ -301,6 +301,8 @@ class Reduction:
                 raise self._error
         finally:
             self._nursery = self._keys = None
+            # Who listened may refer to us; buffers must not wait until a cycle is found.
+            self._on_lost = self._whole = _unheard
             if not self._complete or self._error is not None:
                 for scope in self._trailing:
                     scope.cancel()
@@ -802,6 +804,10 @@ class Reduction:
         after = receivers.index(self._me)
         wanted = set(peers)
         return [p for p in (*receivers[after + 1 :], *receivers[:after]) if p in wanted]
+
+
+def _unheard(_what: object) -> None:
+    """In place of who listened, when nothing more is to be told."""
 
 
 class _Contributions:

@@ -166,7 +166,7 @@ def allreduce(
             max_upload_mbit=_per_rank("--max-upload", max_upload, peers),
             sealed=sealed,
         )
-        report = trio.run(run_rank, options)
+        report = trio.run(run_rank, options, restrict_keyboard_interrupt_to_checkpoints=True)
     if report is not None:
         show(report, json_path)
 

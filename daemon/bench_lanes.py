@@ -104,7 +104,7 @@ def lanes(
             *warm_ups,
             max_mbit=max_mbit,
         )
-        report = trio.run(run_rank, options)
+        report = trio.run(run_rank, options, restrict_keyboard_interrupt_to_checkpoints=True)
     if report is not None:
         show(report, json_path)
 

@@ -74,7 +74,7 @@ def transfer(
         options = Options(
             donors, seat.rank, seat.master, seat.token, size, fragments, repeat, warm_up
         )
-        report = trio.run(run_rank, options)
+        report = trio.run(run_rank, options, restrict_keyboard_interrupt_to_checkpoints=True)
     if report is not None:
         show(report, json_path)
 

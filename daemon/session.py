@@ -24,7 +24,7 @@ import trio
 from ..membership.spec import RunSpec
 from ..membership.views import changed_view
 from ..protocol.addresses import Address, host_of
-from ..protocol.errors import EvictedError, RemoteProtocolError, UserError
+from ..protocol.errors import EvictedError, RemoteProtocolError, UserError, cause_of
 from ..protocol.messages import (
     MASTERS_MAX,
     Heartbeat,
@@ -73,6 +73,8 @@ FINAL_CODES = {
 
 # These say something about the master, not about us: another address, or later.
 PASSING_CODES = {RefusalCode.SUPERSEDED, RefusalCode.BUSY}
+
+DIAL_ERRORS = (OSError, trio.TooSlowError, RemoteProtocolError)
 
 # How a session ends when it is nobody's decision.
 SESSION_ERRORS = (
@@ -173,9 +175,10 @@ class MasterSession:
         failure = ""
         while True:
             for address in list(self._masters):
-                channel, why = await self._dial(address)
-                if channel is None:
-                    failure = why
+                try:
+                    channel = await self._dial(address)
+                except DIAL_ERRORS as error:
+                    failure = why_not(error)
                     continue
                 began_s = trio.current_time()
                 await self._hold(channel)
@@ -192,29 +195,42 @@ class MasterSession:
             await trio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
 
-    async def _dial(self, address: Address) -> tuple[Channel | None, str]:
-        """A connection, or why there is none."""
+    async def _dial(self, address: Address) -> Channel:
+        """Raises: ``DIAL_ERRORS``."""
         try:
             with trio.fail_after(DIAL_S):
-                return await self._network.dial(address, party=Party.MASTER), ""
-        except (OSError, trio.TooSlowError, RemoteProtocolError) as error:
-            why = str(error) or "it does not answer in time"
+                return await self._network.dial(address, party=Party.MASTER)
+        except DIAL_ERRORS as error:
             self._report.phase = "looking for the master"
-            self._report.why = f"{address}: {why}"
-            return None, why
+            self._report.why = f"{address}: {why_not(error)}"
+            raise
 
     async def _go_on(self, address: Address) -> None:
         """The connection broke: go on over another one, or end the session."""
-        channel = None
         assert self._spec is not None
         deadline_s = self._spec.membership.deadline_s
+        channel = None
         with trio.move_on_after(max(RESUME_S, (1 - SILENCE_SHARE) * deadline_s)):
-            channel, _why = await self._dial(address)
+            channel = await self._dial_until(address)
         if channel is None:
             self._end()
             return
         await self._hold(channel)
         await trio.sleep(RESUME_PAUSE_S)
+
+    async def _dial_until(self, address: Address) -> Channel | None:
+        """Dial until it answers, for our own network may be away; None: there is no master there."""
+        while True:
+            try:
+                return await self._dial(address)
+            except RemoteProtocolError:
+                return None
+            except OSError as error:
+                if isinstance(cause_of(error), ConnectionRefusedError):
+                    return None  # the machine is there, and the process that we talked to is not
+            except trio.TooSlowError:
+                pass
+            await trio.sleep(BACKOFF_FIRST_S)
 
     def _end(self) -> None:
         """The session is over."""
@@ -397,6 +413,11 @@ class MasterSession:
         while True:
             await trio.sleep(self._renew_every_s)
             self.tell(Renew(self._renew()))
+
+
+def why_not(error: Exception) -> str:
+    """Of ``DIAL_ERRORS``, for people."""
+    return str(error) or "it does not answer in time"
 
 
 def no_master(addresses: Sequence[Address], failure: str) -> UserError:

@@ -80,3 +80,12 @@ class UserError(HoldfastError):
         super().__init__(message)
         self.exit_code = exit_code
         self.hint = hint
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """What the system said of a dial that failed; trio wraps the errors of its attempts."""
+    while isinstance(error, OSError) and error.errno is None and error.__cause__ is not None:
+        error = error.__cause__
+    if isinstance(error, BaseExceptionGroup):
+        return cause_of(error.exceptions[0])
+    return error

@@ -15,7 +15,7 @@ from attrs import define, field
 from ... import __version__
 from ...protocol.addresses import Address
 from ...protocol.checkup import NONCE_BYTES, Seen, ask_master
-from ...protocol.errors import EvictedError, RemoteProtocolError, UserError
+from ...protocol.errors import EvictedError, RemoteProtocolError, UserError, cause_of
 from ...protocol.invite import Invite
 from ...protocol.messages import CHECKED_ADDRESSES_MAX, CheckAnswer, RefusalCode
 from ...protocol.sockets import bind_all
@@ -198,11 +198,7 @@ def _mbit(bytes_per_s: float) -> str:
 
 
 def _unreachable(address: Address, error: OSError | trio.TooSlowError) -> Finding:
-    cause: BaseException = error
-    while isinstance(cause, OSError) and cause.errno is None and cause.__cause__ is not None:
-        cause = cause.__cause__  # trio's, of several attempts
-    if isinstance(cause, BaseExceptionGroup):
-        cause = cause.exceptions[0]
+    cause = cause_of(error)
     number = cause.errno if isinstance(cause, OSError) else None
     said = f"no master answers at {address}: {cause if str(cause) else 'no answer in time'}"
     if isinstance(cause, socket.gaierror):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import multiprocessing
 import signal
 from collections.abc import Callable, Iterator
@@ -170,6 +171,13 @@ def try_seed(seed: int, choice: Choice = PLAIN, tell: Tell | None = None) -> Res
     )
 
 
+def _prepare() -> None:
+    """Of a process that lives through seeds."""
+    gc.freeze()  # what is imported lives as long as the process: nothing to look through for garbage
+    # What daemons log is part of the story; it is told of one seed, by ``--trace``.
+    logging.getLogger("holdfast").addHandler(logging.NullHandler())
+
+
 def try_seeds(
     start: int, count: int, choice: Choice, jobs: int, heard: Callable[[Result], None]
 ) -> None:
@@ -185,8 +193,7 @@ def try_seeds(
     seeds = iter(range(start, start + count))
     waiting: set[Future[Result]] = set()
     spawn = multiprocessing.get_context("spawn")
-    # What is imported lives as long as the process: no need to look through it for garbage.
-    with ProcessPoolExecutor(jobs, mp_context=spawn, initializer=gc.freeze) as pool:
+    with ProcessPoolExecutor(jobs, mp_context=spawn, initializer=_prepare) as pool:
         try:
             while True:
                 with _ctrl_c_is_ours():  # processes are started by submitting to them

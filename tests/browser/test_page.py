@@ -8,6 +8,8 @@ import signal
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
+from holdfast.daemon.store import JOURNAL_FILE, Store
+from holdfast.membership.journal import PeerQuarantined
 from tests.browser.conftest import STRANGE, url, watch
 from tests.processes.harness import Fleet, in_sync, member, role
 
@@ -242,6 +244,28 @@ def test_actions_work_with_the_token(page: Page, fleet: Fleet) -> None:
     assert fleet.master()["state"] == "training"
 
 
+def test_arranged_links_are_listed(page: Page) -> None:
+    """The view itself, for this fleet's machines just dial each other."""
+    page.evaluate("""async () => {
+        const { Roads } = await import("/static/roads.js");
+        const pair = { peers: ["1", "2"], names: ["alder", "birch"], tried: ["punched: <b>no</b> answer"] };
+        new Roads().show({
+            members: [{ peer: "3", name: "hub" }],
+            roads: [
+                { ...pair, road: "relayed", relay: "3", works: true },
+                { ...pair, names: ["alder", "cedar"], road: "punched", relay: null, works: false },
+            ],
+        });
+    }""")
+    lines = page.locator("#roads li")
+    expect(lines).to_have_text(
+        [
+            "alder and cedar: no link; tried now: punched (punched: <b>no</b> answer)",
+            "alder and birch: relayed by hub",
+        ]
+    )
+
+
 # ---------------------------------------------------------------- faults
 
 
@@ -284,6 +308,28 @@ def test_a_kill_and_its_reason_are_shown(page: Page, fleet: Fleet) -> None:
     expect(page.locator("#events li[data-kind=leave]", has_text="birch").first).to_be_visible()
     expect(row(page, fleet, STRANGE).locator("[data-key=role]")).to_have_text("contributor")
     assert role(fleet.master(), STRANGE) == "contributor"
+
+
+def test_who_is_in_quarantine_is_cleared_from_here(page: Page, fleet: Fleet) -> None:
+    """Its conviction stands in the journal, as one that a master found in an audit does."""
+    birch = next(each for each in fleet.master()["departed"] if each["name"] == "birch")["peer"]
+    fleet.nodes["master"].signal(signal.SIGKILL)
+    fleet.nodes["master"].wait()
+    store = Store(fleet.folder / "master" / JOURNAL_FILE)
+    store.append(PeerQuarantined(birch, "chunk 3 of round 7 is <i>not</i> what it was given"))
+    store.close()
+    fleet.restart_master()
+    line = page.locator("#quarantine .notice")
+    expect(line).to_contain_text("birch (")
+    expect(line).to_contain_text("is in quarantine: chunk 3 of round 7 is <i>not</i> what")
+    page.get_by_role("button", name="Clear… birch").click()
+    dialog = page.get_by_role("dialog", name="Clear birch?")
+    dialog.get_by_role("button", name="Clear it").click()
+    give_token(page, token_of(fleet))
+    expect(page.locator("#toasts")).to_contain_text("birch was cleared.")
+    expect(page.locator("#quarantine")).to_be_hidden()
+    assert fleet.master()["quarantined"] == {}
+    watch(page).expect("net::ERR_")  # while the master was away
 
 
 def test_a_kick_is_confirmed_first(page: Page, fleet: Fleet) -> None:

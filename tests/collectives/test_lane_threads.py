@@ -314,7 +314,7 @@ async def main():
         with b.hub.register(KEY, ThreadSink(keep=False), threads=True):
             print("busy", flush=True)
             await link.send_from(Frames(10**9, 2**20))
-trio.run(main)
+trio.run(main, restrict_keyboard_interrupt_to_checkpoints=True)
 """
     root = Path(__file__).resolve().parents[2]
     with subprocess.Popen(

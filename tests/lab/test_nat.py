@@ -31,6 +31,9 @@ RELAYED |= {("beside", other) for other in ("home1", "home1b", "home2", "carrier
 RELAYED |= {("home1", "carrier"), ("home1b", "carrier"), ("home2", "carrier")}
 RELAYED |= {("carrier", "shut"), ("carrier", "six"), ("shut", "six")}
 
+PATIENCE_S = 60.0
+PUBLIC_PEERS = [nat_lab.Place(router=0, ipv6=True), nat_lab.Place(), nat_lab.Place()]
+
 # One end behind a router, which forgets what is idle; then the other end says something.
 IDLE = """
 import sys, trio
@@ -90,3 +93,51 @@ def test_an_idle_connection_outlives_a_routers_patience(keepalive_s: int, heard:
         outside.kill()
         outside.communicate()
     assert said.strip() == heard
+
+
+@needs_lab
+@pytest.mark.parametrize("hairpin", [True, False])
+def test_a_machine_behind_the_masters_own_router_takes_part(tmp_path: Path, hairpin: bool) -> None:
+    """By the public address, if the router sends what comes from inside back inside; else by the other."""
+    routers = [nat_lab.Router(forwards={nat.MASTER_PORT: 0}, hairpin=hairpin)]
+    places = [nat_lab.Place(router=0, ipv6=True), nat_lab.Place(router=0)]
+    with (
+        nat_lab.NatLab(routers, places) as lab,
+        nat.NatRun(lab, tmp_path, (), inside=not hairpin) as run,
+    ):
+        run.start_master(nat.SPEC)
+        run.start_peer("beside", 1)
+        status = run.until(lambda s: bool(s["members"]), "it is here", PATIENCE_S)
+        (member,) = status["members"]
+        assert member["name"] == "beside"
+        log = (tmp_path / "beside.log").read_text()
+        reached = lab.outside(0) if hairpin else lab.address(0)
+        assert f"{reached}:{nat.MASTER_PORT}" in log
+
+
+@needs_lab
+@pytest.mark.timeout(120)
+def test_a_machine_whose_address_changes_carries_on(tmp_path: Path) -> None:
+    """A laptop that roams: the same member in the same session, and a link to the other peer again."""
+    with (
+        nat_lab.NatLab([nat_lab.Router(forwards={nat.MASTER_PORT: 0})], PUBLIC_PEERS) as lab,
+        nat.NatRun(lab, tmp_path, ()) as run,
+    ):
+        run.start_master(nat.SPEC)
+        for host, name in enumerate(("stays", "roams"), 1):
+            run.start_peer(name, host)
+        run.until(lambda s: len(s["members"]) == 2, "both are here", PATIENCE_S)
+        run.until(lambda _: bool(run.peer("stays")["links"]), "they have a link", PATIENCE_S)
+        numbers = {each["name"]: each["number"] for each in run.master()["members"]}
+        lab.move(2, 77)
+        told = f"{nat_lab.PUBLIC}.77"
+        run.until(
+            lambda s: any(
+                told in address for each in s["members"] for address in each["addresses"]
+            ),
+            "its address is known",
+            PATIENCE_S,
+        )
+        run.until(lambda _: bool(run.peer("stays")["links"]), "they have a link again", PATIENCE_S)
+        after = run.master()
+        assert {each["name"]: each["number"] for each in after["members"]} == numbers

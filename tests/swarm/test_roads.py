@@ -296,6 +296,19 @@ async def test_a_dropped_control_stream_goes_on_without_a_view_change() -> None:
         await settled(swarm, "abc")
 
 
+async def test_a_peer_whose_network_is_away_for_a_moment_keeps_its_session() -> None:
+    async with a_swarm("abc", toml=spec(contributors=0)) as swarm:
+        assert swarm.master is not None
+        view = swarm.master.coordinator.context.roster.view_number
+        swarm.world.refuse_dials("b", "master")
+        swarm.world.cut("b", "master")
+        await trio.sleep(1)  # several dials; the deadline is 3 s
+        swarm.world.refuse_dials("b", "master", refuse=False)
+        await trio.sleep(4)
+        assert swarm.master.coordinator.context.roster.view_number == view
+        await settled(swarm, "abc")
+
+
 async def test_whoever_dies_is_out_as_soon_as_the_others_say_so() -> None:
     async with a_swarm("abcd", toml=spec(contributors=0)) as swarm:
         assert swarm.master is not None

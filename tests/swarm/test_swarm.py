@@ -6,6 +6,7 @@ the scene, do the harm and say what must come of it.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 import trio
 from numpy.typing import NDArray
 
+from holdfast.collectives.allreduce import Reduction
 from holdfast.daemon.simulation.swarm import Swarm
 from holdfast.daemon.simulation.trainer import small_layout
 from holdfast.membership.replica import Phase
@@ -93,6 +95,20 @@ async def test_a_run_commits_every_round_and_ends() -> None:
         assert swarm.committed == 6
         swarm.check_final("abcd")
         assert [len(commit.contributors) for commit in swarm.witness.commits[1:]] == [3] * 5
+
+
+async def test_a_round_that_is_over_leaves_nothing_for_the_collector() -> None:
+    """Its buffers are as large as a fragment, and the collector sees a few small objects."""
+    async with a_swarm("abc") as swarm:
+        gc.collect()
+        gc.disable()
+        try:
+            target = swarm.committed + 8
+            await swarm.until(lambda: swarm.committed >= target)
+            left = sum(isinstance(each, Reduction) for each in gc.get_objects())
+        finally:
+            gc.enable()
+        assert left <= 2 * len(swarm.peers)  # one may be under way, one waiting to be applied
 
 
 @pytest.mark.parametrize(

@@ -172,6 +172,18 @@ export async function admit(row, refuse) {
   if (await perform("approve", { peer: row.peer, refuse: true, reason: given.reason })) toast(`${row.name} was refused.`);
 }
 
+/** Lets somebody back in who was convicted of a lie, or lets it own chunks again. */
+export async function clear(row) {
+  const given = await ask(
+    `Clear ${row.name}?`,
+    [element("p", { textContent: `${row.name} (${format.short(row.peer)}) may take part and own chunks again. A machine that computes wrongly without intent has bad memory or an unstable clock: have it checked first.` })],
+    "Clear it",
+    { danger: true },
+  );
+  if (given === null) return;
+  if (await perform("clear", { peer: row.peer })) toast(`${row.name} was cleared.`);
+}
+
 async function pause() {
   if (await perform("pause", {})) toast("No more rounds are opened; the one in flight goes on.");
 }

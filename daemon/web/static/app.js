@@ -1,11 +1,12 @@
 // The page of a daemon: one feed in, one view per part of the page out.
 //
-//   feed --status--> headline, actions, members, matrix, time line      (a master's)
+//   feed --status--> headline, actions, members, matrix, roads, time line  (a master's)
 //        |       \-> peer                                               (a peer's)
 //        |-round--> time line     |-point--> charts     |-log--> events
 //        \-back---> what was fetched is fetched again: something may have been missed
 
-import { Actions, admit, kick } from "./actions.js";
+import { Actions, admit, clear, kick } from "./actions.js";
+import { Pending, Quarantine } from "./decisions.js";
 import { byId, mark, onceAFrame, say } from "./dom.js";
 import { Events } from "./events.js";
 import { Feed } from "./feed.js";
@@ -14,8 +15,8 @@ import { Headline } from "./headline.js";
 import { History } from "./history.js";
 import { Matrix } from "./matrix.js";
 import { Members } from "./members.js";
-import { Pending } from "./pending.js";
 import { Peer } from "./peer.js";
+import { Roads } from "./roads.js";
 import { Rounds } from "./rounds.js";
 
 const feed = new Feed();
@@ -28,8 +29,10 @@ class MasterView {
     this.headline = new Headline();
     this.members = new Members(kick);
     this.pending = new Pending(admit);
+    this.quarantine = new Quarantine(clear);
     this.rounds = new Rounds();
     this.matrix = new Matrix();
+    this.roads = new Roads();
     this.events = new Events();
     this.history = new History();
     byId("run").hidden = false;
@@ -39,7 +42,9 @@ class MasterView {
     this.headline.show(now);
     this.matrix.show(now);
     this.rounds.show(now);
+    this.roads.show(now);
     this.pending.show(now);
+    this.quarantine.show(now);
     this.members.show(now, this.rounds.lastCommitted);
   }
 

@@ -1,0 +1,78 @@
+// Machines that the run's owner has to decide about: who waits to be let in, and who lied.
+
+import { byId, element, say } from "./dom.js";
+import * as format from "./format.js";
+
+/** A line for each row, with buttons; lines stay where they are until a row changes. */
+class Lines {
+  #shown = "";
+
+  constructor(id, make) {
+    this.make = make;
+    this.box = byId(id);
+  }
+
+  show(rows) {
+    this.box.hidden = rows.length === 0;
+    const now = JSON.stringify(rows);
+    if (now === this.#shown) return;
+    this.#shown = now;
+    this.box.replaceChildren(...rows.map((row) => this.make(row)));
+  }
+}
+
+function line(tone, text, ...buttons) {
+  const said = element("span");
+  say(said, `${text} `);
+  const made = element("p", { className: "notice" }, said, ...buttons.flatMap((button) => [button, " "]));
+  if (tone) made.dataset.tone = tone;
+  return made;
+}
+
+function button(title, name, className, pressed) {
+  const made = element("button", { type: "button", className, textContent: title });
+  made.setAttribute("aria-label", `${title} ${name}`);
+  made.addEventListener("click", pressed);
+  return made;
+}
+
+export class Pending {
+  /** `answer(row, refuse)` is called by a line's buttons. */
+  constructor(answer) {
+    this.lines = new Lines("pending", (row) =>
+      line(
+        "",
+        `${row.name} (${format.short(row.peer)}) at ${row.host} wants in as ${row.role}.`,
+        button("Approve", row.name, "main small", () => answer(row, false)),
+        button("Refuse…", row.name, "plain small", () => answer(row, true)),
+      ),
+    );
+  }
+
+  show(status) {
+    const rows = status.pending ?? [];
+    this.lines.show(rows.map(({ peer, name, host, role }) => ({ peer, name, host, role })));
+  }
+}
+
+export class Quarantine {
+  /** `clear(row)` is called by a line's button. */
+  constructor(clear) {
+    this.lines = new Lines("quarantine", (row) =>
+      line(
+        row.barred ? "" : "bad",
+        `${row.name} (${format.short(row.peer)}) ${row.barred ? "owns no chunks" : "is in quarantine"}: ${row.why}.`,
+        button("Clear…", row.name, "plain small", () => clear(row)),
+      ),
+    );
+  }
+
+  show(status) {
+    const names = new Map([...status.departed, ...status.members].map(({ peer, name }) => [peer, name]));
+    const row = (peer, why, barred) => ({ peer, name: names.get(peer) ?? "somebody", why, barred });
+    this.lines.show([
+      ...Object.entries(status.quarantined).map(([peer, why]) => row(peer, why, false)),
+      ...status.barred.map((peer) => row(peer, "it did not show what it had added, again and again", true)),
+    ]);
+  }
+}
