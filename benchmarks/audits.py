@@ -105,7 +105,7 @@ def cost() -> tuple[Table, Any]:
 
     def ratio(name: str) -> float:
         pairs = zip(plain, sealed, strict=True)
-        return statistics.median(ours[name] / bare[name] for bare, ours in pairs)
+        return float(statistics.median(ours[name] / bare[name] for bare, ours in pairs))
 
     rows = [
         [

@@ -75,10 +75,15 @@ class NatRun(LabRun):
         more: Sequence[str] = (),
         founder: bool = False,
         both: bool = False,
+        anywhere: bool = False,
     ) -> None:
-        """A peer; without a script it keeps a copy only, which is enough for its links."""
+        """A peer; without a script it keeps a copy only, which is enough for its links.
+
+        Args:
+          anywhere: it listens at whatever address its host gets; else at the one that it has now.
+        """
         self.invite(name, founder=founder)
-        address = self._nat.address(host)
+        address = "0.0.0.0" if anywhere else self._nat.address(host)
         listen = ["--listen", f"{address}:{MASTER_PORT + 1}"]
         if both:
             listen += ["--listen", f"[{self._nat.address_6(host)}]:{MASTER_PORT + 1}"]

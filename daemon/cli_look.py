@@ -55,7 +55,7 @@ def peers(state: Path | None, gone: bool, as_json: bool) -> None:
     status = call(find_control(state, "master"), "status", None, query={"past": 0})
     rows = member_rows(status, gone=gone)
     if as_json:
-        quarantined = dict(status["quarantined"])
+        quarantined = list(status["quarantined"])
         told = {"peers": rows, "quarantined": quarantined, "pending": status["pending"]}
         click.echo(json.dumps(told, indent=2))
         return

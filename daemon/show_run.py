@@ -70,8 +70,8 @@ def show_peers(rows: Sequence[Status], *, gone: bool) -> None:
 def show_quarantined(status: Status) -> None:
     """Who is out until the run's owner clears it, and who owns nothing for now."""
     console = plain_console()
-    for peer, why in status["quarantined"].items():
-        console.print(f"in quarantine: {peer[:8]}: {why}")
+    for row in status["quarantined"]:
+        console.print(f"in quarantine: {row['name']} ({row['peer'][:8]}): {row['why']}")
     names = {member["peer"]: member["name"] for member in status["members"]}
     for peer in status["barred"]:
         console.print(f"owns no chunks: {names.get(peer, '')} ({peer[:8]}): it showed none of them")

@@ -102,8 +102,8 @@ class Context:
         member = self.roster.get(peer)
         if member is not None:
             return said(member)
-        admitted = self.history.admitted.get(peer)
-        return f"{admitted.name} ({peer[:8]})" if admitted else peer[:8]
+        name = self.history.name_of(peer)
+        return f"{name} ({peer[:8]})" if name else peer[:8]
 
 
 def said(member: Member) -> str:

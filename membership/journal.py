@@ -331,6 +331,11 @@ class History:
             case _:
                 raise LocalProtocolError(f"the journal knows no {type(record).__name__}")
 
+    def name_of(self, peer: str) -> str:
+        """What it called itself; empty: nobody remembers."""
+        admitted = self.admitted.get(peer)
+        return admitted.name if admitted else ""
+
     def is_out(self, peer: str) -> bool:
         """Whether this peer may not enter."""
         return peer in self.revoked or peer in self.quarantined

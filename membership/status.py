@@ -77,7 +77,10 @@ def _present(coordinator: Coordinator, now_s: float) -> dict[str, Any]:
         "masters": list(history.masters),
         "rewound": history.rewind_count,
         "revoked": dict(history.revoked),
-        "quarantined": dict(history.quarantined),
+        "quarantined": [
+            {"peer": peer, "name": history.name_of(peer), "why": why}
+            for peer, why in history.quarantined.items()
+        ],
         "barred": sorted(conductor.course.audits.barred()),
         "audited": conductor.course.audits.passed_count,
     }

@@ -14,11 +14,13 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 if TYPE_CHECKING:
     from benchmarks import nat, nat_lab
+    from benchmarks.lab_run import MASTER_PORT
 else:
     spec = importlib.util.spec_from_file_location("nat", BENCHMARKS / "nat.py")
     nat = sys.modules["nat"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(nat)
     nat_lab = sys.modules["benchmarks.nat_lab"]
+    MASTER_PORT = sys.modules["benchmarks.lab_run"].MASTER_PORT
 
 FORBIDDEN = nat_lab.why_not()
 needs_lab = pytest.mark.skipif(bool(FORBIDDEN), reason=f"no routers here: {FORBIDDEN}")
@@ -99,7 +101,7 @@ def test_an_idle_connection_outlives_a_routers_patience(keepalive_s: int, heard:
 @pytest.mark.parametrize("hairpin", [True, False])
 def test_a_machine_behind_the_masters_own_router_takes_part(tmp_path: Path, hairpin: bool) -> None:
     """By the public address, if the router sends what comes from inside back inside; else by the other."""
-    routers = [nat_lab.Router(forwards={nat.MASTER_PORT: 0}, hairpin=hairpin)]
+    routers = [nat_lab.Router(forwards={MASTER_PORT: 0}, hairpin=hairpin)]
     places = [nat_lab.Place(router=0, ipv6=True), nat_lab.Place(router=0)]
     with (
         nat_lab.NatLab(routers, places) as lab,
@@ -107,12 +109,11 @@ def test_a_machine_behind_the_masters_own_router_takes_part(tmp_path: Path, hair
     ):
         run.start_master(nat.SPEC)
         run.start_peer("beside", 1)
-        status = run.until(lambda s: bool(s["members"]), "it is here", PATIENCE_S)
-        (member,) = status["members"]
-        assert member["name"] == "beside"
-        log = (tmp_path / "beside.log").read_text()
-        reached = lab.outside(0) if hairpin else lab.address(0)
-        assert f"{reached}:{nat.MASTER_PORT}" in log
+        dial = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 3)"
+        outside = [sys.executable, "-c", dial, lab.outside(0), str(MASTER_PORT)]
+        with lab.popen(1, outside, stderr=subprocess.DEVNULL) as dialled:
+            assert (dialled.wait() == 0) == hairpin
+        run.until(lambda s: bool(s["members"]), "it is here", PATIENCE_S)
 
 
 @needs_lab
@@ -120,12 +121,12 @@ def test_a_machine_behind_the_masters_own_router_takes_part(tmp_path: Path, hair
 def test_a_machine_whose_address_changes_carries_on(tmp_path: Path) -> None:
     """A laptop that roams: the same member in the same session, and a link to the other peer again."""
     with (
-        nat_lab.NatLab([nat_lab.Router(forwards={nat.MASTER_PORT: 0})], PUBLIC_PEERS) as lab,
+        nat_lab.NatLab([nat_lab.Router(forwards={MASTER_PORT: 0})], PUBLIC_PEERS) as lab,
         nat.NatRun(lab, tmp_path, ()) as run,
     ):
         run.start_master(nat.SPEC)
         for host, name in enumerate(("stays", "roams"), 1):
-            run.start_peer(name, host)
+            run.start_peer(name, host, anywhere=True)
         run.until(lambda s: len(s["members"]) == 2, "both are here", PATIENCE_S)
         run.until(lambda _: bool(run.peer("stays")["links"]), "they have a link", PATIENCE_S)
         numbers = {each["name"]: each["number"] for each in run.master()["members"]}

@@ -190,7 +190,9 @@ def test_who_is_in_quarantine_stays_out_until_it_is_cleared() -> None:
     table.restart()
     table.join(owner, CONTRIBUTOR, hello_of(owner, incarnation=2))
     assert table.dropped(owner) is RefusalCode.QUARANTINED
-    assert table.master.status(table.now_s)["quarantined"].keys() == {owner}
+    (row,) = table.master.status(table.now_s)["quarantined"]
+    assert (row["peer"], row["name"]) == (owner, table.master.context.history.admitted[owner].name)
+    assert "wrong" in row["why"]
     table.take(table.master.clear(owner, table.now_s))
     assert [record.peer for record in table.records(PeerCleared)] == [owner]
     assert History.replay(table.journal).quarantined == {}

@@ -80,7 +80,7 @@ def test_unlike_processors_end_with_the_same_bits(fleet: Fleet, codec: str) -> N
     assert same_bits(final)
     status = fleet.master()
     assert status["audited"] >= 8
-    assert (status["quarantined"], status["barred"]) == ({}, [])
+    assert (status["quarantined"], status["barred"]) == ([], [])
     assert status["committed"] == 8
     assert all(len(ended["contributors"]) == 3 for ended in status["past_rounds"])
     first = parameters_of(make_model(16))

@@ -68,11 +68,13 @@ export class Quarantine {
   }
 
   show(status) {
-    const names = new Map([...status.departed, ...status.members].map(({ peer, name }) => [peer, name]));
-    const row = (peer, why, barred) => ({ peer, name: names.get(peer) ?? "somebody", why, barred });
-    this.lines.show([
-      ...Object.entries(status.quarantined).map(([peer, why]) => row(peer, why, false)),
-      ...status.barred.map((peer) => row(peer, "it did not show what it had added, again and again", true)),
-    ]);
+    const names = new Map(status.members.map(({ peer, name }) => [peer, name]));
+    const hidden = (peer) => ({
+      peer,
+      name: names.get(peer) ?? "one that is gone",
+      why: "it did not show what it had added, again and again",
+      barred: true,
+    });
+    this.lines.show([...status.quarantined, ...status.barred.map(hidden)]);
   }
 }
