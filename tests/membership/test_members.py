@@ -35,6 +35,9 @@ from holdfast.protocol.messages import (
     ReduceFailed,
     RefusalCode,
     Release,
+    Road,
+    RoadWanted,
+    RoadWorks,
     Role,
     Synced,
     SyncFailed,
@@ -361,6 +364,24 @@ def test_a_joiner_that_lost_a_result_while_it_fetched_fetches_again() -> None:
     table.say(C, ReduceFailed(order.round, 1, (A,), False, "no link"))
     table.forget()
     table.say(C, Synced(head_of(0, 0), 64))  # and nothing leads from there to the newest version
+    assert table.hear(C, SyncFragment).head == head_of(0, 1)
+    table.say(C, Synced(head_of(0, 1), 64))
+    assert table.roles()["c"] == "contributor*"
+
+
+def test_a_joiner_that_a_round_leaves_out_while_it_fetches_begins_anew() -> None:
+    """It has no link to whoever adds up, so nothing leads from what it fetches to the next version."""
+    table = Table()
+    table.start(A, B)
+    table.join(C)
+    for other in (A, B):
+        table.say(C, RoadWanted(other, 0, False, "no answer"))
+    order = table.reduce(A, B)
+    assert order.receivers == (A, B)
+    for other in (A, B):
+        table.say(C, RoadWorks(other, table.hear(C, Road).number))
+    table.reduced(order, A, B)
+    table.applied(order, A, B)
     assert table.hear(C, SyncFragment).head == head_of(0, 1)
     table.say(C, Synced(head_of(0, 1), 64))
     assert table.roles()["c"] == "contributor*"
