@@ -12,14 +12,11 @@ cable is pulled two houses away. ``WanLab`` is the third ground, for lines with 
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
 import subprocess
-import sys
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from benchmarks.namespaces import LabError, Namespaces, ip
+from benchmarks.namespaces import LabError, Namespaces, ip, missing_tool, why_none
 
 NOBODY = "02:00:00:00:00:01"  # a locally administered address that no host has
 DEVICE = "eth0"
@@ -119,24 +116,10 @@ class Switch(Namespaces):
 
 def why_no_switch() -> str:
     """Why this machine allows no ``Switch``; empty if it does."""
-    if sys.platform != "linux":
-        return "network namespaces are Linux's"
-    if os.geteuid() != 0:
-        return "only root may make network namespaces"
-    for command in ("ip", "nsenter"):
-        if shutil.which(command) is None:
-            return f"the command {command!r} is missing (`make packages`)"
-    probe = f"holdfast-{os.getpid()}-try"
-    try:
-        ip("netns", "add", probe)
-    except LabError as error:
-        return f"no network namespaces ({error}; containers: --privileged)"
-    try:
-        ip("-n", probe, "link", "add", "bridge0", "type", "bridge")
-        ends = ("name", "port0", "type", "veth", "peer", "name", "port1")
-        ip("-n", probe, "link", "add", *ends)
-    except LabError as error:
-        return f"no bridge or veth ({error})"
-    finally:
-        ip("netns", "del", probe)
-    return ""
+    return missing_tool("ip", "nsenter") or why_none(_try)
+
+
+def _try(name: str) -> None:
+    ip("-n", name, "link", "add", "bridge0", "type", "bridge")
+    ends = ("name", "port0", "type", "veth", "peer", "name", "port1")
+    ip("-n", name, "link", "add", *ends)

@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import shutil
 import subprocess
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,6 +25,36 @@ END_S = 5.0  # for what still runs there to end before it is killed
 
 class LabError(Exception):
     """There is no lab here; the text says what is missing."""
+
+
+def missing_tool(*commands: str) -> str:
+    """Which of these commands has to be installed first; empty if none."""
+    for command in commands:
+        if shutil.which(command) is None:
+            return f"the command {command!r} is missing (`make packages`)"
+    return ""
+
+
+def why_none(try_more: Callable[[str], None] = lambda _namespace: None) -> str:
+    """Why this machine allows no network namespaces; empty if it does.
+
+    Args:
+      try_more: gets a namespace of its own to try what else is needed; raises LabError.
+    """
+    if sys.platform != "linux":
+        return "network namespaces are Linux's"
+    if os.geteuid() != 0:
+        return "only root may make network namespaces"
+    name = f"holdfast-{os.getpid()}-try"
+    try:
+        ip("netns", "add", name)
+        try:
+            try_more(name)
+        finally:
+            ip("netns", "del", name)
+    except LabError as error:
+        return f"no network in namespaces ({error}; containers: --privileged)"
+    return ""
 
 
 class Namespaces:

@@ -13,8 +13,6 @@ Hosts are numbered as they are given; see ``Namespaces`` for how processes run o
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -23,7 +21,7 @@ from pathlib import Path
 from attrs import Factory, frozen
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for when this file itself is run
-from benchmarks.namespaces import LabError, Namespaces, ip
+from benchmarks.namespaces import LabError, Namespaces, ip, missing_tool, why_none
 
 PUBLIC = "198.18.0"  # and the host's number, from 1 on
 PUBLIC_6 = "2001:db8:1:"
@@ -69,35 +67,19 @@ class Place:
 
 
 def why_not() -> str:
-    """Why this machine allows no lab; empty if it does."""
-    if sys.platform != "linux":
-        return "network namespaces are Linux's"
-    if os.geteuid() != 0:
-        return "only root may make network namespaces"
-    if missing_tool():
-        return ""  # that is another question
-    try:
-        name = f"holdfast-{os.getpid()}-try"
-        ip("netns", "add", name)
-        try:
-            ip("-n", name, "link", "add", "veth0", "type", "veth", "peer", "name", "veth1")
-            ip("-n", name, "link", "add", "bridge0", "type", "bridge")
-            nft(
-                name, "table ip try {\n chain c {\n type nat hook postrouting priority 100\n }\n}\n"
-            )
-        finally:
-            ip("netns", "del", name)
-    except LabError as error:
-        return f"no routers in namespaces ({error}; containers: --privileged)"
-    return ""
+    """Why this machine allows no lab; empty if it does, or lacks a tool only."""
+    return "" if missing() else why_none(_try)
 
 
-def missing_tool() -> str:
+def missing() -> str:
     """Which command has to be installed first; empty if none."""
-    for command in ("ip", "nft", "nsenter"):
-        if shutil.which(command) is None:
-            return f"the command {command!r} is missing (`make packages`)"
-    return ""
+    return missing_tool("ip", "nft", "nsenter")
+
+
+def _try(name: str) -> None:
+    ip("-n", name, "link", "add", "veth0", "type", "veth", "peer", "name", "veth1")
+    ip("-n", name, "link", "add", "bridge0", "type", "bridge")
+    nft(name, "table ip try {\n chain c {\n type nat hook postrouting priority 100\n }\n}\n")
 
 
 def nft(namespace: str, rules: str) -> None:
@@ -125,7 +107,7 @@ class NatLab(Namespaces):
     # ------------------------------------------------------------ for users
 
     def why_not(self) -> str:
-        return why_not() or missing_tool()
+        return why_not() or missing()
 
     def address(self, number: int) -> str:
         """The address that a host has itself: IPv4 if it has one."""

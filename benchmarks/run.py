@@ -54,11 +54,11 @@ def _anywhere() -> str:
 
 
 def _lab() -> str:
-    return wan_lab.why_not() or wan_lab.missing_tool()
+    return wan_lab.why_not() or wan_lab.missing()
 
 
 def _routers() -> str:
-    return nat_lab.why_not() or nat_lab.missing_tool()
+    return nat_lab.why_not() or nat_lab.missing()
 
 
 @frozen

@@ -27,7 +27,6 @@ import hashlib
 import json
 import math
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -42,7 +41,16 @@ from attrs import field, frozen
 from attrs.validators import and_, ge, gt, le, optional
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for when this file itself is run
-from benchmarks.namespaces import NAMESPACES, LabError, Namespaces, end_all, ended, ip
+from benchmarks.namespaces import (
+    NAMESPACES,
+    LabError,
+    Namespaces,
+    end_all,
+    ended,
+    ip,
+    missing_tool,
+    why_none,
+)
 
 HUB_SOURCE = Path(__file__).with_name("wan_hub.c")
 ALLOWED_CONGESTION = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
@@ -95,30 +103,17 @@ class Host:
 
 
 def why_not() -> str:
-    """Why this machine allows no lab; empty if it does."""
-    if sys.platform != "linux":
-        return "network namespaces are Linux's"
-    if os.geteuid() != 0:
-        return "only root may make network namespaces"
-    if not Path("/dev/net/tun").exists():
+    """Why this machine allows no lab; empty if it does, or lacks a tool only."""
+    if missing():
+        return ""
+    if not (reason := why_none()) and not Path("/dev/net/tun").exists():
         return "/dev/net/tun is missing (modprobe tun; containers: --device /dev/net/tun)"
-    if missing_tool():
-        return ""  # that is another question
-    try:
-        name = f"holdfast-{os.getpid()}-try"
-        ip("netns", "add", name)
-        ip("netns", "del", name)
-    except LabError as error:
-        return f"no network namespaces ({error}; containers: --privileged)"
-    return ""
+    return reason
 
 
-def missing_tool() -> str:
+def missing() -> str:
     """Which command has to be installed first; empty if none."""
-    for command in ("ip", "nsenter", "cc"):
-        if shutil.which(command) is None:
-            return f"the command {command!r} is missing (`make packages`)"
-    return ""
+    return missing_tool("ip", "nsenter", "cc")
 
 
 class WanLab(Namespaces):
@@ -146,7 +141,7 @@ class WanLab(Namespaces):
     # ------------------------------------------------------------ for users
 
     def why_not(self) -> str:
-        return why_not() or missing_tool()
+        return why_not() or missing()
 
     def address(self, number: int) -> str:
         """The host's IPv4 address."""
