@@ -15,7 +15,9 @@ tells what the peer holds.
 
 from __future__ import annotations
 
+import errno
 import logging
+import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -75,6 +77,9 @@ FINAL_CODES = {
 PASSING_CODES = {RefusalCode.SUPERSEDED, RefusalCode.BUSY}
 
 DIAL_ERRORS = (OSError, trio.TooSlowError, RemoteProtocolError)
+
+# No address, no route, no device.
+OFFLINE = (errno.ENETUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL)
 
 # How a session ends when it is nobody's decision.
 SESSION_ERRORS = (
@@ -219,17 +224,15 @@ class MasterSession:
         await trio.sleep(RESUME_PAUSE_S)
 
     async def _dial_until(self, address: Address) -> Channel | None:
-        """Dial until it answers, for our own network may be away; None: there is no master there."""
+        """Dial again while our own network is away; None: there is one, and no master there."""
         while True:
             try:
                 return await self._dial(address)
             except RemoteProtocolError:
                 return None
-            except OSError as error:
-                if isinstance(cause_of(error), ConnectionRefusedError):
-                    return None  # the machine is there, and the process that we talked to is not
-            except trio.TooSlowError:
-                pass
+            except (OSError, trio.TooSlowError) as error:
+                if not is_offline(error):
+                    return None
             await trio.sleep(BACKOFF_FIRST_S)
 
     def _end(self) -> None:
@@ -413,6 +416,13 @@ class MasterSession:
         while True:
             await trio.sleep(self._renew_every_s)
             self.tell(Renew(self._renew()))
+
+
+def is_offline(error: Exception) -> bool:
+    """Whether a dial failed because this machine has no network, which says nothing of the other."""
+    cause = cause_of(error)
+    number = cause.errno if isinstance(cause, OSError) else None
+    return number in OFFLINE or isinstance(cause, socket.gaierror)
 
 
 def why_not(error: Exception) -> str:

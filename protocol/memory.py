@@ -419,6 +419,7 @@ class MemoryWorld:
         self._frozen: set[str] = set()
         self._unreachable: set[str] = set()
         self._refused: set[tuple[str, str]] = set()  # from, to
+        self._offline: set[str] = set()
         self._moved: dict[str, str] = {}  # hosts that have other addresses than their names
         self._nats: dict[str, bool] = {}  # behind a router: whether it keeps ports
         # Holes in which somebody dials: whence and whither, and where its stream is put.
@@ -574,6 +575,13 @@ class MemoryWorld:
         else:
             self._refused.discard((source, target))
 
+    def go_offline(self, name: str, *, offline: bool = True) -> None:
+        """A host's own network is away: it can dial nobody."""
+        if offline:
+            self._offline.add(name)
+        else:
+            self._offline.discard(name)
+
     def cut(self, a: str, b: str) -> None:
         """Break every stream between two hosts; both may dial again at once."""
         for near, far in ((a, b), (b, a)):  # both: one end may be closed already
@@ -644,6 +652,8 @@ class MemoryWorld:
         target = self._hosts.get(name)
         if not host.alive:
             raise OSError(errno.ENETDOWN, "this host crashed")
+        if host.name in self._offline:
+            raise OSError(errno.ENETUNREACH, "network is unreachable")
         shut = name in self._unreachable or (host.name, name) in self._refused
         shut |= self._moved.get(name, address.host) != address.host
         if target is None or not target.alive or shut:

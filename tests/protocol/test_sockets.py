@@ -551,7 +551,7 @@ async def test_ended_connections_do_not_pile_up(run: Run, monkeypatch: pytest.Mo
             for _ in range(30):
                 channel = await dialer.dial(address, party=Party.PEER)
                 await trio.aclose_forcefully(channel.stream)
-            left = sum(isinstance(each, ssl.SSLObject) for each in gc.get_objects())
+            left = sum(type(each) is ssl.SSLObject for each in gc.get_objects())
             nursery.cancel_scope.cancel()
     finally:
         gc.enable()

@@ -300,10 +300,10 @@ async def test_a_peer_whose_network_is_away_for_a_moment_keeps_its_session() -> 
     async with a_swarm("abc", toml=spec(contributors=0)) as swarm:
         assert swarm.master is not None
         view = swarm.master.coordinator.context.roster.view_number
-        swarm.world.refuse_dials("b", "master")
+        swarm.world.go_offline("b")
         swarm.world.cut("b", "master")
         await trio.sleep(1)  # several dials; the deadline is 3 s
-        swarm.world.refuse_dials("b", "master", refuse=False)
+        swarm.world.go_offline("b", offline=False)
         await trio.sleep(4)
         assert swarm.master.coordinator.context.roster.view_number == view
         await settled(swarm, "abc")
