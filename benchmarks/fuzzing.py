@@ -13,7 +13,7 @@ from benchmarks.progress import say
 from benchmarks.report import Table
 from benchmarks.sections import Measured
 
-SECONDS = 150  # for each target, two at a time
+SECONDS = 40  # for each target, two at a time
 
 
 def why_no_fuzzer() -> str:
