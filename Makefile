@@ -13,7 +13,7 @@ INSTALLED := .venv/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install packages test lint types imports pytest gpu fuzz format demo bench docs reference \
+.PHONY: help install packages test lint types imports pytest soak gpu fuzz format demo bench docs reference \
 	screenshots constraints clean distclean
 
 help:  ## Show this list
@@ -46,6 +46,17 @@ imports: install  ## Which room may import which
 # Tests start processes of their own, so each computes with one thread.
 pytest: install  ## All tests, also the wheel's; narrow down with ARGS='tests/protocol -k lane'
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile $(ARGS)
+
+# 13,000 as the seeds have it and 7,000 with other numbers of peers; the line that it prints first
+# repeats it, whatever the commit is then.
+soak: install  ## 20,000 simulated runs from seeds that follow from the commit (hours)
+	@start=$${START:-$$($(BIN)/python tools/rotating_start.py)}; broken=0; \
+	echo "again: make soak START=$$start"; \
+	$(BIN)/holdfast simulate --start $$start --seeds 13000 $(ARGS) || broken=1; \
+	for peers in 2 3 4 5 6 7 8; do \
+		$(BIN)/holdfast simulate --start $$start --seeds 1000 --peers $$peers $(ARGS) || broken=1; \
+	done; \
+	exit $$broken
 
 gpu: install  ## What only a CUDA device can show of the hook; CI has none
 	$(BIN)/pytest -p no:cacheprovider tests/client/gpu_check.py $(ARGS)

@@ -371,6 +371,10 @@ class ChaosRun:
             self.seen.parity.violations.append(f"at rest the digests differ: {roots}")
 
 
+def _not_now() -> None:
+    raise HoldfastError("it is being written: look again later")
+
+
 def read_shared(pid: int, sizes: tuple[FragmentSize, ...]) -> tuple[int, Values] | None:
     """Version and values of the shared arena of a daemon's first fragment; None: not now.
 
@@ -390,7 +394,7 @@ def read_shared(pid: int, sizes: tuple[FragmentSize, ...]) -> tuple[int, Values]
             memory = mmap.mmap(file.fileno(), arena_bytes(sizes), access=mmap.ACCESS_READ)
         arena = Arena(memoryview(memory), sizes)
         values = np.empty(sizes[0].value_count, np.float32)
-        version = arena.read(0, lambda: np.copyto(values, arena.values(0)))
+        version = arena.read(0, lambda: np.copyto(values, arena.values(0)), _not_now)
     except (OSError, ValueError, HoldfastError):
         return None
     return version, values

@@ -107,8 +107,8 @@ with urllib.request.urlopen(sys.argv[1] + "/api/live") as stream:
 class InPlace(MemoryNetwork):
     """No network; its threads are real ones, as a master's."""
 
-    async def run_sync(self, function: Any) -> Any:
-        return await trio.to_thread.run_sync(function)
+    async def run_sync(self, function: Any, limiter: Any = None) -> Any:
+        return await trio.to_thread.run_sync(function, limiter=limiter)
 
 
 class Run:
@@ -124,7 +124,7 @@ class Run:
         world = MemoryWorld(chance)
         network = InPlace(world, world.host("master", "f" * 32, Party.MASTER)._host)
         self.service = MasterService(
-            self.coordinator, store, network, [], probe=False, now=time.monotonic
+            self.coordinator, store, network, [], probe=False, clock=time.monotonic
         )
         for index, peer in enumerate(self.peers):
             self._join(peer, f"peer-{index}", founder=index == 0)
@@ -204,7 +204,7 @@ def fill(folder: Path, run: Run, rounds_count: int) -> dict[str, float]:
     for _ in range(50):
         run.round()
     recorder.look()
-    rows = [json.loads(body) for _, body in recorder._rounds]
+    rows = [json.loads(body) for _, body in recorder._new.rounds]
     began_at = time.time() - rounds_count * ROUND_S
     chance, took_s = run.chance, 0.0
     for start in range(0, rounds_count, BATCH):

@@ -40,7 +40,14 @@ class Ground(Protocol):
 
 
 class Loopback:
-    """Hosts that are only addresses of this machine."""
+    """Hosts that are only addresses of this machine.
+
+    Args:
+      subnet: one of 127.77, so that several runs may be there at once.
+    """
+
+    def __init__(self, subnet: int = 0) -> None:
+        self._subnet = subnet
 
     def __enter__(self) -> Loopback:
         return self
@@ -49,7 +56,7 @@ class Loopback:
         pass
 
     def address(self, number: int) -> str:
-        return f"127.77.0.{number + 1}"
+        return f"127.77.{self._subnet}.{number + 1}"
 
     def popen(self, number: int, argv: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
         return subprocess.Popen(argv, **options)

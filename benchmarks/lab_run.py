@@ -106,19 +106,21 @@ class LabRun:
         *,
         founder: bool = False,
         more: Sequence[str] = (),
+        options: Sequence[str] = (),
         program: Sequence[str] = HOLDFAST,
     ) -> None:
         """Start a peer with its trainer; one that was here before comes back as itself.
 
         Args:
           more: further arguments of its training script.
+          options: of the command ``join``.
           program: what runs the command ``join``.
         """
         if name not in self._invites:
             self.invite(name, founder=founder)
         listen = f"{self._lab.address(host)}:{MASTER_PORT + 1}"
         arguments = ["join", self._invites[name], "--name", name, "--listen", listen]
-        arguments += ["--patience", f"{PATIENCE_S:g}"]
+        arguments += ["--patience", f"{PATIENCE_S:g}", *options]
         command = [sys.executable, *self._script, *more]
         self._spawn(name, host, *arguments, command=command, program=program)
 

@@ -27,9 +27,11 @@ from benchmarks import (
     hostile,
     hot_swap,
     join,
+    kills,
     master_kills,
     nat,
     nat_lab,
+    one_way,
     scale,
     sections,
     wan_lab,
@@ -38,6 +40,7 @@ from benchmarks.commands import BenchError
 from benchmarks.copying import copies
 from benchmarks.first_paint import first_paint, why_no_browser
 from benchmarks.fuzzing import fuzzing, why_no_fuzzer
+from benchmarks.grounds import why_no_switch
 from benchmarks.lanes import lanes, why_no_lanes
 from benchmarks.learning import learning, why_no_learning
 from benchmarks.namespaces import LabError
@@ -93,10 +96,12 @@ SECTIONS = (
     Section("poison", "what lying contributors do, and what bounds them", why_no_torch, poison),
     Section("audits", "owners that lie, and who looks", _anywhere, audits.audits),
     Section("nat", "machines behind routers", _routers, nat.nat),
+    Section("one-way", "lines that carry nothing in one direction", why_no_switch, one_way.one_way),
     Section("chaos", "faults at random instants", _anywhere, chaos.chaos),
     Section(
         "master-kills", "a master that dies again and again", _anywhere, master_kills.master_kills
     ),
+    Section("kills", "whoever dies when, and what is recorded of it", _anywhere, kills.kills),
     Section("hot-swap", "a spare takes a dead contributor's place", _anywhere, hot_swap.hot_swap),
     Section("checkpoints", "a checkpoint at every round", _anywhere, checkpoints.checkpoints),
     Section("hostile", "strangers at the ports", _anywhere, hostile.hostile),

@@ -108,7 +108,7 @@ class Meter:
     @contextmanager
     def on_the_wire(self) -> Iterator[None]:
         """Meter the master's encoding and decoding; the only ones that use ``wire`` here."""
-        encode, decode = wire.encode, wire.decode
+        encode, decode = wire.encode, wire.decode_counted
         timed_encode, timed_decode = self.timed("encode", encode), self.timed("decode", decode)
 
         def metered_encode(message: Any) -> bytes:
@@ -118,16 +118,16 @@ class Meter:
             self.sent_count[name] += 1
             return body
 
-        def metered_decode(data: Any) -> Any:
+        def metered_decode(data: bytes, types: Any = None) -> Any:
             self.received_bytes += len(data) + _LENGTH.size
             self.received_count += 1
-            return timed_decode(data)
+            return timed_decode(data, types)
 
-        wire.encode, wire.decode = metered_encode, metered_decode
+        wire.encode, wire.decode_counted = metered_encode, metered_decode
         try:
             yield
         finally:
-            wire.encode, wire.decode = encode, decode
+            wire.encode, wire.decode_counted = encode, decode
 
     def watch(self, coordinator: Coordinator, store: Store) -> None:
         """Meter what the master decides and records."""

@@ -84,16 +84,16 @@ def block_places(size: FragmentSize) -> tuple[BlockPlace, ...]:
     """
     counts = (size.value_count, size.momentum_count, size.counter_count)
     lengths = [count * each for count, each in zip(counts, ELEMENT_BYTES, strict=True)]
-    places = tuple(
+    block_count = sum(-(-length // BLOCK_BYTES) for length in lengths)
+    if block_count > BLOCKS_MAX:
+        raise LocalProtocolError(
+            f"a fragment of {block_count} blocks, at most {BLOCKS_MAX}: use more fragments"
+        )
+    return tuple(
         BlockPlace(part, start, min(start + BLOCK_BYTES, length))
         for part, length in enumerate(lengths)
         for start in range(0, length, BLOCK_BYTES)
     )
-    if len(places) > BLOCKS_MAX:
-        raise LocalProtocolError(
-            f"a fragment of {len(places)} blocks, at most {BLOCKS_MAX}: use more fragments"
-        )
-    return places
 
 
 def digest_blocks(parts: Parts, places: Sequence[BlockPlace]) -> bytes:

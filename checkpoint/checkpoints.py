@@ -29,7 +29,7 @@ from ..protocol import wire
 from ..protocol.errors import HoldfastError, RemoteProtocolError, StateMismatchError
 from ..protocol.messages import (
     FRAGMENTS_MAX,
-    TEXT_CHARS_MAX,
+    RUN_ID,
     FragmentHead,
     FragmentSize,
     Layout,
@@ -86,7 +86,7 @@ class Manifest:
     """
 
     format: int
-    run_id: str = field(validator=max_len(TEXT_CHARS_MAX))
+    run_id: str = field(validator=matches_re(RUN_ID))
     lineage: str = field(validator=matches_re(r"[0-9a-f]{64}"))
     term: int
     nonce: str = field(validator=matches_re(r"([0-9a-f]{2}){0,128}"))
@@ -333,7 +333,8 @@ def open_checkpoint(place: Place, name: str) -> Checkpoint:
 def prune(place: Place, run_id: str, *, keep_count: int, keep_s: float, now_s: float) -> list[str]:
     """Delete a run's checkpoints that are too many or too old, and what died writers left.
 
-    The newest stays. What is damaged, or of another run, is not touched.
+    The newest stays. What is damaged, of another run, or not what its name says, is not touched, nor
+    counted.
 
     Args:
       keep_s: 0: none is too old.
@@ -344,23 +345,25 @@ def prune(place: Place, run_id: str, *, keep_count: int, keep_s: float, now_s: f
     Raises:
       PlaceError: the place cannot be used.
     """
-    gone = []
-    found = names(place)
-    for index, name in enumerate(found[1:], 1):
-        if index < keep_count and not keep_s:
-            continue
+    gone: list[str] = []
+    kept: list[str] = []
+    for name in names(place):
         try:
             manifest = open_checkpoint(place, name).manifest
         except CheckpointError:
             continue
+        if manifest.run_id != run_id or manifest.name != name:
+            continue  # whatever it is called, it takes no checkpoint's place
         too_old = keep_s and manifest.written_s < now_s - keep_s
-        if manifest.run_id == run_id and (index >= keep_count or too_old):
+        if kept and (len(kept) >= keep_count or too_old):
             place.delete(name)
             gone.append(name)
-    if found:
+        else:
+            kept.append(name)
+    if kept:
         for name in place.names():
             base = name.partition(".safetensors")[0] + ".safetensors"
-            if name.endswith(PART) and _NAME.fullmatch(base) and _age_of(base) < _age_of(found[0]):
+            if name.endswith(PART) and _NAME.fullmatch(base) and _age_of(base) < _age_of(kept[0]):
                 place.delete(name)
     return gone
 

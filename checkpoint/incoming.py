@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -59,7 +58,6 @@ class Incoming:
         self._fragment = fragment
         self._digests = digests
         self._staged: dict[int, Bytes] = {}
-        self._marked: AbstractContextManager[None] | None = None
         self._put_here: set[int] = set()  # blocks that this transfer has put, or will
         self._changes_count = 0  # of the fragment, when it did
         # Held while a block is put, so that none is put any more once the transfer is over.
@@ -145,13 +143,14 @@ class Incoming:
         try:
             with fragment.changes:
                 equal = not self._put_here and fragment.changes_count == self._changes_count
-                with fragment.changing():
-                    self._mark()
+                with (
+                    fragment.changing(),
+                    self._arena.writing(fragment.number, self.head.version),
+                ):
                     for index, block in self._staged.items():
                         self.place(index).of(fragment.parts)[:] = block
                     if not equal:  # else it was digested just now, all of it
                         self._check_rest()
-                    self._unmark()
                     fragment.became(self.head, self._digests)
                 self._staged.clear()
         finally:
@@ -189,8 +188,6 @@ class Incoming:
         Args:
           find: where else to look for blocks.
         """
-        if self.in_place:
-            self._mark()
         fragment = self._fragment
         self._changes_count = fragment.changes_count
         self.missing = set(differing_blocks(fragment.digest_all(), self._digests))
@@ -207,14 +204,3 @@ class Incoming:
     def _check_open(self) -> None:
         if not self.open:
             raise LocalProtocolError(f"the transfer of {self.head} was given up or is finished")
-
-    def _mark(self) -> None:
-        """Tell the trainer that the arena's fragment is being written, from now to the end."""
-        if self._marked is None:
-            self._marked = self._arena.writing(self._fragment.number, self.head.version)
-            self._marked.__enter__()
-
-    def _unmark(self) -> None:
-        if self._marked is not None:
-            self._marked.__exit__(None, None, None)
-            self._marked = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from attrs import frozen
 
@@ -30,9 +30,16 @@ class Arenas:
 
     @classmethod
     def open(
-        cls, message: ArenaOpened, descriptors: Sequence[int], tensors: Sequence[SharedTensor]
+        cls,
+        message: ArenaOpened,
+        descriptors: Sequence[int],
+        tensors: Sequence[SharedTensor],
+        wait: Callable[[], None],
     ) -> Arenas:
         """Map both files, close their descriptors, and divide the tensors among the fragments.
+
+        Args:
+          wait: see ``Mirror``.
 
         Raises:
           RemoteProtocolError: what the daemon says does not fit this model.
@@ -57,6 +64,7 @@ class Arenas:
                 overlap,
                 copier,
                 _outlook(message, [tensors[index] for index in fragment]),
+                wait,
             )
             for number, fragment in enumerate(message.fragments)
         )

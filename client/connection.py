@@ -7,6 +7,7 @@ come with any bytes; they are kept until somebody takes them.
 from __future__ import annotations
 
 import os
+import select
 import socket
 import struct
 import threading
@@ -14,16 +15,19 @@ from contextlib import suppress
 
 from ..protocol import wire
 from ..protocol.errors import RemoteProtocolError
+from ..protocol.limits import FRAME_BYTES_MAX
 from ..protocol.messages import Message
 from .errors import DaemonGone, NoDaemonError
 
 RECEIVE_BYTES = 65_536  # asked of the socket at once; nearly all messages are below 100 bytes
 LAST_S = 1.0  # for the last message; a daemon that does not read by then will not
+PAUSE_S = 0.005  # between two looks at memory that the daemon writes
 DESCRIPTORS_MAX = 8  # held at once; the daemon sends two, once
 
 _LENGTH = struct.Struct(">I")
 _DESCRIPTOR = struct.Struct("i")
 _ANCILLARY_BYTES = socket.CMSG_SPACE(DESCRIPTORS_MAX * _DESCRIPTOR.size)
+_HANG_UP = getattr(select, "POLLRDHUP", 0)  # Linux; elsewhere POLLHUP, which is always reported
 _CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)  # Linux; elsewhere children inherit them
 
 
@@ -95,6 +99,17 @@ class Connection:
             except BlockingIOError:
                 return None
 
+    def pause(self) -> None:
+        """Wait a moment for something that the daemon does in shared memory.
+
+        Raises:
+          DaemonGone: it closed the socket or died, whatever it has sent before: it does no more.
+        """
+        poll = select.poll()
+        poll.register(self._stream, _HANG_UP)
+        if poll.poll(PAUSE_S * 1_000):
+            raise _gone(None)
+
     def take_descriptors(self) -> list[int]:
         """The file descriptors that came so far; the caller closes them."""
         taken, self._descriptors = self._descriptors, []
@@ -109,7 +124,7 @@ class Connection:
         if len(self._buffer) < _LENGTH.size:
             return None
         (length,) = _LENGTH.unpack_from(self._buffer)
-        if length > wire.FRAME_BYTES_MAX:
+        if length > FRAME_BYTES_MAX:
             raise RemoteProtocolError(f"a frame of {length} bytes is over-long")
         end = _LENGTH.size + length
         if len(self._buffer) < end:

@@ -27,7 +27,8 @@ import math
 import os
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self, SupportsFloat, cast
@@ -41,6 +42,7 @@ from ..protocol.arena import (
     STEP_SLOT,
     TOKENS_SLOT,
     WAITING_SLOT,
+    NotWholeError,
 )
 from ..protocol.errors import RemoteProtocolError
 from ..protocol.messages import (
@@ -261,7 +263,7 @@ class Run:
         if self._arenas is not None:
             raise RemoteProtocolError("the daemon opened its arenas a second time")
         descriptors = self._connection.take_descriptors()
-        self._arenas = arenas = Arenas.open(message, descriptors, self._tensors)
+        self._arenas = arenas = Arenas.open(message, descriptors, self._tensors, self._pause)
         self._spoilt_max = message.nan_steps or COUNT_MAX
         if message.own_state:
             self._own_state = OwnState(Path(message.own_state), self._optimizer)
@@ -302,15 +304,24 @@ class Run:
         self._left_at_s = self._clock()
 
     def _wait(self) -> Message:
+        with self._waiting():
+            return self._connection.receive()
+
+    def _pause(self) -> None:
+        """The daemon writes what we want to read, and may take its time."""
+        with self._waiting():
+            self._connection.pause()
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
         self._slots[WAITING_SLOT] = self._connection.received_count + 1
         started_s = self._clock()
-        message = self._connection.receive()
+        yield
         waited_s = self._clock() - started_s
         self._slots[WAITING_SLOT] = 0
         self.waited_s += waited_s
         if self.contributing:
             self._seconds[WAITED] += waited_s
-        return message
 
     def _post_due(self) -> bool:
         """Post the fragment of one round whose step has come; False if there is none."""
@@ -370,6 +381,14 @@ class Run:
     # ------------------------------------------------------------ messages
 
     def _handle(self, message: Message) -> None:
+        try:
+            self._obey(message)
+        except NotWholeError:
+            # Since the daemon said so it has begun to fetch that fragment anew. It says ``Load`` when
+            # it has it.
+            self._loaded = False
+
+    def _obey(self, message: Message) -> None:
         match message:
             case RoundOpened():
                 self._hold_step, self._lifted = message.hold_step, False
@@ -513,7 +532,13 @@ class Run:
 
     def _finish(self) -> None:
         if self._arenas is not None:
-            self._load()
+            try:
+                self._load()
+            except NotWholeError:
+                raise AttachRefused(
+                    "the run is over, and its last weights had not come here by then: take them from "
+                    "another peer's checkpoint (`holdfast export`)"
+                ) from None
         self.finished = True
 
     def _set_step(self, step: int) -> None:

@@ -13,12 +13,12 @@ from contextlib import suppress
 import torch
 
 from ..protocol.messages import (
-    TEXT_CHARS_MAX,
     Message,
     MomentsGiven,
     MomentsTaken,
     MomentsWanted,
 )
+from ..protocol.text import plain
 from .connection import Connection
 from .errors import DaemonGone
 from .moments import Background, Moments, MomentsError
@@ -71,11 +71,11 @@ class InnerState:
             self.asked = False
         except MomentsError as error:
             reason = str(error)
-        self._send(MomentsTaken(reason[:TEXT_CHARS_MAX]))
+        self._send(MomentsTaken(plain(reason)))
         return not reason
 
     def _say_given(self, reason: str) -> None:
-        self._send(MomentsGiven(reason[:TEXT_CHARS_MAX]))
+        self._send(MomentsGiven(plain(reason)))
 
     def _send(self, message: Message) -> None:
         with suppress(DaemonGone):  # the trainer's next look at the connection finds that out

@@ -13,6 +13,7 @@ from types import TracebackType
 import torch
 
 from ..protocol.messages import FailureKind
+from ..protocol.text import escaped
 
 REASON_CHARS_MAX = 300  # of an exception's text; some carry a whole report
 CAUSES_MAX = 8  # of an exception, looked through for what began it
@@ -79,5 +80,5 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 def text_of(error: BaseException) -> str:
     """Type and message on one line. Works for exceptions that cannot even be printed."""
-    text = " ".join("".join(traceback.format_exception_only(error)).split())
+    text = escaped(" ".join("".join(traceback.format_exception_only(error)).split()))
     return text if len(text) <= REASON_CHARS_MAX else text[: REASON_CHARS_MAX - 1] + "…"

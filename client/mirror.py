@@ -24,6 +24,7 @@ they are when it comes to that. With everything in the host's memory all is done
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Generator, Sequence
 from typing import cast
 
@@ -60,6 +61,7 @@ class Mirror:
       overlap: whether training goes on while a round runs; takes memory for a snapshot.
       copier: between the tensors' devices and the host.
       outlook: for previews; only with overlap.
+      wait: for the daemon, while it writes to the shared arena; see ``Arena.read``.
 
     Attributes:
       version: of the shared state that the local tensors are based on.
@@ -75,6 +77,7 @@ class Mirror:
         overlap: bool,
         copier: Copier | None = None,
         outlook: Outlook | None = None,
+        wait: Callable[[], None] = os.sched_yield,
     ) -> None:
         floating = [tensor for tensor in tensors if tensor.spec.kind != COUNTER]
         floating.sort(key=lambda tensor: tensor.spec.kind != PARAMETER)  # stable
@@ -83,6 +86,7 @@ class Mirror:
         self._integer = _places([tensor for tensor in tensors if tensor.spec.kind == COUNTER])
         self._shared = shared
         self._posted = posted
+        self._wait = wait
         self._overlap = overlap
         self._copier: Copier = Streams() if copier is None else copier
         self._anchor: Values = np.zeros(sum(tensor.count for tensor in floating), np.float32)
@@ -151,7 +155,11 @@ class Mirror:
         self._snapshot = None
 
     def load(self) -> None:
-        """Take the shared state as it is; what was trained since the last post is dropped."""
+        """Take the shared state as it is; what was trained since the last post is dropped.
+
+        Raises:
+          NotWholeError: it is not whole. Call again when it is.
+        """
         self._course = self._transfer = self._snapshot = self._preview = None
         counters = self._read_shared(self._anchor)
         if self._outlook is not None:
@@ -171,6 +179,9 @@ class Mirror:
           contributed: whether it does; ``post`` was called for it and no ``load`` nor ``withdraw``
             since.
           share: of its weights that was ours.
+
+        Raises:
+          NotWholeError: the fragment is being fetched, so only ``load`` will help.
         """
         self.conclude()
         if contributed and self._snapshot is None and merge is merged:
@@ -320,7 +331,7 @@ class Mirror:
             np.copyto(values, self._shared.values(self._index))
             np.copyto(counters, self._shared.counters(self._index))
 
-        self.version = self._shared.read(self._index, copy)
+        self.version = self._shared.read(self._index, copy, self._wait)
         return counters
 
 

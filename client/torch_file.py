@@ -24,6 +24,8 @@ def convert(source: Path, target: Path) -> None:
         ties: dict[str, list[str]] = json.loads((file.metadata() or {}).get(TIES_KEY, "{}"))
         for name in file.keys():  # noqa: SIM118 - it is no mapping
             tensor = file.get_tensor(name)
+            if not tensor.numel():  # else it lies where its neighbour does, which torch cannot save
+                tensor = torch.empty(tensor.shape, dtype=tensor.dtype)
             state.update((each, tensor) for each in (name, *ties.get(name, ())))
     scratch = source.with_name("model.pt")
     torch.save(state, scratch)

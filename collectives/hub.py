@@ -107,6 +107,9 @@ class LinkHub:
         self._running: dict[Link, None] = {}  # those, and replaced ones that still close
         self._lane_desk = LaneDesk(network)
         self._pairs: dict[str, Pair] = {}
+        # To whom the master may not take a link for granted: it is told when there is one. It lasts
+        # beyond a session: a link may break when the next one has begun and its first view is on its way.
+        self._doubted: set[str] = set()
         self._handshakes: dict[str, trio.CancelScope] = {}  # accepted, not yet a link
         self._changed = trio.Event()
         self._nursery: trio.Nursery | None = None
@@ -141,8 +144,18 @@ class LinkHub:
             for link in list(self._running):
                 link.look_after(tick_s)
 
-    def set_members(self, members: Sequence[MemberInfo]) -> None:
-        """Take over a view: cut off who left, start dialling who came."""
+    def set_members(
+        self, members: Sequence[MemberInfo], *, back: bool = False, new_master: bool = False
+    ) -> None:
+        """Take over a view: cut off who left, start dialling who came.
+
+        Args:
+          back: it is the first one of another session with the same master. To all others we have left
+            and come back, though no view told us: what the master had arranged for us is void, there
+            and here, and the others have ended their links to us.
+          new_master: it is the first one of this master. It knows of no road that another one had
+            arranged; links that follow from the view stay, and with them what is being reduced.
+        """
         before, self._members = self._members, {member.peer: member for member in members}
         if self.me not in self._members:
             self._members = {}  # we are out: so is everybody else, as seen from here
@@ -153,7 +166,9 @@ class LinkHub:
 
         for peer in before:
             # Who joined anew starts anew, with everybody; so do we.
-            if not stays(peer) or not stays(self.me):
+            pair = self._pairs.get(peer)
+            void = back or (new_master and pair is not None and pair.road is not None)
+            if void or not stays(peer) or not stays(self.me):
                 self._cut_off(peer, "it left the view")
         for member in self._members.values():
             self._start_pair(member)
@@ -356,11 +371,6 @@ class LinkHub:
             pair.take(road)
             self._wake()
 
-    def restate_roads(self) -> None:
-        """A session with the master has begun: say again which roads work that were in doubt."""
-        for pair in self._pairs.values():
-            pair.restate()
-
     def _start_pair(self, member: MemberInfo) -> None:
         me = self._members.get(self.me)
         if me is None or not are_linked(me, member):
@@ -375,6 +385,7 @@ class LinkHub:
                 new_link=self._new_link,
                 carry=self._carry,
                 tell=lambda message: self.tell_master(message),
+                doubt=lambda: self._doubted.add(member.peer),
                 accepts=(self.handle_channel, self.handle_lane),
             )
         pair.look(member, me, self._nursery)
@@ -407,7 +418,10 @@ class LinkHub:
         self._links[peer] = link
         self._running[link] = None
         pair = self._pairs[peer]
-        pair.linked(dialled=dial is not None)
+        pair.linked()
+        if peer in self._doubted:
+            self._doubted.discard(peer)
+            pair.tell_works()
         self._wake()
         try:
             await link.run(dial)
@@ -419,6 +433,7 @@ class LinkHub:
                 del self._links[peer]
                 pair.error = f"the last link was lost: {link.reason}"
                 if peer in self._members and self._nursery is not None:
+                    self._doubted.add(peer)
                     self.tell_master(LinkBroken(peer))
             self._wake()
 

@@ -40,7 +40,8 @@ from ..protocol.messages import (
     LanesWanted,
     Message,
 )
-from ..protocol.quota import Quota
+from ..protocol.phases import LINK, LINK_GREETING
+from ..protocol.quota import LINK_ITEMS_PER_S, Quota
 from ..protocol.stream import MessageStream
 from .courtesy import Rank
 from .lane_count import LaneCount, Sample
@@ -112,7 +113,8 @@ class Link:
         self.finished = trio.Event()
         self.reason = ""
         self._control = PacedStream(stream)
-        self.messages = MessageStream(self._control, quota=Quota(trio.current_time()))
+        quota = Quota(trio.current_time(), LINK_ITEMS_PER_S)
+        self.messages = MessageStream(self._control, LINK_GREETING, quota)
         self.sent_meter = Meter(node.sent)
         self.rules = rules if rules is not None else LaneRules()
         self._stream = stream
@@ -285,6 +287,7 @@ class Link:
             OSError or as trio's errors of broken streams.
         """
         self._dials = dial is not None
+        self.messages.phase = LINK
         try:
             with self._scope:
                 async with trio.open_nursery() as nursery:

@@ -20,7 +20,6 @@ import trio
 from ..protocol.addresses import Address
 from ..protocol.errors import RemoteProtocolError, UserError
 from ..protocol.messages import (
-    TEXT_CHARS_MAX,
     MemberInfo,
     Message,
     Road,
@@ -31,6 +30,7 @@ from ..protocol.messages import (
 from ..protocol.network import Channel, ChannelHandler, LaneHandler, Network, Party
 from ..protocol.relaying import Part, Preamble, wait_paired
 from ..protocol.roads import dialler
+from ..protocol.text import plain
 from .handshake import Connect, LinkKeys, dial_lane, dial_link
 from .link import FIRST_LANE, DialLane, Link
 from .link_lane import LinkLane
@@ -55,6 +55,7 @@ class Pair:
 
     Args:
       up: whether there is a link.
+      doubt: called when the master does not take a link for granted any more.
       new_link: makes one of an authenticated stream, not yet running.
       carry: publishes a link and runs it to its end.
       tell: says something to the master.
@@ -71,6 +72,7 @@ class Pair:
         new_link: Callable[[str, Channel], Link],
         carry: Callable[[Link, DialLane], Awaitable[None]],
         tell: Callable[[Message], None],
+        doubt: Callable[[], None],
         accepts: tuple[ChannelHandler, LaneHandler],
     ) -> None:
         self.road: Road | None = None
@@ -82,11 +84,11 @@ class Pair:
         self._new_link = new_link
         self._carry = carry
         self._tell = tell
+        self._doubt = doubt
         self._accepts = accepts
         self._nursery: trio.Nursery | None = None
         self._scope: trio.CancelScope | None = None  # of the task, while there is one
         self._asked_s = -math.inf  # when the master was last asked for a road
-        self._doubted = False  # the master does not take for granted that there is a link
         self._worked = False  # there was a link over this road, ever
         self._links_made = 0
 
@@ -125,7 +127,8 @@ class Pair:
     def take(self, road: Road) -> None:
         """From now on this is the road; a link over the old one that this end dialled is given up."""
         self.stop()
-        self.road, self._worked, self._doubted = road, False, True
+        self.road, self._worked = road, False
+        self._doubt()
         self._start()
 
     def stop(self) -> None:
@@ -133,20 +136,14 @@ class Pair:
             self._scope.cancel()
             self._scope = None
 
-    def linked(self, *, dialled: bool) -> None:
+    def linked(self) -> None:
         """There is a link."""
         self.error, self._worked = "", True
         self._links_made += 1
         self._asked_s = -math.inf
-        if dialled and self._doubted:
-            self._tell_works()
 
-    def restate(self) -> None:
-        """A session with the master has begun: what was said without one was lost."""
-        if self._doubted and self._up():
-            self._tell_works()
-
-    def _tell_works(self) -> None:
+    def tell_works(self) -> None:
+        """Tell the master so, which does not take it for granted."""
         self._tell(RoadWorks(self._member.peer, self._number))
 
     @property
@@ -189,8 +186,9 @@ class Pair:
         now_s = trio.current_time()
         if self._up() or now_s - self._asked_s < ROAD_ASK_S:
             return
-        self._asked_s, self._doubted = now_s, True
-        why = self.error[:TEXT_CHARS_MAX]
+        self._asked_s = now_s
+        self._doubt()
+        why = plain(self.error)
         self._tell(RoadWanted(self._member.peer, self._number, self._worked, why))
 
     async def _follow_road(self) -> None:

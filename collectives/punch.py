@@ -17,10 +17,13 @@ import trio
 
 from ..protocol.addresses import Address
 from ..protocol.errors import RemoteProtocolError
+from ..protocol.messages import LANES_OPEN_MAX
 from ..protocol.network import Hole, Network
 
 PUNCH_S = 8.0  # for both to have met: the master tells both at once, so some repeated dials
 MEET_S = 5.0  # for a further stream
+# That are open or being dialled, at the answering end: the lanes of a link, a control stream, its successor.
+STREAMS_MAX = LANES_OPEN_MAX + 2
 
 _PORT = struct.Struct(">H")
 
@@ -73,18 +76,27 @@ async def answer(
     """The other end: dial whenever it is asked to, until the first stream ends.
 
     Args:
-      met: what becomes of each further stream.
+      met: what becomes of each further stream, to its end.
+
+    Raises:
+      RemoteProtocolError: it asks for more streams than a link has.
     """
+    room = trio.Semaphore(STREAMS_MAX)
 
     async def dial(hole: Hole, address: Address) -> None:
         try:
-            further = await _connected(hole, address, MEET_S)
+            await met(await _connected(hole, address, MEET_S))
         except OSError:
-            return  # whoever asked will ask again
-        await met(further)
+            pass  # whoever asked will ask again
+        finally:
+            room.release()
 
     while True:
         theirs = await _receive_port(stream)
+        with trio.move_on_after(MEET_S) as patience:
+            await room.acquire()
+        if patience.cancelled_caught:
+            raise RemoteProtocolError(f"it asks for more than {STREAMS_MAX} streams at once")
         hole = await network.open_hole(Address(host, 0))
         try:
             await stream.send_all(_PORT.pack(hole.port))

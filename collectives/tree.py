@@ -73,6 +73,8 @@ class Tree:
             peer: number for number, site in enumerate(self._sites) for peer in site
         }
         runs = [site.leaders for site in plan.sites]
+        if any(sum(run.chunk_count for run in of_site) != len(owners) for of_site in runs):
+            raise RemoteProtocolError("the plan has a site without a leader for each chunk")
         self._leaders = [
             [run.peer for run in of_site for _chunk in range(run.chunk_count)] for of_site in runs
         ]
@@ -137,8 +139,6 @@ class Tree:
         for site, leaders in zip(self._sites, self._leaders, strict=True):
             if len(site) < 2:
                 raise RemoteProtocolError("the plan has a site of fewer than two")
-            if len(leaders) != len(owners):
-                raise RemoteProtocolError("the plan has a site without a leader for each chunk")
             if not set(leaders) <= site:
                 raise RemoteProtocolError("the plan has a site that is led from outside")
             if any(o in site and o != leader for o, leader in zip(owners, leaders, strict=True)):

@@ -6,16 +6,21 @@ commands print them with ``--json``.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from attrs import define, field, frozen
 
 from ..protocol.errors import UserError
+from ..protocol.text import escaped
 from .exit_codes import ExitCode
 from .places import Control, find_control
+
+if TYPE_CHECKING:
+    import httpx
 
 HTTP_S = 10.0  # a local daemon answers at once or not at all
 LOOK_S = 1.0  # between two looks of a command that goes on looking
@@ -43,15 +48,15 @@ def call(
 
     try:
         if body is None:
-            response = httpx.get(f"{control.url}/api/{name}", params=query, timeout=timeout_s)
+            response = _client().get(f"{control.url}/api/{name}", params=query, timeout=timeout_s)
         else:
-            response = httpx.post(
+            response = _client().post(
                 f"{control.url}/api/{name}",
                 json=dict(body),
                 headers={"authorization": f"Bearer {control.token}"},
                 timeout=timeout_s,
             )
-        answer = response.json()
+        answer = _escaped(response.json())
     except (httpx.HTTPError, ValueError) as error:
         raise UserError(
             f"the {control.kind} at {control.url} does not answer: {error}",
@@ -65,6 +70,28 @@ def call(
         )
     result: dict[str, Any] = answer
     return result
+
+
+@functools.cache
+def _client() -> httpx.Client:
+    """One for the whole life of a command: who looks every second keeps one connection for that.
+
+    What the environment says of proxies is about others: a daemon on this machine is asked directly.
+    """
+    import httpx
+
+    return httpx.Client(trust_env=False)
+
+
+def _escaped(value: Any) -> Any:
+    """An answer whose texts can be printed: a journal of an older version may hold any."""
+    if isinstance(value, str):
+        return escaped(value)
+    if isinstance(value, list):
+        return [_escaped(each) for each in value]
+    if isinstance(value, dict):
+        return {escaped(key): _escaped(each) for key, each in value.items()}
+    return value
 
 
 class Onlooker(Generic[T]):
@@ -171,10 +198,11 @@ def member_rows(status: Status, *, gone: bool) -> list[Status]:
 
 
 def said_pending(row: Status) -> str:
-    """One line about somebody who waits to be approved."""
+    """One line about somebody who waits to be approved: first what is known of it, last what it says."""
+    role = f"{row['role']} and founder" if row["founder"] else row["role"]
     return (
-        f"{row['name']} ({row['peer'][:8]}) at {row['host']} wants in as {row['role']}, for "
-        f"{row['waits_s']:.0f} s: `holdfast approve {row['peer'][:8]}`"
+        f"{row['peer'][:8]} at {row['host']} wants in as {role}, for {row['waits_s']:.0f} s "
+        f"(`holdfast approve {row['peer'][:8]}`); it calls itself {row['name']!r}"
     )
 
 
@@ -200,7 +228,7 @@ def round_row(recorded: Status) -> Status:
     names = {peer: mark["name"] for peer, mark in recorded["marks"].items()}
     return {
         **recorded,
-        "at": recorded["opened_at"],
+        "at": recorded["ended_at"] if recorded["opened_at"] is None else recorded["opened_at"],
         "names": [names.get(c["peer"], c["peer"][:8]) for c in recorded["contributors"]],
         "lost_names": [names.get(peer, peer[:8]) for peer in recorded["lost"]],
     }

@@ -31,7 +31,6 @@ from ..protocol.errors import PeerLostError
 from ..protocol.lane import Buffer, FrameHeader, FrameKind
 from ..protocol.messages import (
     PROOF_PIECE_BYTES_MAX,
-    TEXT_CHARS_MAX,
     Audit,
     Audited,
     EvidenceRefused,
@@ -39,6 +38,7 @@ from ..protocol.messages import (
     ProofPiece,
     ProofWanted,
 )
+from ..protocol.text import plain
 from .parts import Parts
 from .reducer import Reducer
 
@@ -133,7 +133,7 @@ class Auditor:
                     nursery.start_soon(self._look_at, reduction.kept, exhibits, findings)
         seen, where = findings.passed.union(findings.wrong), (order.round, order.attempt)
         unseen = tuple(chunk for chunk in order.chunks if chunk not in seen)
-        reason = findings.reason[:TEXT_CHARS_MAX]
+        reason = plain(findings.reason)
         self._parts.tell_master(Audited(*where, tuple(findings.wrong), unseen, reason))
 
     async def _look_at(self, kept: Kept, exhibits: list[Exhibit], findings: _Findings) -> None:

@@ -17,6 +17,7 @@ from ..checkpoint import checkpoints
 from ..checkpoint.checkpoints import Checkpoint, CheckpointError
 from ..checkpoint.place import FolderPlace, Place, PlaceError, place_at
 from ..protocol.errors import UserError
+from ..protocol.text import escaped
 from .exit_codes import ExitCode
 from .places import CHECKPOINTS_FOLDER, data_home
 
@@ -74,7 +75,7 @@ def choose(place: Place, part: str | None) -> Checkpoint:
     passed: list[str] = []
     found = next(checkpoints.newest(place, lambda _manifest: "", passed.append), None)
     for text in passed:
-        click.echo(f"passed over: {text}", err=True)
+        click.echo(escaped(f"passed over: {text}"), err=True)
     if found is None:
         raise no_checkpoint(place)
     return found

@@ -19,7 +19,8 @@ from ..checkpoint import checkpoints
 from ..checkpoint.checkpoints import Manifest
 from ..checkpoint.place import Place, PlaceError
 from ..checkpoint.state import SharedState
-from ..protocol.messages import TEXT_CHARS_MAX, CheckpointTold, KeepState
+from ..protocol.messages import CheckpointTold, KeepState
+from ..protocol.text import plain
 from .keeper import StateKeeper
 from .parts import Parts
 
@@ -100,7 +101,7 @@ class Checkpointer:
     def write_now(self, number: int) -> None:
         """The run's owner wants one of the newest state that some commit led to."""
         why = self._why_not()
-        self._parts.tell_master(CheckpointTold(number, not why, reason=why[:TEXT_CHARS_MAX]))
+        self._parts.tell_master(CheckpointTold(number, not why, reason=plain(why)))
         if not why:
             self._wanted = number
             self.look()
@@ -117,7 +118,7 @@ class Checkpointer:
         return self.error if self._too_large(state) else ""
 
     def _answer(self, number: int, *, name: str = "", reason: str = "") -> None:
-        told = CheckpointTold(number, False, name, reason[:TEXT_CHARS_MAX])
+        told = CheckpointTold(number, False, name, plain(reason))
         self._parts.tell_master(told)
 
     def _ours(self) -> bool:

@@ -167,7 +167,7 @@ def approve(peer: str | None, state: Path | None, refuse: bool, reason: str, as_
             tell("nobody waits to be approved")
         return
     answer = call(control, "approve", {"peer": peer, "refuse": refuse, "reason": reason})
-    said = f"{'approved' if answer['approved'] else 'refused'} {answer['name']} ({answer['peer']})"
+    said = f"{'approved' if answer['approved'] else 'refused'} {answer['peer']} ({answer['name']})"
     click.echo(json.dumps(answer) if as_json else said)
 
 

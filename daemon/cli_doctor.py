@@ -78,7 +78,9 @@ def doctor(
             findings.append(ok("invite", f"for run {ticket.run_id[:8]}, as {ticket.role.value}"))
         except UserError as error:
             findings.append(fault("invite", str(error), error.hint))
-    folder = state or (data_home() / "peers" if ticket is None else peer_state(ticket.run_id))
+    folder = state or data_home() / "peers"
+    if state is None and ticket is not None:
+        folder = peer_state(ticket.run_id, ticket.fingerprint)
     line = trio.run(its_line.look_at_line, ticket, listen, advertise, http)
     findings += line.findings
     if not any(finding.check == "clock" for finding in findings):

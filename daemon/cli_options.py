@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..protocol.addresses import Address
 from ..protocol.errors import UserError
+from ..protocol.messages import NAME_CHARS_MAX, SITE_CHARS_MAX
+from ..protocol.text import escaped, unprintable
 from .lending import Hours
 
-NAME_CHARS_MAX = 64  # of a peer; tables and logs stay readable
+if TYPE_CHECKING:
+    from ..protocol.invite import Invite
+
 HOURS_MAX = 87_600.0  # of an invite: ten years
 
 
@@ -40,8 +45,18 @@ def dialable(
     return tuple(_parsed(text, default_port=0) for text in value)
 
 
+def some_hosts(
+    _context: click.Context, _parameter: click.Parameter, value: tuple[str, ...]
+) -> tuple[str, ...]:
+    named = [_parsed(text, default_port=0) for text in value]
+    for address in named:
+        if address.port:
+            raise click.BadParameter(f"{address} has a port: any port will do, give {address.host}")
+    return tuple(address.host for address in named)
+
+
 def member_name(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
-    if not 1 <= len(value) <= NAME_CHARS_MAX or not value.isprintable():
+    if not 1 <= len(value) <= NAME_CHARS_MAX or unprintable(value):
         raise click.BadParameter(f"a name has 1 to {NAME_CHARS_MAX} printable characters")
     return value
 
@@ -62,10 +77,29 @@ def an_invite(
         raise click.BadParameter(f"{value[1:]} cannot be read: {error}") from error
 
 
-def site_name(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
-    from ..protocol.messages import SITE_CHARS_MAX
+def entering(
+    invite: str, state: Path | None, default: Callable[[str, str], Path]
+) -> tuple[Invite, Path]:
+    """An invite, and the state directory of whoever comes with it.
 
-    if len(value) > SITE_CHARS_MAX or not value.isprintable():
+    Args:
+      default: the directory for a run's id and its authority's fingerprint, if none is given.
+
+    Raises:
+      UserError: it is none, or it is over and there is no identity yet: who was in the run needs no
+        invite that is still good.
+    """
+    from ..protocol.invite import Invite
+
+    ticket = Invite.decode(invite, now_s=0.0)
+    folder = state or default(ticket.run_id, ticket.fingerprint)
+    if not (folder / "identity.key").exists():
+        Invite.decode(invite)
+    return ticket, folder
+
+
+def site_name(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
+    if len(value) > SITE_CHARS_MAX or unprintable(value):
         raise click.BadParameter(f"a site has up to {SITE_CHARS_MAX} printable characters")
     return value
 
@@ -102,10 +136,24 @@ advertise_option = click.option(
     callback=dialable,
     help="HOST[:PORT] that others dial, if it is not the bound one; repeatable.",
 )
+http_host_option = click.option(
+    "--http-host",
+    metavar="NAME",
+    multiple=True,
+    callback=some_hosts,
+    help="Answer HTTP under this name, too: of a proxy before it, or of a container's host; repeatable.",
+)
+patience_option = click.option(
+    "--patience",
+    type=Amount(min=0),
+    default=120.0,
+    show_default=True,
+    help="Give up after so many seconds without a master; 0: never.",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 def tell(line: str) -> None:
-    """Print a line at once, also into a pipe."""
-    click.echo(line)
+    """Print a line at once, also into a pipe; whatever is quoted in it, it stays one line."""
+    click.echo(escaped(line))
     sys.stdout.flush()

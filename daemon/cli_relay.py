@@ -10,11 +10,14 @@ import click
 import trio
 
 from ..protocol.addresses import Address
+from ..protocol.messages import NAME_CHARS_MAX
 from .cli_options import (
-    NAME_CHARS_MAX,
     Amount,
     advertise_option,
+    an_invite,
+    entering,
     member_name,
+    patience_option,
     some_addresses,
     tell,
 )
@@ -27,7 +30,7 @@ RATE_MBYTES_DEFAULT = 10.0
 
 
 @click.command()
-@click.argument("invite")
+@click.argument("invite", callback=an_invite)
 @click.option(
     "--name",
     default=lambda: f"relay {socket.gethostname()}"[:NAME_CHARS_MAX],
@@ -68,13 +71,7 @@ RATE_MBYTES_DEFAULT = 10.0
     type=Amount(min=0, min_open=True),
     help="Forward no more than so many gigabytes, then nothing until it is started again.",
 )
-@click.option(
-    "--patience",
-    type=Amount(min=0),
-    default=120.0,
-    show_default=True,
-    help="Give up after so many seconds without a master; 0: never.",
-)
+@patience_option
 def relay(
     invite: str,
     name: str,
@@ -96,15 +93,12 @@ def relay(
       holdfast relay holdfast1....
       holdfast relay holdfast1.... --advertise relay.example.org:29702 --max-rate 50 --quota 900
     """
-    from ..protocol.invite import Invite
     from ..protocol.messages import RelayOffer
+    from .machine import raise_descriptor_limit
     from .run_peer import PeerOptions
     from .run_relay import Relay
 
-    ticket = Invite.decode(invite, now_s=0.0)
-    folder = state or peer_state(ticket.run_id).with_name(f"{ticket.run_id[:16]}-relay")
-    if not (folder / "identity.key").exists():
-        Invite.decode(invite)  # who was in the run needs no invite that is still good
+    ticket, folder = entering(invite, state, _relay_state)
     options = PeerOptions(
         invite=ticket,
         command=(),
@@ -119,4 +113,10 @@ def relay(
     offer = RelayOffer(max_rate * 1e6, max_pairs, quota_bytes, only=True)
     with locked(folder):
         gc.freeze()  # what was imported is no garbage: let the collector look at the rest only
+        raise_descriptor_limit()
         trio.run(Relay(options, offer, tell).run)
+
+
+def _relay_state(run_id: str, fingerprint: str) -> Path:
+    folder = peer_state(run_id, fingerprint)
+    return folder.with_name(f"{folder.name}-relay")

@@ -11,16 +11,19 @@ import click
 import trio
 
 from ..protocol.addresses import Address
+from ..protocol.messages import NAME_CHARS_MAX
 from .bench_allreduce import allreduce
 from .bench_lanes import lanes
 from .bench_transfer import transfer
 from .cli_options import (
-    NAME_CHARS_MAX,
     Amount,
     advertise_option,
     an_address,
     an_invite,
+    entering,
+    http_host_option,
     member_name,
+    patience_option,
     site_name,
     some_addresses,
     some_hours,
@@ -67,6 +70,7 @@ MASTER_PORT = 29700
     callback=an_address,
     help="Status and control over HTTP.",
 )
+@http_host_option
 @click.option(
     "--invite/--no-invite", default=True, help="Print an invite for the run's first peers."
 )
@@ -78,6 +82,7 @@ def master(
     listen: tuple[Address, ...],
     advertise: tuple[Address, ...],
     http: Address,
+    http_host: tuple[str, ...],
     invite: bool,
 ) -> None:
     """Coordinate a run: admit peers, open rounds, commit them.
@@ -96,6 +101,7 @@ def master(
       holdfast master --journal /backup/run
       holdfast master run.toml --advertise train.example.org:29700
     """
+    from .machine import raise_descriptor_limit
     from .run_master import Master, MasterOptions
     from .spec_file import read_spec
 
@@ -107,10 +113,11 @@ def master(
             raise click.UsageError("give a RUN_TOML, or --state or --journal with a run's state")
         folder = master_state(read_spec(run_toml).run.name)
     options = MasterOptions(
-        run_toml, folder, listen, advertise, http, invite, journal is not None, standby
+        run_toml, folder, listen, advertise, http, invite, journal is not None, standby, http_host
     )
     with locked(folder):
         gc.freeze()  # what was imported is no garbage: let the collector look at the rest only
+        raise_descriptor_limit()
         trio.run(Master(options, tell).run)
 
 
@@ -145,6 +152,7 @@ def master(
     callback=an_address,
     help="This peer's status over HTTP.",
 )
+@http_host_option
 @click.option(
     "--max-upload",
     type=Amount(min=0, min_open=True),
@@ -194,13 +202,7 @@ def master(
     metavar="MB/S",
     help="Forward up to so many megabytes a second for machines that cannot reach each other.",
 )
-@click.option(
-    "--patience",
-    type=Amount(min=0),
-    default=120.0,
-    show_default=True,
-    help="Give up after so many seconds without a master; 0: never.",
-)
+@patience_option
 @click.option(
     "--site",
     default="",
@@ -222,6 +224,7 @@ def join(
     listen: tuple[Address, ...],
     advertise: tuple[Address, ...],
     http: Address,
+    http_host: tuple[str, ...],
     max_upload: float | None,
     max_download: float | None,
     hours: Hours | None,
@@ -237,9 +240,9 @@ def join(
 ) -> None:
     """Take part in a run with this machine.
 
-    INVITE is the string that the run's owner gave you, or @FILE with it in there; the training COMMAND follows `--`. Without a
-    command this peer keeps a copy of the state but trains nothing. Ctrl+C leaves in good order; a
-    second Ctrl+C stops at once.
+    INVITE is the string that the run's owner gave you, or @FILE with it in there; the training
+    COMMAND follows `--`. Without a command this peer keeps a copy of the state but trains nothing.
+    Ctrl+C leaves in good order; a second Ctrl+C stops at once.
 
     \b
     Examples:
@@ -247,25 +250,23 @@ def join(
       holdfast join holdfast1.... --advertise home.example.org:29701 -- python train.py
       holdfast join holdfast1.... --hours 22-07 --max-upload 2 --nice 19 -- python train.py
     """
-    from ..protocol.invite import Invite
     from ..protocol.messages import RelayOffer
     from .lending import Allowance, Lending
-    from .machine import be_nice
+    from .machine import be_nice, raise_descriptor_limit
     from .run_peer import PeerOptions
     from .volunteer import Volunteer
 
-    ticket = Invite.decode(invite, now_s=0.0)
-    if not ((state or peer_state(ticket.run_id)) / "identity.key").exists():
-        Invite.decode(invite)  # who was in the run needs no invite that is still good
+    ticket, folder = entering(invite, state, peer_state)
     be_nice(nice, ionice or "")
     options = PeerOptions(
         invite=ticket,
         command=command,
         name=name,
-        state=state or peer_state(ticket.run_id),
+        state=folder,
         listen=listen,
         advertise=advertise,
         http=http,
+        http_names=http_host,
         upload_bytes_per_s=None if max_upload is None else max_upload * 1e6,
         download_bytes_per_s=None if max_download is None else max_download * 1e6,
         patience_s=patience or None,
@@ -287,6 +288,7 @@ def join(
     )
     with locked(options.state):
         gc.freeze()  # as the master does
+        raise_descriptor_limit()
         trio.run(Volunteer(options, Lending(hours, pause_on_battery), tell).run)
 
 

@@ -69,6 +69,11 @@ def install(
 
     if run_as and not system:
         raise click.UsageError("--run-as is for --system")
+    run_as = run_as or os.environ.get("SUDO_USER", "") if system else ""
+    if system and not run_as:
+        raise click.UsageError(
+            "say whom the service runs as, with --run-as USER: it needs nothing of root's"
+        )
     _check(command)
     if command[0] == "master" and not {"--invite", "--no-invite"} & set(command):
         command = (*command, "--no-invite")  # what it prints is in the system's journal
@@ -79,7 +84,7 @@ def install(
         Path.cwd(),
         {key: os.environ[key] for key in KEPT_VARIABLES if key in os.environ},
         system,
-        (run_as or os.environ.get("SUDO_USER", "")) if system else "",
+        run_as,
     )
     path = _path(called, manager, system)
     if manager == "systemd":

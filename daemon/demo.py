@@ -176,7 +176,7 @@ class Demo:
                 break
             time.sleep(POLL_S)
         tail = (self.folder / f"{name}.log").read_text(errors="replace")[-2000:]
-        raise UserError(f"{name} did not start; its log ends with:\n{tail}")
+        raise UserError(f"{name} did not start", hint=f"its log ends with:\n{tail}")
 
     def ask(self, name: str, what: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         control = self.await_control(name)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
+from ..protocol.text import escaped
 from .history import PastEvent
 
 log = logging.getLogger("holdfast.master")
@@ -59,8 +60,8 @@ def line_of(event: PastEvent) -> str:
             "at": round(event.at, 3),
             "kind": event.kind,
             "peer": event.peer,
-            "name": event.name,
-            "text": event.text,
+            "name": event.name and escaped(event.name),
+            "text": escaped(event.text),
         },
         ensure_ascii=False,
     )

@@ -14,8 +14,9 @@ time and used up only when it is approved.
 from __future__ import annotations
 
 import logging
+import re
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import trio
@@ -39,6 +40,7 @@ from .web.app import Json
 
 log = logging.getLogger("holdfast.master")
 
+ID_DIGITS = re.compile(r"[0-9a-f]{4,32}")
 PENDING_MAX = 64  # newcomers that wait to be approved; others are told to come later
 PENDING_S = 300.0  # without having asked again: it has given up, and its place is free
 
@@ -47,15 +49,23 @@ Decide = Callable[[Callable[[float], list[Effect]]], None]
 
 @define
 class Pending:
-    """Somebody with a good token who waits to be approved."""
+    """Somebody with a good token who waits to be approved.
+
+    What the run's owner reads is what is approved: it does not change while somebody waits.
+    """
 
     peer: str
     name: str
     role: Role
+    founder: bool
     host: str
     token: str = field(repr=False)
     asked_s: float  # first
     seen_s: float  # last
+
+    @property
+    def role_said(self) -> str:
+        return f"{self.role.value} and founder" if self.founder else self.role.value
 
 
 class Gate:
@@ -142,22 +152,28 @@ class Gate:
         now_s = trio.current_time()
         self._forget_the_gone(now_s)
         known = self._pending.get(peer)
-        if known is None and len(self._pending) >= PENDING_MAX:
-            return Refusal(
-                RefusalCode.BUSY,
-                f"{PENDING_MAX} newcomers wait to be approved already; come back later",
-            )
+        if known is not None and not self._store.is_good(known.token):
+            del self._pending[peer]  # it may wait anew, with the invite that it shows now
+            known = None
         if known is None:
-            role = self._store.role_of(request.token)
-            known = Pending(peer, request.name, role, host, request.token, now_s, now_s)
+            granted, uses_left = self._store.offers(request.token)
+            waiting = sum(each.token == request.token for each in self._pending.values())
+            if waiting >= uses_left or len(self._pending) >= PENDING_MAX:
+                return Refusal(
+                    RefusalCode.BUSY,
+                    "as many newcomers as can be let in wait to be approved already; come back later",
+                )
+            known = Pending(
+                peer, request.name, granted.role, granted.founder, host, request.token, now_s, now_s
+            )
             self._pending[peer] = known
             self.change_count += 1
             text = (
-                f"{quoted(request.name)} ({peer[:8]}) at {host} wants in as {role.value}: "
-                f"`holdfast approve {peer[:8]}`"
+                f"{peer[:8]} at {host} wants in as {known.role_said} "
+                f"(`holdfast approve {peer[:8]}`); it calls itself {quoted(request.name)!r}"
             )
             self._note(peer, text)
-        known.name, known.token, known.seen_s = request.name, request.token, now_s
+        known.seen_s = now_s
         return Refusal(
             RefusalCode.APPROVAL,
             f"the run's owner has to approve this machine: `holdfast approve {peer[:8]}`",
@@ -178,6 +194,7 @@ class Gate:
                 "peer": each.peer,
                 "name": each.name,
                 "role": each.role.value,
+                "founder": each.founder,
                 "host": each.host,
                 "waits_s": now_s - each.asked_s,
             }
@@ -228,11 +245,8 @@ class Gate:
         self._decide(note)
 
     def _find(self, wanted: str) -> Pending:
-        matches = [
-            each
-            for each in self._pending.values()
-            if each.name == wanted or (len(wanted) >= 4 and each.peer.startswith(wanted))
-        ]
+        waiting = self._pending
+        matches = [waiting[peer] for peer in called(wanted, {p: waiting[p].name for p in waiting})]
         if len(matches) == 1:
             return matches[0]
         raise UserError(
@@ -241,6 +255,17 @@ class Gate:
             exit_code=ExitCode.USAGE,
             hint="`holdfast approve` lists those who wait; use the id's first digits",
         )
+
+
+def called(wanted: str, names: Mapping[str, str]) -> list[str]:
+    """The peers that a person may mean: by the first digits of the id, else by the name.
+
+    A word of hex digits is an id, whoever is called that: a name is its owner's choice, and must not
+    get its owner what was meant for somebody else.
+    """
+    if ID_DIGITS.fullmatch(wanted):
+        return [peer for peer in names if peer.startswith(wanted)]
+    return [peer for peer, name in names.items() if name == wanted]
 
 
 async def look_at(store: Store, token: str) -> None:

@@ -1,8 +1,8 @@
 """What a run was like: its curve, its rounds and its events, in one SQLite file.
 
 Nothing of it is needed to go on with the run, so it is handled lightly: its last seconds may be lost,
-what cannot be written is left out, and a file that is damaged is set aside for a new one. The journal
-is another file (see ``store``) and another matter.
+and a file that is damaged is set aside for a new one. The journal is another file (see ``store``) and
+another matter; rounds that it knows and this one lacks are taken from there (see ``recorder``).
 
 Points age: those of a *level* stand for ``2 ** level`` of the finest. When a level is full its oldest
 are merged in pairs into the next one, so a run of any length is a few times ``LEVEL_POINTS`` rows,
@@ -26,6 +26,8 @@ from typing import Any, TypeVar
 
 import attrs
 from attrs import frozen
+
+from ..protocol.messages import COUNT_MAX
 
 T = TypeVar("T")
 
@@ -190,20 +192,23 @@ class History:
         points: Sequence[Point] = (),
         rounds: Sequence[tuple[int, bytes]] = (),
         events: Sequence[PastEvent] = (),
-    ) -> None:
+    ) -> bool:
         """Keep all of these; if that fails, none.
 
         Args:
           rounds: number, and a row as JSON.
+
+        Returns:
+          Whether they are kept.
         """
         if not (points or rounds or events):
-            return
+            return True
         packed = [(number, zlib.compress(body, ZIP_LEVEL)) for number, body in rounds]
         with self._at_it(), self._db:
             counts = dict(self._counts)
             self._db.executemany(
                 f"insert into points (level, {', '.join(STORED)}) values (0{', ?' * len(STORED)})",
-                [[getattr(point, name) for name in STORED] for point in points],
+                [[_storable(getattr(point, name)) for name in STORED] for point in points],
             )
             counts[0] = counts.get(0, 0) + len(points)
             self._merge(counts)
@@ -224,6 +229,8 @@ class History:
                 self._db.execute("delete from events where id <= ?", [oldest])
             # Only now: after a transaction that failed these are as they were.
             self._counts, self._rounds = counts, (count, size_bytes)
+            return True
+        return False
 
     def _merge(self, counts: dict[int, int]) -> None:
         """Make room in every level that is full."""
@@ -317,6 +324,12 @@ class History:
                 raise sqlite3.DatabaseError(f"a round's row is damaged: {error}") from error
         return []
 
+    def round_numbers(self) -> set[int]:
+        """Of all rounds that are kept."""
+        with self._at_it():
+            return {number for (number,) in self._db.execute("select number from rounds")}
+        return set()
+
     def events(
         self, count: int, before: int | None, kinds: Sequence[str] = (), text: str = ""
     ) -> list[PastEvent]:
@@ -343,6 +356,11 @@ class History:
             ).fetchall()
             return [PastEvent(*row) for row in rows]
         return []
+
+
+def _storable(value: object) -> object:
+    """A sum of what members say of themselves may be more than SQLite's integers hold."""
+    return max(-COUNT_MAX, min(value, COUNT_MAX)) if isinstance(value, int) else value
 
 
 def _connect(path: Path | str) -> sqlite3.Connection:

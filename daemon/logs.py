@@ -6,14 +6,26 @@ import json
 import logging
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
+from typing import Any
 
 from ..protocol.errors import UserError
+from ..protocol.text import escaped, escaped_lines
 from .exit_codes import ExitCode
 
 FILE_BYTES_MAX = 16 * 2**20  # then the file becomes PATH.1, and a new one begins
 FILES_KEPT = 4  # full ones
 TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 EXTRAS = ("kind", "peer")  # what some lines say besides their text
+
+
+class TextLines(logging.Formatter):
+    """A line for people, and nothing that a terminal obeys, whatever is in the text."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return escaped(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:
+        return escaped_lines(super().formatException(ei))
 
 
 class JsonLines(logging.Formatter):
@@ -24,11 +36,11 @@ class JsonLines(logging.Formatter):
             "at": round(record.created, 3),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "text": record.getMessage(),
+            "text": escaped_lines(record.getMessage()),
         }
         line |= {name: vars(record)[name] for name in EXTRAS if name in vars(record)}
         if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
+            line["traceback"] = escaped_lines(self.formatException(record.exc_info))
         return json.dumps(line, ensure_ascii=False)
 
 
@@ -54,5 +66,5 @@ def configure(level: str, form: str, file: Path | None) -> None:
                 exit_code=ExitCode.CONFIG,
                 hint="give a file that can be written with --log-file PATH, or none",
             ) from error
-    handler.setFormatter(JsonLines() if form == "json" else logging.Formatter(TEXT_FORMAT))
+    handler.setFormatter(JsonLines() if form == "json" else TextLines(TEXT_FORMAT))
     logging.basicConfig(level=level.upper(), handlers=[handler])

@@ -6,9 +6,14 @@ import ctypes
 import logging
 import os
 import platform
+import resource
 from pathlib import Path
 
 log = logging.getLogger("holdfast.peer")
+
+# File descriptors of a daemon: links to a thousand peers. Not more: programs that close all that there
+# might be, before they start another one, are slow where there might be a million.
+DESCRIPTORS_WANTED = 65_536
 
 POWER = Path("/sys/class/power_supply")
 
@@ -50,3 +55,22 @@ def be_nice(nice: int, io: str) -> None:
             number, IOPRIO_WHO_PROCESS, 0, kind << IO_CLASS_SHIFT | level
         ):
             log.warning("this system knows no priorities for its disk: --ionice does nothing")
+
+
+def descriptor_limit() -> int:
+    """How many file descriptors a daemon of ours may have here, once it has raised its limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return DESCRIPTORS_WANTED
+    most = DESCRIPTORS_WANTED if hard == resource.RLIM_INFINITY else hard
+    return max(soft, min(most, DESCRIPTORS_WANTED))
+
+
+def raise_descriptor_limit() -> None:
+    """Of this process and all that it starts, as far as it may without asking anybody.
+
+    Most systems begin with 1,024, for the sake of programs that wait with ``select``; ours do not.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < descriptor_limit():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (descriptor_limit(), hard))

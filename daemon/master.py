@@ -18,7 +18,8 @@ Decisions are made at once, synchronously, when a message arrives; their effects
 ``Record`` is fsynced before the effects behind it in the queue, so nothing leaves this process
 that a restart could forget; whom they are for is settled with the decision, for a peer may be back on
 another connection by the time they go out. While a record cannot be written (the disk is full), it is tried again
-and again and nothing behind it goes out; heartbeats do, so the members stay and train on.
+and again and nothing behind it goes out; heartbeats do, so the members stay and train on. The clock of
+decisions stands still meanwhile: nobody is late with an answer to what was not sent.
 """
 
 from __future__ import annotations
@@ -45,7 +46,6 @@ from ..protocol.checkup import Checkups
 from ..protocol.enrol import Refusal
 from ..protocol.errors import HoldfastError, RemoteProtocolError, UserError
 from ..protocol.messages import (
-    TEXT_CHARS_MAX,
     BlocksVerified,
     CheckpointTold,
     Claim,
@@ -67,9 +67,11 @@ from ..protocol.messages import (
 )
 from ..protocol.network import Channel, Network, Party
 from ..protocol.notary import Notary
-from ..protocol.quota import Quota
+from ..protocol.phases import CLAIM, GREETING, MEMBER
+from ..protocol.quota import Quotas
 from ..protocol.resumption import Conversation
 from ..protocol.stream import MessageStream
+from ..protocol.text import plain
 from .checkpoint_now import CheckpointAsker
 from .dial_back import DialBack
 from .exit_codes import ExitCode
@@ -96,8 +98,11 @@ CLAIM_S = 10.0  # for one of these conversations
 CLOSE_S = 2.0  # for the last words to a peer that is dropped
 CROWD_MIN = 64  # peers; with fewer, conclusions are drawn from each message by itself
 CROWD_WAIT_S = 50e-6  # a peer, from the first message noted to the conclusions: 50 ms for 1,000
-BROKEN_S = 2.0  # after a link to a member broke its own connection's end means that it is gone
+BROKEN_S = 2.0  # after links to a member broke its own connection's end means that it is gone
+BROKEN_WORDS_MIN = 2  # members whose links to it broke; one alone may say what it likes
 CONNECTION_LOST = ("the connection was closed", "the connection broke")
+# A record that is on disk within this stops no clock: deadlines have room for it.
+WRITE_USUAL_S = 1.0
 SIGNS_OF_LIFE = (Heartbeat, Progress, Measured)  # from these no decision follows
 
 
@@ -114,6 +119,9 @@ class Session:
     incarnation: int = 0
     conversation: Conversation = field(factory=Conversation)
     away: bool = False  # its connection broke; it may come back and go on
+    slowed: bool = False  # it said more than its quota, and that was noted
+    # By member: when it said that its link to it broke.
+    broken: dict[str, float] = field(factory=dict)
     replaces: Session | None = None  # until it is decided which of the two goes
     welcomed: bool = False  # until then no heartbeat
     view: View | None = None  # told last; the next one goes out as its difference
@@ -125,7 +133,8 @@ class MasterService:
     Args:
       notary: checks seals; None: one that knows peers by their keys.
       probe: dial peers back; False: take all of them for reachable.
-      now: the clock that decisions are made by. It may leap ahead of trio's.
+      clock: decisions are made by it, less the time in which they waited for the journal. It may
+        leap ahead of trio's.
 
     Attributes:
       announced: called with every event, when what led to it is on disk.
@@ -141,7 +150,7 @@ class MasterService:
         authority: Authority | None = None,
         notary: Notary | None = None,
         probe: bool = True,
-        now: Callable[[], float] = trio.current_time,
+        clock: Callable[[], float] = trio.current_time,
     ) -> None:
         self.coordinator = coordinator
         coordinator.roads.secret = secrets.token_bytes(32)
@@ -153,8 +162,9 @@ class MasterService:
         self.sessions: dict[str, Session] = {}
         self._notary = notary or Notary(coordinator.context.run_id)
         self._greetings: Counter[str] = Counter()  # by peer: connections without a session
+        self._quotas = Quotas()
         self._probe = probe
-        self.now = now
+        self._clock = clock
         self.announced: Callable[[Event], None] = lambda _event: None
         self._views = ViewWriter()
         # With the connection that each is for; an event: so far all is carried out.
@@ -164,9 +174,9 @@ class MasterService:
         self._noted = trio.Event()  # something was said from which nothing was concluded yet
         self._nursery: trio.Nursery | None = None
         self._write_since_s: float | None = None  # the record that is being written
+        self._written_s = 0.0  # what all records before it have taken
         self._write_fault = ""
         self._superseded = trio.Event()
-        self._broken_s: dict[str, float] = {}  # when a link to this member broke last
         self._dial_back = DialBack(network, self._whereabouts, self._class)
         checkups = Checkups(
             network, partial(look_at, store), partial(needs_of, coordinator.context)
@@ -197,6 +207,23 @@ class MasterService:
             task_status.started(self.bound)
 
     # ------------------------------------------------------------ deciding
+
+    def now(self) -> float:
+        """The clock of decisions. It stands still while a record takes long to be written: whatever
+        is decided then goes out after it, and members cannot answer what they have not been told."""
+        return self._clock() - self.waited_s
+
+    @property
+    def waited_s(self) -> float:
+        """How long decisions have waited for the journal, all in all."""
+        since_s = self._write_since_s
+        late_s = 0.0 if since_s is None else trio.current_time() - since_s - WRITE_USUAL_S
+        return self._written_s + max(0.0, late_s)
+
+    def _stands_still(self) -> bool:
+        """Whether the clock of decisions does."""
+        since_s = self._write_since_s
+        return since_s is not None and trio.current_time() - since_s >= WRITE_USUAL_S
 
     def decide(self, decision: Callable[[float], list[Effect]], *, sooner: bool = True) -> None:
         """Let the coordinator decide something now; its effects are carried out in order.
@@ -307,7 +334,7 @@ class MasterService:
         self._write_since_s = trio.current_time()
         while not self._superseded.is_set():
             try:
-                await self.network.run_sync(lambda: self.store.append(record))
+                await self._append(record)
                 break
             except sqlite3.OperationalError as error:
                 if not self._write_fault:
@@ -323,10 +350,17 @@ class MasterService:
                 ) from error
             await trio.sleep(wait_s)
             wait_s = min(2 * wait_s, WRITE_RETRY_S_MAX)
-        self._write_since_s = None
+        stood_still = self._stands_still()
+        self._written_s, self._write_since_s = self.waited_s, None
+        if stood_still:
+            self._time.set()
         if self._write_fault:
             self._write_fault = ""
             self.decide(partial(self.coordinator.note, "the journal can be written again"))
+
+    async def _append(self, record: JournalRecord) -> None:
+        """Make a record durable."""
+        await self.network.run_sync(lambda: self.store.append(record))
 
     def why_stuck(self) -> str:
         """Why no decision leaves this process; empty: they do."""
@@ -372,8 +406,13 @@ class MasterService:
         while True:
             self._time = trio.Event()
             deadline = self.coordinator.next_deadline_s()
-            with trio.move_on_after(max(deadline - self.now(), TICK_S_MIN)):
+            left_s = max(deadline - self.now(), TICK_S_MIN)
+            if self._stands_still():
+                left_s = math.inf
+            with trio.move_on_after(left_s):
                 await self._time.wait()
+                continue
+            if self._stands_still():
                 continue
             if self.now() - deadline > self.coordinator.context.spec.heartbeat_s:
                 self.decide(self.coordinator.overslept)
@@ -404,7 +443,7 @@ class MasterService:
         reason = self.coordinator.succession.superseded
         log.error("%s", reason)
         for session in list(self.sessions.values()):
-            self._dismiss(session, Refused(RefusalCode.SUPERSEDED, reason[:TEXT_CHARS_MAX]))
+            self._dismiss(session, Refused(RefusalCode.SUPERSEDED, plain(reason)))
         await trio.sleep(CLOSE_S)
         raise UserError(
             f"{reason}; this one must not go on",
@@ -427,14 +466,14 @@ class MasterService:
             with trio.fail_after(CLAIM_S):
                 channel = await self.network.dial(address, party=Party.MASTER)
                 try:
-                    stream = MessageStream(channel.stream)
+                    stream = MessageStream(channel.stream, CLAIM)
                     await stream.send(self._claim())
                     self._hear_claim(await stream.receive_expected(Claim), str(address))
                 finally:
                     await trio.aclose_forcefully(channel.stream)
 
     async def _answer_claim(self, channel: Channel) -> None:
-        stream = MessageStream(channel.stream)
+        stream = MessageStream(channel.stream, CLAIM)
         with trio.move_on_after(CLAIM_S):
             claim = await stream.receive_expected(Claim)
             await stream.send_final(self._claim())
@@ -465,7 +504,8 @@ class MasterService:
         if self._greetings[peer] >= GREETINGS_MAX:
             log.debug("peer %s greets too often at once", peer[:8])
             return
-        stream = MessageStream(channel.stream, quota=Quota(trio.current_time()))
+        quota = self._quotas.of(peer, trio.current_time())
+        stream = MessageStream(channel.stream, GREETING, quota)
         self._greetings[peer] += 1
         try:
             greeted = await self._greet(channel, stream)
@@ -513,6 +553,7 @@ class MasterService:
         """
         with trio.move_on_after(HELLO_S) as in_time:
             hello = await stream.receive_expected(Hello, Resume)
+            stream.phase = MEMBER
         if in_time.cancelled_caught:
             return None
         if isinstance(hello, Resume):
@@ -526,9 +567,9 @@ class MasterService:
         if not self._knows_term(hello):
             raise Refusal(RefusalCode.PROTOCOL, f"this run has had no master of term {hello.term}")
         reachable = not self._probe or await self._dial_back.reachable(
-            channel.peer, hello.addresses
+            channel.peer, hello.addresses, host_of(channel.remote_address)
         )
-        return hello, Grant(grant.role, grant.founder), reachable
+        return hello, Grant(grant.role, grant.founder, grant.invite), reachable
 
     def _knows_term(self, hello: Hello) -> bool:
         """No member can end a master by naming a later one that there never was."""
@@ -558,6 +599,7 @@ class MasterService:
         for message in session.conversation.missing():
             outbox.send_nowait(message)
         session.stream, session.outbox, session.away = stream, outbox, False
+        session.broken.clear()
         session.scope, session.reading = trio.CancelScope(), trio.CancelScope()
         self.decide(
             partial(
@@ -575,29 +617,38 @@ class MasterService:
     def _may_come_back(self, session: Session) -> bool:
         """Whether others still have links to a peer whose connection broke.
 
-        Who was killed has lost those too, and they say so.
+        Who was killed has lost those too, and they say so: two of them, for one alone may lie, or if
+        there are no two that could say it, all. Words of long ago do not count.
         """
-        roads, now_s = self.coordinator.roads, self.now()
-        return (
-            session.welcomed
-            and now_s - self._broken_s.get(session.peer, -math.inf) > BROKEN_S
-            and any(
-                roads.linked(session.peer, peer) for peer in self.sessions if peer != session.peer
-            )
-        )
+        roads, since_s = self.coordinator.roads, self.now() - BROKEN_S
+        if not session.away:
+            session.broken = {p: at_s for p, at_s in session.broken.items() if at_s >= since_s}
+        said = session.broken.keys()
+        able = {
+            peer
+            for peer, other in self.sessions.items()
+            if other is not session
+            and not other.away
+            and (peer in said or roads.linked(session.peer, peer))
+        }
+        enough = min(BROKEN_WORDS_MIN, len(able))
+        return session.welcomed and bool(able) and len(said & able) < enough
 
-    def _link_broken(self, peer: str) -> None:
-        """A member's link to this one broke: it is not to be expected back."""
+    def _link_broken(self, member: str, peer: str) -> None:
+        """A member's link to this one broke: it may not be expected back."""
         session = self.sessions.get(peer)
-        if session is None:
-            return
-        self._broken_s[peer] = self.now()
-        if session.away:
-            self._detach(session, "its connections broke")
+        if session is not None and peer != member and self.sessions.get(member) is not None:
+            session.broken[member] = self.now()
+            self._give_up_away()
+
+    def _give_up_away(self) -> None:
+        """End the sessions of those that are gone, by what is known now."""
+        for session in [each for each in self.sessions.values() if each.away]:
+            if self.sessions.get(session.peer) is session and not self._may_come_back(session):
+                self._detach(session, "its connections broke")
 
     def _detach(self, session: Session, reason: str) -> None:
         del self.sessions[session.peer]
-        self._broken_s.pop(session.peer, None)
         self.decide(lambda now_s: self.coordinator.detach(session.peer, reason, now_s))
 
     async def _hold(self, session: Session, queue: trio.MemoryReceiveChannel[Message]) -> None:
@@ -621,6 +672,7 @@ class MasterService:
                     log.info("peer %s: %s; it may come back", session.peer[:8], reason)
                 else:
                     self._detach(session, reason)
+                self._give_up_away()  # of fewer others, fewer can say that somebody is gone
             if session.stream is stream:
                 await self._part(session)
 
@@ -636,12 +688,13 @@ class MasterService:
         try:
             while True:
                 message = await stream.receive()
+                if stream.slowed and not session.slowed:
+                    self._note_slowed(session)
                 session.conversation.hears(message)
                 if self.sessions.get(session.peer) is not session:
                     continue  # it goes as soon as it may be told
                 if isinstance(message, LinkBroken):
-                    self._link_broken(message.peer)
-                    continue
+                    self._link_broken(session.peer, message.peer)
                 if isinstance(message, Renew):
                     self._renew(session, message)
                     continue
@@ -654,12 +707,18 @@ class MasterService:
                 self._hear(session.peer, message)
         except RemoteProtocolError as error:
             log.warning("peer %s broke the protocol: %s", session.peer[:8], error)
-            session.last_words = Refused(RefusalCode.PROTOCOL, str(error)[:900])
+            session.last_words = Refused(RefusalCode.PROTOCOL, plain(str(error)))
             return f"it broke the protocol: {error}"
         except trio.EndOfChannel:
             return CONNECTION_LOST[0]
         except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
             return CONNECTION_LOST[1]
+
+    def _note_slowed(self, session: Session) -> None:
+        session.slowed = True
+        why = f"peer {session.peer[:8]} says more than its quota: it is heard more slowly"
+        log.warning("%s", why)
+        self.decide(partial(self.coordinator.note, why, peer=session.peer))
 
     async def _write(
         self,

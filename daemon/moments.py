@@ -35,7 +35,6 @@ from ..protocol.errors import HoldfastError, PeerLostError
 from ..protocol.lane import FrameHeader, FrameKind
 from ..protocol.messages import (
     MOMENTS_BYTES_MAX,
-    TEXT_CHARS_MAX,
     GiveMoments,
     Message,
     MomentsAccepted,
@@ -48,6 +47,7 @@ from ..protocol.messages import (
     Role,
     TakeMoments,
 )
+from ..protocol.text import plain
 from .keeper import StateKeeper
 from .parts import Parts
 
@@ -235,7 +235,7 @@ class MomentsExchange:
             text = f"the trainer's optimizer begins anew, its rate ramps: {reason}"
         log.info("%s", text)
         self._parts.report.told.append(text)
-        self._parts.tell_master(MomentsSettled(donor, received_bytes, reason[:TEXT_CHARS_MAX]))
+        self._parts.tell_master(MomentsSettled(donor, received_bytes, plain(reason)))
 
     # ------------------------------------------------------------ links
 
@@ -277,7 +277,7 @@ class MomentsExchange:
         try:
             gift = await self._copy(peer)
         except NothingToGetError as error:
-            return MomentsRefused(transfer, str(error)[:TEXT_CHARS_MAX])
+            return MomentsRefused(transfer, plain(str(error)))
         self._offers[peer] = transfer, gift
         return MomentsOffer(transfer, gift.size_bytes, gift.digest)
 

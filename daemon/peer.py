@@ -180,6 +180,8 @@ class PeerService:
         self._over: EvictedError | None = None
         self._stop = trio.CancelScope()
         self._progress_sent: Progress | None = None
+        self._session_begins = True  # the next view is the first one of a session
+        self._view_term = 0  # of the master whose view came last
 
     def _make_checkpointer(self, place: Place | None) -> Checkpointer:
         return Checkpointer(self.parts, self.keeper, place)
@@ -324,7 +326,6 @@ class PeerService:
         for commit in message.committed:
             self.reducer.settle(commit)
         self._perform(self.replica.welcome(message, spec.diloco.fragments))
-        self.hub.restate_roads()
         if self.relay is not None:
             self.relay.welcome()
         if self.training.layout is not None:
@@ -334,6 +335,7 @@ class PeerService:
         return spec
 
     def _master_lost(self) -> None:
+        self._session_begins = True
         self._perform(self.replica.master_gone())
         self.parts.start(self._bound_lift, self.replica.lift_count)
 
@@ -345,7 +347,10 @@ class PeerService:
     def _hear(self, message: Message) -> None:
         match message:
             case View():
-                self.hub.set_members(message.members)
+                same = self.replica.term == self._view_term
+                first, self._session_begins = self._session_begins, False
+                self._view_term = self.replica.term
+                self.hub.set_members(message.members, back=first and same, new_master=not same)
                 self._perform(self.replica.receive(message))
                 if self.replica.in_sync:
                     self.keeper.note_whole()

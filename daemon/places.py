@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import json
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
@@ -51,16 +52,34 @@ def master_state(run_name: str) -> Path:
     return data_home() / "runs" / (name.replace(".", "%2E") if name in (".", "..") else name)
 
 
-def peer_state(run_id: str) -> Path:
-    return data_home() / "peers" / run_id[:16]
+def peer_state(run_id: str, fingerprint: str) -> Path:
+    """One folder right below ``peers`` for each run of each authority.
+
+    Whoever makes an invite chooses its run id, and can choose another run's; nobody can choose its
+    authority's fingerprint.
+    """
+    return data_home() / "peers" / f"{run_id[:16]}-{fingerprint[:16]}"
 
 
 def make_private(directory: Path) -> Path:
-    """Make a directory that only its owner can enter."""
+    """Make a directory that only its owner can enter; one that is there must be its owner's alone.
+
+    Raises:
+      UserError: it cannot be made, or others can put files into it: keys and records that are found
+        there would be theirs to choose.
+    """
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = directory.stat()
     except OSError as error:
         raise _unusable(directory, error) from error
+    foreign = os.geteuid() != 0 and found.st_uid not in (os.geteuid(), 0)
+    if foreign or found.st_mode & stat.S_IWOTH:
+        raise UserError(
+            f"others on this machine may write into {directory}",
+            exit_code=ExitCode.CONFIG,
+            hint=f"chmod 700 {directory} if it is yours, or give another folder with --state DIR",
+        )
     return directory
 
 

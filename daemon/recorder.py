@@ -5,12 +5,14 @@
     Coordinator --state-----'                    '--> Live      whoever has a page open
 
 Once a second it looks whether anything has changed. If so, it takes what rounds have ended, a point
-of the curve if it is time for one, and the events since, and has a thread write them.
+of the curve if it is time for one, and the events since, and has a thread write them. Rounds that the
+journal knows and the history lacks are taken from the journal: at the start, and after a write failed.
 """
 
 from __future__ import annotations
 
 import logging
+import sqlite3
 import time
 from collections import deque
 from collections.abc import Callable
@@ -20,12 +22,14 @@ from typing import Any, Protocol
 
 import attrs
 import trio
+from attrs import Factory, define
 
 from ..membership.effects import Event
 from ..membership.rounds import Round
-from ..membership.status import past_row
+from ..membership.status import journaled_row, past_row
+from ..protocol.errors import HoldfastError
 from .event_log import EVENT_LOG_FILE, EventLog
-from .history import COLUMNS, HISTORY_FILE, History, PastEvent, Point
+from .history import COLUMNS, HISTORY_FILE, ROUNDS_MAX, History, PastEvent, Point
 from .master import MasterService
 from .web.answers import compact
 
@@ -34,7 +38,10 @@ log = logging.getLogger("holdfast.master")
 LOOK_S = 1.0
 POINT_S = 2.0  # between two points of the curve
 WARNINGS_MAX = 8  # of the files, between two looks
-EVENTS_WAITING_MAX = 10_000  # for a disk that takes its time; the oldest are left out
+# For a disk that takes its time, or is full; the oldest are left out.
+EVENTS_WAITING_MAX = 10_000
+POINTS_WAITING_MAX = 2_000  # an hour and more
+ROUNDS_WAITING_BYTES_MAX = 2**24  # with ten members thousands of them; the journal has them all
 
 Json = dict[str, Any]
 
@@ -43,6 +50,30 @@ class Stream(Protocol):
     """Where rows are published: see ``web.live``."""
 
     def publish(self, kind: str, row: object) -> None: ...
+
+
+@define
+class Rows:
+    """What is to be written into the history, oldest first."""
+
+    points: list[Point] = Factory(list)
+    rounds: list[tuple[int, bytes]] = Factory(list)
+    events: list[PastEvent] = Factory(list)
+
+    def __bool__(self) -> bool:
+        return bool(self.points or self.rounds or self.events)
+
+    def followed_by(self, later: Rows) -> Rows:
+        """Both, without the oldest if they are too many."""
+        rounds = [*self.rounds, *later.rounds]
+        size_bytes = sum(len(row) for _number, row in rounds)
+        while size_bytes > ROUNDS_WAITING_BYTES_MAX:
+            size_bytes -= len(rounds.pop(0)[1])
+        return Rows(
+            [*self.points, *later.points][-POINTS_WAITING_MAX:],
+            rounds,
+            [*self.events, *later.events][-EVENTS_WAITING_MAX:],
+        )
 
 
 class Recorder:
@@ -71,16 +102,16 @@ class Recorder:
         self.live: Stream | None = None
         self._seen_count = -1
         self._last_round: Round | None = None  # that was taken
-        self._events: list[PastEvent] = []
-        self._rounds: list[tuple[int, bytes]] = []
-        self._points: list[Point] = []
+        self._new = Rows()  # since the last write
+        self._late = Rows()  # what could not be written
+        self._lacks = False  # some rounds may be in the journal alone
         # What earlier masters have come to, as far as it is known.
         self._before = history.last_point()
         self._last: Point | None = None  # of this master
         self._next_id = history.last_event_id() + 1
         if self._before is not None:
             now = wall_clock()
-            self._points.append(Point(now, gap_s=max(0.0, now - self._before.at)))
+            self._new.points.append(Point(now, gap_s=max(0.0, now - self._before.at)))
         service.announced = self._announced
 
     @classmethod
@@ -89,13 +120,15 @@ class Recorder:
     ) -> Recorder:
         """With the files of a state directory. Waits for the disk."""
         warnings: deque[str] = deque(maxlen=WARNINGS_MAX)
-        return cls(
+        recorder = cls(
             service,
             History(state / HISTORY_FILE, warnings.append),
             EventLog(state / EVENT_LOG_FILE, warnings.append),
             warnings,
             wall_clock=wall_clock,
         )
+        recorder.rebuild()
+        return recorder
 
     # ------------------------------------------------------------ while the run goes on
 
@@ -103,7 +136,7 @@ class Recorder:
         """Look again and again, until cancelled; ``look`` and ``close`` keep what came last."""
         while True:
             self.look()
-            if self._points or self._rounds or self._events:
+            if self._late or self._new:
                 await self._service.network.run_sync(self._take())
             await trio.sleep(LOOK_S)
 
@@ -134,16 +167,41 @@ class Recorder:
         return self._history
 
     def _take(self) -> Callable[[], None]:
-        """The work of a thread."""
-        points, rounds, events = self._points, self._rounds, self._events
-        self._points, self._rounds, self._events = [], [], []
-        return partial(self._write, points, rounds, events)
+        """The work of a thread. One at a time goes on, and nobody else touches ``_late``."""
+        new, self._new = self._new, Rows()
+        return partial(self._write, new)
 
-    def _write(
-        self, points: list[Point], rounds: list[tuple[int, bytes]], events: list[PastEvent]
-    ) -> None:
-        self._history.write(points, rounds, events)
-        self._event_log.write(events)
+    def _write(self, new: Rows) -> None:
+        self._event_log.write(new.events)
+        rows = self._late.followed_by(new)
+        if not self._history.write(rows.points, rows.rounds, rows.events):
+            self._late, self._lacks = rows, True
+            return
+        self._late = Rows()
+        if self._lacks:
+            self.rebuild()
+
+    def rebuild(self) -> None:
+        """Have the history keep all rounds that the journal knows. Waits for the disk.
+
+        A master that was killed, or whose disk was full, has committed rounds that it could not
+        write down here. Of those is known what the journal has.
+        """
+        try:
+            missing = self._service.store.commits(ROUNDS_MAX, self._history.round_numbers())
+        except (sqlite3.Error, OSError, ValueError, HoldfastError) as error:
+            self._warnings.append(f"the history may lack rounds: the journal is not read: {error}")
+            return
+        name_of = self._context.history.name_of
+        rows = [
+            {
+                **journaled_row(each.commit, name_of),
+                "opened_at": each.opened_at,
+                "ended_at": each.committed_at,
+            }
+            for each in missing
+        ]
+        self._lacks = not self._history.write(rounds=[(row["round"], compact(row)) for row in rows])
 
     # ------------------------------------------------------------ events
 
@@ -160,9 +218,9 @@ class Recorder:
             event.text,
         )
         self._next_id += 1
-        self._events.append(past)
-        if len(self._events) > EVENTS_WAITING_MAX:
-            del self._events[0]
+        self._new.events.append(past)
+        if len(self._new.events) > EVENTS_WAITING_MAX:
+            del self._new.events[0]
         if self.live is not None:
             self.live.publish("log", attrs.asdict(past))
 
@@ -181,7 +239,7 @@ class Recorder:
         for round_ in reversed(ended):
             self._last_round = round_
             row = self._row(round_)
-            self._rounds.append((round_.number, compact(row)))
+            self._new.rounds.append((round_.number, compact(row)))
             if self.live is not None:
                 self.live.publish("round", row)
 
@@ -222,9 +280,9 @@ class Recorder:
         )
         if self._last is not None and now - self._last.at > 2 * POINT_S:
             # It stayed as it was for so long: no line may lead there from before.
-            self._points.append(attrs.evolve(self._last, at=now - POINT_S))
+            self._new.points.append(attrs.evolve(self._last, at=now - POINT_S))
         self._last = point
-        self._points.append(point)
+        self._new.points.append(point)
         if self.live is not None:
             self.live.publish("point", point_row(point))
 

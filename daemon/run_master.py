@@ -25,6 +25,7 @@ from ..membership.journal import (
     SpecChanged,
     TermStarted,
 )
+from ..membership.sizes import sizes_fault
 from ..membership.spec import RunSpec
 from ..protocol.addresses import Address
 from ..protocol.authority import Authority
@@ -36,7 +37,8 @@ from ..protocol.messages import MASTERS_MAX, Role
 from ..protocol.network import Party
 from ..protocol.sockets import SocketNetwork
 from .exit_codes import ExitCode
-from .hosts import dialable
+from .gate import called
+from .hosts import WILDCARDS, dialable, only_loopback
 from .master import MasterService
 from .places import make_private
 from .recorder import Recorder
@@ -51,7 +53,9 @@ from .web.serve import control_side
 
 log = logging.getLogger("holdfast.master")
 
-INVITE_USES_DEFAULT = 100
+# Of the invite that a starting master prints: a few machines of its owner's. Whoever finds it cannot
+# come with enough of them to outvote a larger run.
+INVITE_USES_DEFAULT = 8
 INVITE_HOURS_DEFAULT = 24.0
 USES_MAX = 1_000_000  # of an invite
 HOURS_MAX = 87_600.0  # of an invite: ten years
@@ -67,6 +71,7 @@ class MasterOptions:
     invite: bool = True
     takes_over: bool = False  # the state is a copy of another master's
     standby: Sequence[Address] = ()  # where other masters may take over from this one
+    http_names: Sequence[str] = ()  # that the HTTP side answers to, beside this machine's own
 
 
 class Master:
@@ -129,7 +134,20 @@ class Master:
         authority = Authority.load_or_create(self.options.state / "authority", run_id)
         self._record(records, TermStarted(term, authority.begin_term(term), behind))
         lot = secrets.token_bytes(LOT_BYTES)
-        return authority, spec, Coordinator.restore(spec, run_id, records, term, lot)
+        coordinator = Coordinator.restore(spec, run_id, records, term, lot)
+        self._check_sizes(coordinator)
+        return authority, spec, coordinator
+
+    def _check_sizes(self, coordinator: Coordinator) -> None:
+        """Versions before this one recorded whatever sizes a founder said."""
+        context = coordinator.context
+        layout, sizes = context.history.layout, context.history.sizes
+        if layout is not None and (fault := sizes_fault(layout, sizes, context.spec)) is not None:
+            raise UserError(
+                f"the journal in {self.options.state} founds the run on what cannot be: {fault}",
+                exit_code=ExitCode.CONFIG,
+                hint="no master can serve it; start a new run with another --state DIR",
+            )
 
     def _record(self, records: list[JournalRecord], record: JournalRecord) -> None:
         try:
@@ -199,6 +217,7 @@ class Master:
                 "resume": self._act_resume,
                 "stop": self._act_stop,
             },
+            names=self.options.http_names,
         )
         self._scope = trio.CancelScope()
         with side as (serve_http, url), self._scope:
@@ -227,13 +246,22 @@ class Master:
         self.tell(f"state in {self.options.state}")
         if self.store.cut is not None:
             self.tell(f"WARNING: {self.store.cut}")
+        addresses = [Address.parse(text) for text in self._addresses()]
+        anywhere = not self.options.advertise and any(each.host in WILDCARDS for each in bound)
+        if anywhere and only_loopback(addresses):
+            self.tell(
+                "WARNING: this machine is in no network, so invites name it as "
+                f"{', '.join(map(str, addresses))}, where only its own peers find it. For others "
+                "start the master with --advertise HOST"
+            )
         if self.coordinator.succession.waiting:
             self.tell(self.coordinator.succession.why_waiting())
         if self.options.invite:
+            founder = not self.coordinator.context.history.founded
             invite = self.make_invite(
-                Role.CONTRIBUTOR, True, INVITE_USES_DEFAULT, INVITE_HOURS_DEFAULT
+                Role.CONTRIBUTOR, founder, INVITE_USES_DEFAULT, INVITE_HOURS_DEFAULT
             )
-            self.tell("on each machine that takes part, run:")
+            self.tell(f"on each machine that takes part ({INVITE_USES_DEFAULT} at most), run:")
             self.tell(f"  holdfast join {invite} -- python train.py")
 
     async def _renew_own(self) -> None:
@@ -254,7 +282,7 @@ class Master:
 
     def status(self, *, past: bool = True) -> Json:
         """The whole run as JSON; without ``past`` only as it is now."""
-        status = self.coordinator.status(trio.current_time(), past=past)
+        status = self.coordinator.status(self.service.now(), past=past)
         status["kind"] = "master"
         status["version"] = __version__
         status["headline"] = self.recorder.headline(status["headline"])
@@ -376,11 +404,7 @@ class Master:
         names |= {member.peer: member.name for member in self.coordinator.context.roster}
         for peer in history.revoked:
             names.pop(peer, None)
-        matches = [
-            peer
-            for peer, name in names.items()
-            if name == wanted or (len(wanted) >= 4 and peer.startswith(wanted))
-        ]
+        matches = called(wanted, names)
         if len(matches) != 1:
             raise UserError(
                 f"{'no peer is' if not matches else 'several peers are'} called {wanted!r}"

@@ -31,6 +31,7 @@ from ..protocol.sockets import SocketNetwork
 from .bridge import UnixBridge
 from .checkpointer import Checkpointer
 from .exit_codes import ExitCode
+from .hosts import doubt_of_loopback
 from .lending import Allowance
 from .memory import machine_bytes
 from .parts import PeerConfig
@@ -74,6 +75,7 @@ class PeerOptions:
     allowance: Allowance | None = None  # of the disk; None: all
     relay: RelayOffer | None = None  # what is forwarded for others; None: nothing
     limits: Json = field(factory=dict)  # all that its owner has set, for people
+    http_names: Sequence[str] = ()  # that the HTTP side answers to, beside this machine's own
 
 
 class Peer:
@@ -103,6 +105,7 @@ class Peer:
         self._signals = 0
         self._nursery: trio.Nursery | None = None
         self._error: UserError | None = None
+        self._unfit = False  # the master refuses our script's model
 
     async def run(self) -> None:
         """Take part until the run is over, we leave, or are sent away.
@@ -218,6 +221,8 @@ class Peer:
 
     async def _keep(self, service: PeerService) -> None:
         """Whatever ended us: the shared state outlives this process."""
+        if self._unfit:
+            return  # it has never had a part in the run, and will have none as it is
         last = service.checkpointer.last()
         if last is None:
             return
@@ -273,13 +278,16 @@ class Peer:
                 raise UserError(
                     str(error),
                     exit_code=ExitCode.REFUSED,
-                    hint="another program or run is at the invite's address: ask for a new invite",
+                    hint=doubt_of_loopback(invite.addresses)
+                    or "another program or run is at the invite's address: ask for a new invite",
                 ) from error
             except OSError as error:
                 if patience_s is not None and trio.current_time() - began_s > patience_s:
                     raise no_master(invite.addresses, str(error)) from error
                 if backoff_s == BACKOFF_FIRST_S:
                     self.tell(f"{error}; trying again ...")
+                    if doubt := doubt_of_loopback(invite.addresses):
+                        self.tell(doubt)
             await trio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
 
@@ -297,6 +305,7 @@ class Peer:
                 Route("/api/live", live, methods=["GET"]),
                 metrics_route(self.status),
             ],
+            names=self.options.http_names,
         )
         with side as (serve_http, url):
             async with trio.open_nursery() as nursery:
@@ -315,6 +324,7 @@ class Peer:
                     await service.run()
                 except EvictedError as error:
                     self._error = self._error or as_user_error(error)
+                    self._unfit = error.code == RefusalCode.LAYOUT.value
                 nursery.cancel_scope.cancel()
 
     async def _supervise(self, supervisor: Supervisor) -> None:
@@ -395,7 +405,9 @@ class Peer:
             "role": replica.role.value,
             "in_sync": replica.in_sync,
             "phase": service.report.phase,
-            "why": "; ".join(map(said_copy, progress.copies)) or service.report.why,
+            "why": "; ".join(map(said_copy, progress.copies))
+            or service.report.why
+            or service.training.why_still(),
             "told": list(service.report.told),
             "step": progress.step,
             "tokens": progress.tokens,
@@ -488,13 +500,23 @@ class Peer:
 
 
 def _kept_credentials(folder: Path, invite: Invite) -> Credentials | None:
-    """Those of an earlier process, if they are this run's and still good for a while."""
+    """Those of an earlier process, if they are still good for a while.
+
+    Raises:
+      UserError: they are another run's, and would be lost.
+    """
     try:
         known = Credentials.load(folder)
     except FileNotFoundError:
         return None
-    same = fingerprint_of(load_certificate(known.authority_pem)) == invite.fingerprint
-    return known if same and known.expires_in_s() > CERTIFICATE_LEFT_MIN_S else None
+    if fingerprint_of(load_certificate(known.authority_pem)) != invite.fingerprint:
+        raise UserError(
+            f"{folder} belongs to another run ({known.run_id}) than the invite",
+            exit_code=ExitCode.CONFIG,
+            hint="give this run a folder of its own with --state DIR, or delete that one if the "
+            "other run is over",
+        )
+    return known if known.expires_in_s() > CERTIFICATE_LEFT_MIN_S else None
 
 
 def as_user_error(error: EvictedError) -> UserError:

@@ -14,12 +14,26 @@ from pathlib import Path
 from attrs import frozen
 
 from .exit_codes import ExitCode
+from .machine import DESCRIPTORS_WANTED
 
 STOP_S = (
     300  # to drain: the round in flight, the trainer's end, a last checkpoint of many gigabytes
 )
+# For a service of the machine. No ProtectSystem=strict: a training script writes where it likes; and
+# nothing that hides devices (PrivateDevices, ProtectClock): it computes on some of them.
+HARDENING = """\
+CapabilityBoundingSet=
+AmbientCapabilities=
+ProtectSystem=full
+ProtectControlGroups=true
+ProtectKernelLogs=true
+ProtectKernelModules=true
+ProtectKernelTunables=true
+PrivateTmp=true
+RestrictSUIDSGID=true
+LockPersonality=true
+"""
 RETRY_S = 10  # before it is started again
-FILES = 65_536  # descriptors: links to a thousand peers
 # A restart would find the same again; somebody has to do something.
 FINAL = (
     ExitCode.USAGE,
@@ -77,9 +91,9 @@ RestartPreventExitStatus={" ".join(str(code.value) for code in FINAL)}
 KillMode=mixed
 KillSignal=SIGTERM
 TimeoutStopSec={STOP_S}
-LimitNOFILE={FILES}
+LimitNOFILE={DESCRIPTORS_WANTED}
 NoNewPrivileges=true
-
+{HARDENING if service.system else ""}
 [Install]
 WantedBy={target}
 """
@@ -106,7 +120,7 @@ def launchd_plist(service: Service, log: Path) -> bytes:
         "KeepAlive": {"SuccessfulExit": False},
         "ThrottleInterval": RETRY_S,
         "ExitTimeOut": STOP_S,
-        "SoftResourceLimits": {"NumberOfFiles": FILES},
+        "SoftResourceLimits": {"NumberOfFiles": DESCRIPTORS_WANTED},
         "StandardOutPath": str(log),
         "StandardErrorPath": str(log),
     }

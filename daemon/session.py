@@ -26,7 +26,14 @@ import trio
 from ..membership.spec import RunSpec
 from ..membership.views import changed_view
 from ..protocol.addresses import Address, host_of
-from ..protocol.errors import EvictedError, RemoteProtocolError, UserError, cause_of
+from ..protocol.errors import (
+    WRONG_CLOCK_HINT,
+    EvictedError,
+    RemoteProtocolError,
+    UserError,
+    WrongClockError,
+    cause_of,
+)
 from ..protocol.messages import (
     MASTERS_MAX,
     Heartbeat,
@@ -45,6 +52,7 @@ from ..protocol.network import Channel, Network, Party
 from ..protocol.resumption import Conversation
 from ..protocol.stream import MessageStream
 from .exit_codes import ExitCode
+from .hosts import doubt_of_loopback
 from .parts import PeerConfig, PeerReport
 
 log = logging.getLogger("holdfast.peer")
@@ -58,7 +66,7 @@ RESUME_S = 3.0  # to reach the master again and go on; then trainers are told th
 # Of the deadline: a master silent for so long is dialled again, from whatever address we have by now;
 # the rest is left for that, before it takes us for dead.
 SILENCE_SHARE = 0.6
-BACKOFF_MAX_S = 5.0
+BACKOFF_MAX_S = 2.0  # a run whose master is back waits for the last of its contributors
 
 # After these there is no point in coming back by ourselves.
 FINAL_CODES = {
@@ -75,6 +83,8 @@ FINAL_CODES = {
 
 # These say something about the master, not about us: another address, or later.
 PASSING_CODES = {RefusalCode.SUPERSEDED, RefusalCode.BUSY}
+
+IS_IT_THERE = "is `holdfast master` running, and is its port open from here?"
 
 DIAL_ERRORS = (OSError, trio.TooSlowError, RemoteProtocolError)
 
@@ -150,20 +160,21 @@ class MasterSession:
     def tell(self, message: Message) -> None:
         """Send to the master, in order; dropped without a session."""
         if self._conversation is not None and not self._conversation.sends(message):
-            log.warning("the master confirms nothing: dropping the session")
-            self._conversation = None
-            if self._outbox is not None:
-                self._outbox.close()
-                self._outbox = None
+            self._hang_up("the master confirms nothing")
         if self._outbox is None:
             return
         try:
             self._outbox.send_nowait(message)
         except trio.WouldBlock:
-            log.warning("the master does not read: dropping the session")
-            self._outbox.close()
-            self._outbox = None
+            self._hang_up("the master does not read")
         except (trio.BrokenResourceError, trio.ClosedResourceError):
+            self._outbox = None
+
+    def _hang_up(self, why: str) -> None:
+        """End the connection, if there is one: who writes to it finds nothing more to write."""
+        if self._outbox is not None:
+            log.warning("%s: dropping the session", why)
+            self._outbox.close()
             self._outbox = None
 
     # ------------------------------------------------------------ one session after the other
@@ -177,14 +188,19 @@ class MasterSession:
         """
         backoff_s = BACKOFF_FIRST_S
         last_contact_s = trio.current_time()
-        failure = ""
+        failure, clock_told = "", False
         while True:
+            hint = IS_IT_THERE
             for address in list(self._masters):
                 try:
                     channel = await self._dial(address)
                 except DIAL_ERRORS as error:
-                    failure = why_not(error)
+                    if isinstance(error, WrongClockError):
+                        failure, hint = why_not(error), WRONG_CLOCK_HINT
+                    elif hint == IS_IT_THERE:  # else another address has said more
+                        failure = why_not(error)
                     continue
+                clock_told = False
                 began_s = trio.current_time()
                 await self._hold(channel)
                 while self._conversation is not None:
@@ -196,7 +212,10 @@ class MasterSession:
                     backoff_s = BACKOFF_FIRST_S
             patience_s = self._config.patience_s
             if patience_s is not None and trio.current_time() - last_contact_s > patience_s:
-                raise no_master(self._masters, failure)
+                raise no_master(self._masters, failure, hint)
+            if hint == WRONG_CLOCK_HINT and not clock_told:
+                log.warning("%s: %s", failure, hint)  # it may be set meanwhile, as after a boot
+                clock_told = True
             await trio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
 
@@ -278,7 +297,8 @@ class MasterSession:
         stream = MessageStream(channel.stream)
         hello = self._hello(host_of(channel.remote_address), channel.local_port)
         if self._conversation is not None:
-            if await self._resume(stream, hello, self._conversation):
+            usable = not self._conversation.broken
+            if usable and await self._resume(stream, hello, self._conversation):
                 await self._hold_on(stream, self._conversation)
             else:
                 self._end()
@@ -356,7 +376,8 @@ class MasterSession:
         self._outbox = None
         if isinstance(ended, EvictedError):
             raise ended
-        if isinstance(ended, RemoteProtocolError) or self.released.is_set():
+        hopeless = conversation.broken or isinstance(ended, RemoteProtocolError)
+        if hopeless or self.released.is_set():
             self._end()
         log.info("the session with the master ended: %s", ended or "its connection broke")
 
@@ -430,9 +451,9 @@ def why_not(error: Exception) -> str:
     return str(error) or "it does not answer in time"
 
 
-def no_master(addresses: Sequence[Address], failure: str) -> UserError:
+def no_master(addresses: Sequence[Address], failure: str, hint: str = IS_IT_THERE) -> UserError:
     return UserError(
         f"no master of this run at {', '.join(map(str, addresses))}: {failure}",
         exit_code=ExitCode.UNREACHABLE,
-        hint="is `holdfast master` running, and is its port open from here?",
+        hint=(doubt_of_loopback(addresses) if hint == IS_IT_THERE else "") or hint,
     )

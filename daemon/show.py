@@ -7,17 +7,17 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
 from .asked import said_pending
-from .show_run import plain_console, plain_table
+from .show_run import add, plain_console, plain_table
 
 ROADS_SHOWN_MAX = 12  # pairs; with more, those without a link come first
 
 
 def show_status(kind: str, status: Mapping[str, Any]) -> None:
     """Print a status as the master or a peer gave it."""
-    console = Console(highlight=False)
+    console = plain_console()
     if kind == "master":
         _show_master(console, status)
     else:
@@ -25,36 +25,39 @@ def show_status(kind: str, status: Mapping[str, Any]) -> None:
 
 
 def _show_master(console: Console, status: Mapping[str, Any]) -> None:
-    console.print(
-        f"[bold]{status['name']}[/bold]  {status['state']}  "
-        f"{status['committed']} rounds committed, {status['aborted']} aborted"
-    )
+    counts = f"{status['committed']} rounds committed, {status['aborted']} aborted"
+    console.print(_headed(status["name"], f"  {status['state']}  {counts}"))
     if status.get("why_waiting"):
         console.print(f"waiting: {status['why_waiting']}")
+    for warning in status.get("warnings", ()):
+        console.print(f"warning: {warning}", markup=False)
     for row in status.get("pending", ()):
-        console.print(said_pending(row), markup=False)
+        console.print(said_pending(row))
     for line in _roads(status):
         console.print(line)
     tree = _tree(status)
     if tree:
         console.print(tree)
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("#", "peer", "name", "role", "sync", "step", "loss", "tokens/s", "why"):
-        table.add_column(heading)
+    table = plain_table("#", "peer", "name", "role", "sync", "step", "loss", "tokens/s", "why")
     for member in status["members"]:
         loss = member.get("loss")
-        table.add_row(
-            str(member["number"]),
-            str(member["peer"])[:8],
-            str(member["name"]),
-            str(member["role"]),
+        add(
+            table,
+            member["number"],
+            member["peer"][:8],
+            member["name"],
+            member["role"],
             "yes" if member["in_sync"] else "no",
-            str(member.get("step", 0)),
+            member.get("step", 0),
             "-" if loss is None else f"{loss:.3f}",
             f"{member.get('tokens_per_s') or 0:.0f}",
-            str(member.get("why") or ""),
+            member.get("why") or "",
         )
     console.print(table)
+
+
+def _headed(head: object, rest: str) -> Text:
+    return Text().append(str(head), "bold").append(rest)
 
 
 def _roads(status: Mapping[str, Any]) -> Iterator[str]:
@@ -90,11 +93,12 @@ def show_invites(answer: Mapping[str, Any]) -> None:
     table = plain_table("id", "role", "founder", "uses left", "expires", "withdrawn", "by hand")
     for invite in answer["invites"]:
         expires = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(invite["expires_s"]))
-        table.add_row(
-            str(invite["id"]),
-            str(invite["role"]),
+        add(
+            table,
+            invite["id"],
+            invite["role"],
             "yes" if invite["founder"] else "no",
-            str(invite["uses_left"]),
+            invite["uses_left"],
             expires,
             "yes" if invite["withdrawn"] else "no",
             "yes" if invite["approve"] else "no",
@@ -104,14 +108,12 @@ def show_invites(answer: Mapping[str, Any]) -> None:
 
 def show_verified(answer: Mapping[str, Any]) -> None:
     """Print who holds which bytes."""
-    console = Console(highlight=False)
+    console = plain_console()
     for peer in answer["peers"]:
-        console.print(f"{peer['name']} ({str(peer['peer'])[:8]}): {peer['text']}")
+        console.print(f"{peer['peer'][:8]} ({peer['name']}): {peer['text']}")
     for each in answer["differences"]:
-        console.print(
-            f"[bold]{each['name']} ({str(each['peer'])[:8]}) differs in fragment "
-            f"{each['fragment']}[/bold], version {each['version']}: {each['text']}"
-        )
+        head = f"{each['peer'][:8]} ({each['name']}) differs in fragment {each['fragment']}"
+        console.print(_headed(head, f", version {each['version']}: {each['text']}"))
     if answer["same"]:
         console.print("all peers hold the same bytes")
     elif not answer["differences"]:
@@ -125,10 +127,9 @@ def show_verified(answer: Mapping[str, Any]) -> None:
 
 def _show_peer(console: Console, status: Mapping[str, Any]) -> None:
     loss = status["loss"]
-    console.print(
-        f"[bold]{status['name']}[/bold] ({str(status['peer'])[:8]})  {status['role']}, "
-        f"{'in sync' if status['in_sync'] else 'not in sync'}, {status['phase']}"
-    )
+    sync = "in sync" if status["in_sync"] else "not in sync"
+    rest = f" ({status['peer'][:8]})  {status['role']}, {sync}, {status['phase']}"
+    console.print(_headed(status["name"], rest))
     if status["why"]:
         console.print(f"why: {status['why']}")
     console.print(

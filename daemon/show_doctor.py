@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
+from ..protocol.text import escaped
 from .doctor.findings import Finding, Verdict
 
 STYLES = {
@@ -19,14 +20,14 @@ ORDER = (Verdict.OK, Verdict.SKIPPED, Verdict.WARNING, Verdict.FAULT)
 
 
 def show_findings(findings: Sequence[Finding]) -> None:
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
     wide = max(len(finding.check) for finding in findings)
     for finding in sorted(findings, key=lambda each: ORDER.index(each.verdict)):
         line = Text(f"{finding.verdict.value:8}", style=STYLES[finding.verdict])
-        line.append(f"{finding.check:{wide}}  {finding.said}", style="default")
+        line.append(escaped(f"{finding.check:{wide}}  {finding.said}"), style="default")
         console.print(line)
         if finding.fix:
-            console.print(Text(f"{'':{wide + 10}}fix: {finding.fix}"))
+            console.print(Text(escaped(f"{'':{wide + 10}}fix: {finding.fix}")))
     faults = sum(finding.verdict is Verdict.FAULT for finding in findings)
     if faults:
         console.print(

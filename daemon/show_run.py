@@ -18,10 +18,13 @@ PIPE_COLUMNS = 1_000
 
 
 def plain_console() -> Console:
-    """As wide as the terminal; in a pipe as wide as the text, without colours."""
+    """As wide as the terminal; in a pipe as wide as the text, without colours.
+
+    Everything is printed as it is: a name with brackets is a name. Styles are ``Text``'s.
+    """
     if sys.stdout.isatty() or "COLUMNS" in os.environ:
-        return Console(highlight=False)
-    return Console(highlight=False, width=PIPE_COLUMNS)
+        return Console(highlight=False, markup=False, emoji=False)
+    return Console(highlight=False, markup=False, emoji=False, width=PIPE_COLUMNS)
 
 
 def plain_table(*headings: str) -> Table:
@@ -71,10 +74,10 @@ def show_quarantined(status: Status) -> None:
     """Who is out until the run's owner clears it, and who owns nothing for now."""
     console = plain_console()
     for row in status["quarantined"]:
-        console.print(f"in quarantine: {row['name']} ({row['peer'][:8]}): {row['why']}")
+        console.print(f"in quarantine: {row['peer'][:8]} ({row['name']}): {row['why']}")
     names = {member["peer"]: member["name"] for member in status["members"]}
     for peer in status["barred"]:
-        console.print(f"owns no chunks: {names.get(peer, '')} ({peer[:8]}): it showed none of them")
+        console.print(f"owns no chunks: {peer[:8]} ({names.get(peer, '')}): it showed none of them")
 
 
 def _rate(bytes_per_s: float | None, cap_bytes_per_s: float | None) -> str:
@@ -96,17 +99,32 @@ def show_rounds(rows: Sequence[Status]) -> None:
             said_time(row["at"]),
             row["fragment"],
             row["outcome"],
-            ", ".join(row["names"]) or "-",
-            f"{row['open_s']:.1f} s",
-            f"{row['reduce_s']:.1f} s",
+            said_contributors(row) or "-",
+            _seconds(row["open_s"]),
+            _seconds(row["reduce_s"]),
             said_round_why(row),
         )
     console.print(table)
 
 
+def said_contributors(row: Status) -> str:
+    """Their names; with the share of the chunks that it is in, who is not in all."""
+    # Of an aborted round nothing counts, and what earlier versions wrote has no shares.
+    shares = [each.get("chunk_share", 1.0) or 1.0 for each in row["contributors"]]
+    return ", ".join(
+        name if share == 1.0 else f"{name} (in {share:.0%} of the chunks)"
+        for name, share in zip(row["names"], shares, strict=True)
+    )
+
+
+def _seconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds:.1f} s"
+
+
 def said_round_why(row: Status) -> str:
     """What did not go by the book; empty: all did."""
-    parts = [row["why"]] if row["outcome"] != "committed" and row["why"] else []
+    unusual = row["outcome"] != "committed" or row["open_s"] is None
+    parts = [row["why"]] if unusual and row["why"] else []
     if row["lost_names"]:
         parts.append(f"lost {', '.join(row['lost_names'])}")
     if row["repairs"]:
@@ -120,7 +138,9 @@ def said_round(row: Status) -> str:
     """One line."""
     text = f"round {row['round']} {row['outcome']}"
     if row["outcome"] == "committed":
-        text += f" by {', '.join(row['names'])} in {row['open_s'] + row['reduce_s']:.1f} s"
+        text += f" by {said_contributors(row)}"
+        if row["open_s"] is not None:
+            text += f" in {row['open_s'] + row['reduce_s']:.1f} s"
     why = said_round_why(row)
     return f"{text}: {why}" if why else text
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .simulation.batch import Choice, Report, Result, Violation
 
 SEEDS_MAX = 10_000_000
-PEERS_MIN, PEERS_MAX = 3, 1_000  # fewer cannot lose one and go on
+PEERS_MIN, PEERS_MAX = 2, 1_000
 LIARS = ("owner", "forger", "silent", "accuser")  # see ``simulation.liars``
 LIES_MAX = 8  # as many chunks as a liar is sure to own would do
 
@@ -59,6 +59,12 @@ LIES_MAX = 8  # as many chunks as a liar is sure to own would do
     help="In so many chunks of each round does it lie.",
 )
 @click.option(
+    "--hostile",
+    is_flag=True,
+    help="Instead of faults: one of five peers and a spare tells its master lies of every kind; nobody else "
+    "may be removed, left out for long or out-voted, and rounds must go on.",
+)
+@click.option(
     "--jobs",
     type=click.IntRange(1, 1_024),
     help="Processes (default: one per core).",
@@ -78,6 +84,7 @@ def simulate(
     audit: float,
     liar: str | None,
     lies: int,
+    hostile: bool,
     jobs: int | None,
     json_path: Path | None,
     quiet: bool,
@@ -96,6 +103,7 @@ def simulate(
       holdfast simulate --seeds 2000
       holdfast simulate --seeds 2000 --audit 0.2
       holdfast simulate --seeds 50 --audit 0.05 --liar owner
+      holdfast simulate --seeds 100 --hostile
       holdfast simulate --start 17 --seeds 1
     """
     from .simulation.batch import Choice, Report
@@ -105,7 +113,9 @@ def simulate(
         raise click.UsageError("a --liar is found out by audits only: give --audit, too")
     if liar and peers:
         raise click.UsageError("--liar has four peers of its own: leave --peers out")
-    choice = Choice(peers, audit, Lie(liar) if liar else None, lies)
+    if hostile and (liar or peers or audit):
+        raise click.UsageError("--hostile has peers and audits of its own: give nothing beside it")
+    choice = Choice(peers, audit, Lie(liar) if liar else None, lies, hostile)
     if trace and seeds != 1:
         raise click.UsageError("--trace tells of one seed: give --seeds 1, too")
     report, began_s, interrupted = Report(start), time.monotonic(), False
@@ -158,7 +168,7 @@ def _tell_story(report: Report, seed: int, choice: Choice, *, quiet: bool, trace
     from .simulation.batch import try_seed
     from .simulation.scenario import Scenario
 
-    if not quiet and choice.liar is None:
+    if not quiet and choice.liar is None and not choice.hostile:
         scenario = Scenario.of(seed, choice.peers, choice.audit)
         click.echo(f"{scenario.peers} peers, spare: {scenario.spare}, places: {scenario.places}, ")
         for fault in scenario.faults:

@@ -17,17 +17,17 @@ import secrets
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 
 import msgpack
-from attrs import define, frozen
+from attrs import define, evolve, frozen
 
 from ..membership import journal
 from ..protocol import wire
 from ..protocol.errors import UserError
-from ..protocol.files import write_private
-from ..protocol.messages import Role
+from ..protocol.files import keep_private, write_private
+from ..protocol.messages import Commit, Role
 from .exit_codes import ExitCode
 from .places import make_private
 from .salvage import (
@@ -43,9 +43,10 @@ from .salvage import (
 
 log = logging.getLogger("holdfast.master")
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 TOKEN_BYTES = 24
 JOURNAL_FILE = "journal.sqlite"
+COMMITS_BYTES_MAX = 2**26  # of commits read at once for people; a thousand members' are 60 kB each
 
 SCHEMA = """
 create table if not exists records (
@@ -56,10 +57,11 @@ create table if not exists tokens (
     uses_left integer not null, expires_s real not null, made_s real not null,
     withdrawn integer not null default 0, by_hand integer not null default 0);
 create table if not exists grants (
-    peer text primary key, role text not null, founder integer not null, name text not null);
+    peer text primary key, role text not null, founder integer not null, name text not null,
+    invite text not null default '');
 """
 TOKENS = "select hash, role, founder, uses_left, expires_s, made_s, withdrawn, by_hand from tokens"
-GRANTS = "select peer, role, founder, name from grants"
+GRANTS = "select peer, role, founder, name, invite from grants"
 
 
 class TokenError(UserError):
@@ -71,6 +73,7 @@ class GrantRow:
     role: Role
     founder: bool
     name: str
+    invite: str = ""  # the id of that by which it came; empty: not known
 
 
 @define
@@ -105,6 +108,16 @@ class Cut:
         )
 
 
+@frozen
+class Committed:
+    """A commit, with unix seconds: when its round was opened (None: not known any more), and when
+    it was written down."""
+
+    commit: Commit
+    opened_at: float | None
+    committed_at: float
+
+
 class Store:
     """Everything of a run that must survive the master's process.
 
@@ -117,6 +130,7 @@ class Store:
         self._now = now
         self._writing = threading.Lock()
         self._tip: Tip | None = None
+        self._path = None if str(path) == ":memory:" else path
         self.last_term = 0
         self.cut: Cut | None = None
         try:
@@ -127,8 +141,8 @@ class Store:
                 self._load(Path(path))
             self._count = len(self._records)
             self._grants = {
-                peer: GrantRow(Role(role), bool(founder), name)
-                for peer, role, founder, name in self._db.execute(GRANTS)
+                peer: GrantRow(Role(role), bool(founder), name, invite)
+                for peer, role, founder, name, invite in self._db.execute(GRANTS)
             }
             self._tokens = {
                 row[0]: _Token(
@@ -175,12 +189,13 @@ class Store:
         copy = keep_aside(path)
         part = path.with_name(f"{path.name}.part")
         part.unlink(missing_ok=True)
+        keep_private(part)
         fresh = sqlite3.connect(part, isolation_level=None)
         fresh.executescript(SCHEMA)
         fresh.execute(f"pragma user_version = {SCHEMA_VERSION}")
         fresh.execute("begin")
         fresh.executemany("insert into records values (?, ?, ?, ?, ?)", rows)
-        for query, table, width in ((TOKENS, "tokens", 8), (GRANTS, "grants", 4)):
+        for query, table, width in ((TOKENS, "tokens", 8), (GRANTS, "grants", 5)):
             marks = ", ".join("?" * width)
             for row in readable(self._db, query):
                 with contextlib.suppress(sqlite3.DatabaseError):
@@ -237,6 +252,35 @@ class Store:
             raise UserError(f"the journal is damaged: {found.fault}", exit_code=ExitCode.CONFIG)
         return found.records
 
+    def commits(self, count: int, known: Container[int]) -> list[Committed]:
+        """Of the newest commits, so many at most, those whose rounds are not known; oldest first.
+
+        It holds up nobody who writes.
+        """
+        found: list[Committed] = []
+        opened_at: dict[int, float] = {}
+        size_bytes = 0
+        with contextlib.ExitStack() as stack:
+            db = self._db
+            if self._path is not None:
+                db = stack.enter_context(contextlib.closing(sqlite3.connect(self._path)))
+                db.execute("pragma query_only = on")
+            rows = db.execute(
+                "select kind, body, at_s from records where kind in (?, ?) order by id desc limit ?",
+                (journal.RoundCommitted.__name__, journal.RoundNumbered.__name__, 2 * count),
+            )
+            for kind, body, at_s in rows:
+                plain = msgpack.unpackb(body)
+                if kind == journal.RoundNumbered.__name__:
+                    opened_at[plain["round"]] = at_s
+                elif plain["commit"]["round"] not in known and size_bytes < COMMITS_BYTES_MAX:
+                    size_bytes += len(body)
+                    record = wire.from_plain(journal.RoundCommitted, plain)
+                    found.append(Committed(record.commit, None, at_s))
+        return [
+            evolve(each, opened_at=opened_at.get(each.commit.round)) for each in reversed(found)
+        ]
+
     # ------------------------------------------------------------ invites
 
     def make_token(
@@ -267,7 +311,7 @@ class Store:
                 "update tokens set uses_left = uses_left - 1 where hash = ?", (_hash(token),)
             )
             row.uses_left -= 1
-            return GrantRow(row.role, row.founder, "")
+            return GrantRow(row.role, row.founder, "", _id_of(_hash(token)))
 
     def look_at(self, token: str) -> bool:
         """Whether it admits by hand only; raises TokenError as ``redeem`` does. Waits for no disk."""
@@ -285,13 +329,22 @@ class Store:
             raise TokenError("this invite is used up", exit_code=ExitCode.INVITE)
         return row
 
-    def role_of(self, token: str) -> Role:
-        """What a good token admits to; raises TokenError as ``redeem`` does."""
-        return self._good(token).role
+    def offers(self, token: str) -> tuple[GrantRow, int]:
+        """What a good token admits to, and how often still; raises TokenError as ``redeem`` does."""
+        row = self._good(token)
+        return GrantRow(row.role, row.founder, ""), row.uses_left
+
+    def is_good(self, token: str) -> bool:
+        """Whether it would admit somebody now."""
+        try:
+            self._good(token)
+        except TokenError:
+            return False
+        return True
 
     def withdraw(self, invite_id: str) -> bool:
         """Let an invite admit nobody any more; False: there is none with this id."""
-        found = [key for key in self._tokens if key[:4].hex().upper() == invite_id.upper()]
+        found = [key for key in self._tokens if _id_of(key) == invite_id.upper()]
         with self._writing:
             for key in found:
                 self._db.execute("update tokens set withdrawn = 1 where hash = ?", (key,))
@@ -301,8 +354,9 @@ class Store:
     def admit(self, peer: str, grant: GrantRow) -> None:
         with self._writing:
             self._db.execute(
-                "insert or replace into grants (peer, role, founder, name) values (?, ?, ?, ?)",
-                (peer, grant.role.value, grant.founder, grant.name),
+                "insert or replace into grants (peer, role, founder, name, invite)"
+                " values (?, ?, ?, ?, ?)",
+                (peer, grant.role.value, grant.founder, grant.name, grant.invite),
             )
             self._grants[peer] = grant
 
@@ -318,7 +372,7 @@ class Store:
         """Tokens as the owner may see them: never the token itself."""
         return [
             {
-                "id": key[:4].hex().upper(),
+                "id": _id_of(key),
                 "role": row.role.value,
                 "founder": int(row.founder),
                 "uses_left": row.uses_left,
@@ -332,10 +386,12 @@ class Store:
 
 def _open(path: Path | str) -> sqlite3.Connection:
     """Raises sqlite3.DatabaseError, or UserError: written by another holdfast."""
+    if str(path) != ":memory:":
+        keep_private(Path(path))  # SQLite gives its log the same mode
     db = sqlite3.connect(str(path), check_same_thread=False, isolation_level=None)
     db.text_factory = _strict_text
     version = db.execute("pragma user_version").fetchone()[0]
-    if version not in (0, 1, 2, SCHEMA_VERSION):
+    if version not in (0, 1, 2, 3, SCHEMA_VERSION):
         raise UserError(
             f"{path} was written by another holdfast (schema {version})",
             exit_code=ExitCode.CONFIG,
@@ -346,6 +402,8 @@ def _open(path: Path | str) -> sqlite3.Connection:
         _add_checks(db)
     if version in (1, 2):
         _add_approval(db)
+    if version in (1, 2, 3):
+        _add_invites(db)
     if version == 0:
         db.executescript(SCHEMA)
         db.execute(f"pragma user_version = {SCHEMA_VERSION}")
@@ -376,6 +434,18 @@ def _add_approval(db: sqlite3.Connection) -> None:
     db.execute("begin immediate")
     try:
         db.execute("alter table tokens add column by_hand integer not null default 0")
+        db.execute("pragma user_version = 3")
+        db.execute("commit")
+    except BaseException:
+        db.execute("rollback")
+        raise
+
+
+def _add_invites(db: sqlite3.Connection) -> None:
+    """From version 3, which did not know by which invite a member came, to version 4."""
+    db.execute("begin immediate")
+    try:
+        db.execute("alter table grants add column invite text not null default ''")
         db.execute(f"pragma user_version = {SCHEMA_VERSION}")
         db.execute("commit")
     except BaseException:
@@ -419,6 +489,11 @@ def back_up(state: Path, target: Path) -> int:
             hint="is there room on the disk? the copy of before is still there",
         ) from error
     return count
+
+
+def _id_of(key: bytes) -> str:
+    """By which people know the invite of this hash."""
+    return key[:4].hex().upper()
 
 
 def _hash(token: str) -> bytes:

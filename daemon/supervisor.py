@@ -8,7 +8,7 @@
 Whoever started the daemon and the run's master are told of each failure and of what is done.
 
 The command runs in a session of its own, so that Ctrl+C reaches only the daemon, which drains
-first. It finds the daemon by ``HOLDFAST_SOCKET``.
+first. It finds the daemon by ``HOLDFAST_SOCKET``. A daemon that is killed takes it along (``watcher``).
 """
 
 from __future__ import annotations
@@ -19,30 +19,34 @@ import os
 import shlex
 import signal
 import subprocess
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import trio
 
 from ..protocol.errors import UserError
 from ..protocol.messages import (
-    TEXT_CHARS_MAX,
     Failing,
     FailureKind,
     Remedy,
     TrainerFailed,
 )
+from ..protocol.text import plain
 from .exit_codes import ExitCode
 from .failures import Failure, failure_of, memory_kills
 
 log = logging.getLogger("holdfast.supervisor")
 
+HANDED = ("HOLDFAST_HOME",)  # of the daemon's variables, to its trainer
 BACKOFF_FIRST_S = 1.0
 BACKOFF_MAX_S = 30.0
 GOOD_RUN_S = 60.0  # a trainer that lived so long was fine: its next failure counts as the first
 FAILURES_MAX = 5  # in a row; then the peer stays without a trainer until somebody says ``retry``
 TERM_S = 10.0  # from SIGTERM to SIGKILL
+SOCKET_VARIABLE = "HOLDFAST_SOCKET"
+WATCHER = str(Path(__file__).with_name("watcher.py"))
 
 
 class TrainerEnd(enum.Enum):
@@ -92,9 +96,11 @@ class Supervisor:
         self._ended = trio.Event()
 
     def environment(self) -> Mapping[str, str]:
+        # Not the daemon's own options: one of them is the invite, which lets anybody in.
+        kept = {k: v for k, v in os.environ.items() if not k.startswith("HOLDFAST_") or k in HANDED}
         return {
-            **os.environ,
-            "HOLDFAST_SOCKET": str(self.socket_path),
+            **kept,
+            SOCKET_VARIABLE: str(self.socket_path),
             "HOLDFAST_MEMBER": self.member,
         }
 
@@ -163,7 +169,7 @@ class Supervisor:
         given_up = count >= FAILURES_MAX
         self.failed = TrainerFailed(
             failure.kind,
-            failure.reason[:TEXT_CHARS_MAX],
+            plain(failure.reason),
             Remedy.NONE if given_up else Remedy.RESTART,
             count,
             0.0 if given_up else pause_s,
@@ -201,13 +207,44 @@ class Supervisor:
         self.pid = process.pid
         self._process_scope = trio.CancelScope()
         try:
-            with self._process_scope:
-                await process.wait()
+            async with _watched(process, self.socket_path):
+                try:
+                    with self._process_scope:
+                        await process.wait()
+                finally:
+                    await _end(process)
         finally:
-            await _end(process)
             self.pid = None
         assert process.returncode is not None
         return process.returncode
+
+
+@asynccontextmanager
+async def _watched(process: trio.Process, socket_path: Path) -> AsyncIterator[None]:
+    """Have all that the process starts end with this daemon, should that be killed in the block."""
+    marker = f"{SOCKET_VARIABLE}={socket_path}"
+    try:
+        with trio.CancelScope(shield=True):  # the process runs: who waits for it has to end it
+            watcher = await trio.lowlevel.open_process(
+                [sys.executable, "-I", "-S", WATCHER, str(process.pid), marker],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+    except OSError as error:
+        log.warning("the training command would outlive this daemon's death: %s", error)
+        yield
+        return
+    try:
+        yield
+    finally:
+        with trio.CancelScope(shield=True):
+            assert watcher.stdin is not None
+            with suppress(trio.BrokenResourceError):  # somebody has ended it
+                await watcher.stdin.send_all(b".")
+            await watcher.stdin.aclose()
+            await watcher.wait()
 
 
 async def _end(process: trio.Process) -> None:

@@ -15,6 +15,7 @@ import trio
 
 from ..collectives.feedback import Residual
 from ..membership.roster import layout_difference
+from ..membership.trainers import NO_STEP
 from ..protocol.arena import (
     LOSS_SLOT,
     MAIL_SLOT,
@@ -25,7 +26,6 @@ from ..protocol.arena import (
     Values,
 )
 from ..protocol.messages import (
-    TEXT_CHARS_MAX,
     ArenaOpened,
     Failing,
     FailureKind,
@@ -45,6 +45,7 @@ from ..protocol.messages import (
     TrainerFailed,
     TrainerLost,
 )
+from ..protocol.text import plain
 from .keeper import StateKeeper
 from .layout import fragments_of
 from .moments import MomentsExchange
@@ -58,6 +59,7 @@ PACE_S = 10.0  # tokens/s is the mean over so long
 # started anew. What comes back at once is in its data or its code, and restarts are counted.
 RELOADS_MAX = 2
 RELOADS_S = 600.0
+STILL_SAID_S = 60.0  # without a step, be it a first one that compiles: people wonder by then
 NORM_CHUNK_COUNT = 1 << 18  # elements squared at a time in float64
 
 
@@ -141,13 +143,7 @@ class Training:
         """Look whether the trainer moves; away with one that does not. Once in a while."""
         parts, posted = self._parts, self._keeper.known_posted
         replica, spec = parts.replica, parts.known_spec
-        if (
-            posted is None
-            or spec is None
-            or not spec.trainer.step_deadline_s
-            or not replica.trainer_loaded
-            or replica.finished
-        ):
+        if posted is None or spec is None or not replica.trainer_loaded or replica.finished:
             self._watch = StepWatch()
             return
         waiting = int(posted.slots[WAITING_SLOT])
@@ -157,10 +153,19 @@ class Training:
             waiting - 1 if waiting else None,
             int(self._keeper.state.arena.slots[MAIL_SLOT]),
         )
-        if self._watch.look(trio.current_time(), seen, spec.trainer.step_deadline_s):
+        deadline_s = spec.trainer.step_deadline_s or math.inf
+        if self._watch.look(trio.current_time(), seen, deadline_s):
             still_s, self._watch = self._watch.still_s, StepWatch()
             reason = f"no step for {still_s:.0f} s, after step {seen.step}"
             parts.trainer.end(FailureKind.HANG, reason, still_s)
+
+    def why_still(self) -> str:
+        """What people should know of a trainer that is attached and takes no step; else empty."""
+        still_s = self._watch.still_s
+        if still_s < STILL_SAID_S:
+            return ""
+        # Another figure now and then, not every second: each change goes to all who look.
+        return f"{NO_STEP} for {still_s - still_s % STILL_SAID_S:.0f} s"
 
     def _spoilt(self, reason: str) -> None:
         """Its weights are not finite any more. The shared state is: let it have that."""
@@ -205,9 +210,7 @@ class Training:
         parts = self._parts
         if self.layout != layout:
             difference = layout_difference(layout, self.layout)
-            parts.trainer.tell(
-                Rejected(f"its tensors are not the run's: {difference}"[:TEXT_CHARS_MAX])
-            )
+            parts.trainer.tell(Rejected(plain(f"its tensors are not the run's: {difference}")))
             return
         diloco = parts.spec.diloco
         parts.trainer.tell(
@@ -262,7 +265,7 @@ class Training:
             tokens,
             self._tokens_per_s(tokens),
             loss,
-            self._parts.report.phase,
+            self.why_still() or self._parts.report.phase,
             hub.sent_bytes,
             hub.received_bytes,
             self._keeper.received_bytes,

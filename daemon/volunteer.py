@@ -81,6 +81,7 @@ class Volunteer:
             reads={"status": self.status},
             actions={"leave": self._act_leave, "retry": self._act_retry},
             why_unready=lambda: self._why,
+            names=self.options.http_names,
         )
         lent = False
         with side as (serve_http, _url), self._scope:

@@ -35,7 +35,7 @@ MEMBERS_SHARE = 0.5  # of the lines below the headline, at most, if there is mor
 
 def watch_screen(onlooker: Onlooker[Sight]) -> None:
     """Draw until q or Ctrl+C."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False, emoji=False)
     sight: Sight | None = None
     live = Live(console=console, screen=True, auto_refresh=False)
     with suppress(KeyboardInterrupt), _keys(), live:

@@ -15,8 +15,39 @@ from ..protocol.messages import (
 from .context import Context, quoted
 from .journal import History
 from .roster import Member, layout_difference
+from .sizes import sizes_fault
+from .spec import RunSpec
+
+# New processes of one key: each is a record of the journal, so many at once and then one every so
+# often. A service manager starts a daemon that fails again and again more slowly than that.
+PROCESSES_MAX = 16
+PROCESS_S = 10.0
 
 Refusal = tuple[RefusalCode, str]
+
+
+class Processes:
+    """How often a key comes as a new process: a bucket for each, for as long as it is not full."""
+
+    def __init__(self) -> None:
+        self._spent: dict[str, tuple[float, float]] = {}  # by peer: how many, and when
+
+    def refusal(self, peer: str, now_s: float) -> Refusal | None:
+        """Count one more; why it must wait, or None."""
+        for other in [p for p, (n, at_s) in self._spent.items() if self._left(n, at_s, now_s) == 0]:
+            del self._spent[other]
+        spent = self._left(*self._spent.get(peer, (0.0, now_s)), now_s)
+        if spent > PROCESSES_MAX - 1:
+            return RefusalCode.BUSY, (
+                f"this key has come as {PROCESSES_MAX} new processes in a short time: wait "
+                f"{PROCESS_S:.0f} s"
+            )
+        self._spent[peer] = spent + 1, now_s
+        return None
+
+    @staticmethod
+    def _left(spent: float, at_s: float, now_s: float) -> float:
+        return max(0.0, spent - (now_s - at_s) / PROCESS_S)
 
 
 def refusal(context: Context, peer: str, hello: Hello) -> Refusal | None:
@@ -65,7 +96,7 @@ def layout_refusal(context: Context, layout: Layout | None) -> Refusal | None:
     return RefusalCode.LAYOUT, f"the script's tensors are not the run's: {quoted(difference)}"
 
 
-def founding_fault(member: Member, message: Founded) -> str | None:
+def founding_fault(member: Member, message: Founded, spec: RunSpec) -> str | None:
     """What is wrong with a ``Founded``; None if it may found the run."""
     count = len(message.heads)
     if not 1 <= count <= FRAGMENTS_MAX or len(message.sizes) != count:
@@ -79,4 +110,4 @@ def founding_fault(member: Member, message: Founded) -> str | None:
         difference = layout_difference(member.layout, message.layout)
         if difference is not None:
             return f"another layout than its trainer's: {difference}"
-    return None
+    return sizes_fault(message.layout, message.sizes, spec)

@@ -14,8 +14,7 @@ Nothing here sends or records; ``course`` does.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from attrs import Factory, define, frozen
@@ -24,6 +23,8 @@ from ..protocol.messages import Assignment, Contributor, ContributorRun, Reduce
 from .gauging import Report
 from .plan import PlanEstimate
 from .repair import holds
+from .roster import Roster
+from .voices import elect, voices_of
 
 if TYPE_CHECKING:
     from .audits import Look
@@ -65,6 +66,8 @@ class Attempt:
     blind: dict[str, set[str]] = Factory(dict)  # receivers in ``missed``: only for want of these
     accusers: dict[str, set[str]] = Factory(dict)  # accused -> who lost it
     accused_s: float = math.inf  # when the first accusation came
+    ended: set[str] = Factory(set)  # whose reduction is over, though not well: they cannot repair
+    moves: dict[str, float] = Factory(dict)  # when receivers last said that bytes move
     quorum_s: float | None = None  # when the quorum had reported
     shut: set[str] = Factory(set)  # of the lost: those that the others are told to shut out
     flush_number: int = 0  # of the repair that is being prepared, or was the last
@@ -107,17 +110,18 @@ class Attempt:
     def unreported(self) -> list[str]:
         return [peer for peer in self.survivors() if peer not in self.outcomes]
 
-    def agreed(self) -> Outcome | None:
+    def agreed(self, roster: Roster) -> Outcome | None:
         """The outcome of more than half of the survivors; None if there is none."""
-        reported = Counter(self.outcomes[p] for p in self.survivors() if p in self.outcomes)
-        if not reported:
-            return None
-        outcome, count = reported.most_common(1)[0]
-        return outcome if 2 * count > len(self.survivors()) else None
+        found = elect(self.outcomes, voices_of(roster, self.survivors()))
+        return found.winner if found is not None and found.majority else None
 
-    def gauges(self) -> list[Report]:
-        """What those have found whom the others depend on."""
-        return [self.reports[peer] for peer in self.needed() if peer in self.reports]
+    def gauges(self) -> dict[str, Report]:
+        """What those have found who added something up: of the chunks of others nobody can know.
+
+        In a tree that are leaders, too.
+        """
+        added = {*self.makers, *(peer for site in self.sites for peer in site)}
+        return {p: self.reports[p] for p in self.needed() if p in added and p in self.reports}
 
     # ------------------------------------------------------------ losses
 
@@ -141,15 +145,35 @@ class Attempt:
             self.accusers.setdefault(peer, set()).add(accuser)
             self.accused_s = min(self.accused_s, now_s)
 
-    def most_accused(self) -> str | None:
-        """Whom most others lost; of equals the one that comes last in the attempt."""
+    def most_accused(self, without: Mapping[str, Collection[str]] | None = None) -> str | None:
+        """Whom most others lost; of equals the one that comes last in the attempt.
+
+        Args:
+          without: by peer, members that say that they have no link to it. They join whoever accuses
+            it; by themselves they say nothing about this attempt.
+        """
         order = {peer: index for index, peer in enumerate(self.receivers)}
-        counts = {  # what the lost have said about others counts for nothing
-            peer: len(accusers - self.lost.keys())
-            for peer, accusers in self.accusers.items()
-            if peer not in self.lost and accusers - self.lost.keys()
+        counts = {
+            peer: len(self.against(peer, without or {}))
+            for peer in self.accusers
+            if peer not in self.lost and self.against(peer, {})
         }
         return max(counts, key=lambda p: (counts[p], order[p]), default=None)
+
+    def against(self, peer: str, without: Mapping[str, Collection[str]]) -> set[str]:
+        """Who says that it lost this peer; what the lost have said counts for nothing."""
+        named = self.accusers.get(peer, set()).union(without.get(peer, ()))
+        return named.intersection(self.receivers) - self.lost.keys()
+
+    def accused_by(self, peer: str) -> list[str]:
+        """Whom it says that it lost."""
+        return [accused for accused, accusers in self.accusers.items() if peer in accusers]
+
+    def moved(self, peer: str, now_s: float) -> None:
+        """A receiver says that bytes move. It takes two: what one sends, another one receives."""
+        self.moves[peer] = now_s
+        if len(self.moves) > 1:
+            self.moved_s = max(self.moved_s, sorted(self.moves.values())[-2])
 
     # ------------------------------------------------------------ flush and repair
 
@@ -182,6 +206,7 @@ class Attempt:
         self.number, self.flush_s, self.moved_s = self.flush_number, math.inf, now_s
         self.outcomes.clear()
         self.accusers.clear()
+        self.moves.clear()
         self.accused_s, self.quorum_s = math.inf, None
         for peer, wanting in list(self.blind.items()):
             if wanting <= self.shut:  # it is given now what it lacked

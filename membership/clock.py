@@ -52,9 +52,16 @@ class RoundClock:
 
     # ------------------------------------------------------------ facts
 
-    def reached(self, round_: Round) -> None:
-        """The first contributor has come to the round's step."""
+    def reached(self, round_: Round, step: int) -> None:
+        """The first contributor has come to the round's step, and is at ``step``.
+
+        Who is past it has trained on while the master was away. Its rounds come sooner than their
+        steps are apart until it is caught up with, which says nothing about how fast anybody is.
+        """
         now_s = self.context.now_s
+        if step > round_.at_step:
+            self._reached = None
+            return
         if self._reached is not None and round_.at_step > self._reached[0]:
             step, at_s = self._reached
             self._paces_s.append((now_s - at_s) / (round_.at_step - step))

@@ -86,7 +86,7 @@ class Conductor:
         round_.mark(member.peer, member.name).ready_s = self.context.now_s
         if message.step >= round_.at_step and round_.reached_s is None:
             round_.reached_s = self.context.now_s
-            self.clock.reached(round_)
+            self.clock.reached(round_, message.step)
 
     def not_ready(self, member: Member, message: NotReady) -> None:
         round_ = self.rounds.get(message.round)

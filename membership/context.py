@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections import deque
 
-from ..protocol.messages import TEXT_CHARS_MAX, Message, RefusalCode, Told
+from ..protocol.messages import Message, RefusalCode, Told
+from ..protocol.text import escaped, plain
 from .detector import Detector
 from .effects import EVENT_CHARS_MAX, Announce, Drop, Effect, Event, EventKind, Record, Send
 from .journal import History, JournalRecord
@@ -76,17 +77,17 @@ class Context:
 
     def tell(self, peer: str, text: str) -> None:
         """Something that the peer's person should read."""
-        self.send(peer, Told(text[:TEXT_CHARS_MAX]))
+        self.send(peer, Told(plain(text)))
 
     def record(self, record: JournalRecord) -> None:
         self.history.apply(record)
         self.out.append(Record(record))
 
     def drop(self, peer: str, code: RefusalCode, reason: str, *, previous: bool = False) -> None:
-        self.out.append(Drop(peer, code, reason[:TEXT_CHARS_MAX], previous))
+        self.out.append(Drop(peer, code, plain(reason), previous))
 
     def announce(self, kind: EventKind, peer: str | None, text: str) -> None:
-        event = Event(kind, peer, text[:EVENT_CHARS_MAX], self.now_s)
+        event = Event(kind, peer, plain(text, EVENT_CHARS_MAX), self.now_s)
         self.events.append(event)
         self.out.append(Announce(event))
 
@@ -111,5 +112,6 @@ def said(member: Member) -> str:
 
 
 def quoted(text: str) -> str:
-    """A peer's words, short enough to pass on."""
+    """A peer's words, plain and short enough to pass on."""
+    text = escaped(text)
     return text if len(text) <= REASON_CHARS_MAX else text[: REASON_CHARS_MAX - 1] + "…"

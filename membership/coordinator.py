@@ -16,7 +16,8 @@ finish. A view is published before any message that names a member of it, and a 
 before any commit that would outdate it.
 
 *Lasting state* changes only through journal records, so a restarted master is the history replayed,
-plus peers that attach anew. A round that was not committed is void after a restart.
+plus peers that attach anew. A reduction goes on after a restart if all who add are still at it (see
+``adoption``); any other round that was not committed is void.
 
 *Connections.* A peer has at most one. When it attaches again, the newer connection wins: the
 effects begin with ``Drop(peer, DUPLICATE, previous=True)`` for the old one (the daemon must not
@@ -48,6 +49,7 @@ from ..protocol.messages import (
     Held,
     Hello,
     Leaving,
+    LinkBroken,
     Measured,
     Message,
     MomentsSettled,
@@ -73,7 +75,8 @@ from ..protocol.messages import (
     Welcome,
 )
 from . import invariants, status, trainers
-from .admission import founding_fault, layout_refusal, refusal
+from .admission import Processes, Refusal, founding_fault, layout_refusal, refusal
+from .adoption import Adoption
 from .bandwidth import Bandwidths
 from .conductor import Conductor
 from .context import Context, quoted, said
@@ -99,6 +102,7 @@ from .rounds import Phase
 from .spec import RunSpec
 from .succession import Succession
 from .syncing import ROOT_BYTES, Syncing
+from .voices import large_invites, said_invite
 
 __all__ = ["Coordinator", "Grant"]
 
@@ -146,15 +150,19 @@ class Coordinator:
         self.conductor = Conductor(
             self.context, self.syncing, self.succession, bandwidths, self.roads, self._evict
         )
+        course = self.conductor.course
+        self.adoption = Adoption(self.context, self.conductor.ledger, course)
         self.probing = Probing(self.context, bandwidths, self.roads)
         self.syncing.missing = set(history.places)
         self.syncing.votes.unheard = set(history.places)
         self._missing_until_s: float | None = None  # set by the first event after a restart
+        self._processes = Processes()
         self.founder: str | None = None  # who was sent Found
         self._finish_due_s = (
             math.inf
         )  # then Finish goes out, whoever has not applied the last round
         self._finish_sent = False
+        self._warned: set[str] = set()  # invites of which the owner was told
         self._view_due = False  # a newcomer needs the view even if nothing in it changed
         self._handlers: dict[type[Message], Callable[[Member, Any], None]] = {
             Progress: self._on_progress,
@@ -165,13 +173,14 @@ class Coordinator:
             Founded: self._on_founded,
             Ready: self.conductor.ready,
             NotReady: self.conductor.not_ready,
-            Reduced: self.conductor.course.reduced,
-            Held: self.conductor.course.held,
-            ReduceFailed: self.conductor.course.reduce_failed,
-            Audited: self.conductor.course.audits.audited,
-            ProofPiece: self.conductor.course.audits.proof,
+            Reduced: self._on_reduced,
+            Held: course.held,
+            ReduceFailed: self._on_reduce_failed,
+            Audited: course.audits.audited,
+            ProofPiece: course.audits.proof,
             Measured: self.conductor.measured,
             Probed: self.probing.probed,
+            LinkBroken: self.roads.broken,
             RoadWanted: self.roads.wanted,
             RoadWorks: self.roads.works,
             Relayed: self.roads.relayed,
@@ -202,7 +211,7 @@ class Coordinator:
         """
         if not self._begin(now_s):
             return []
-        refused = refusal(self.context, peer, hello)
+        refused = refusal(self.context, peer, hello) or self._too_often(peer, hello)
         if refused is not None:
             code, reason = refused
             self.context.announce(
@@ -228,10 +237,11 @@ class Coordinator:
         self.context.roster.members[peer] = member
         self.context.tally.attached(member, known=member.number < number_before)
         self.context.detector.heard(peer, now_s)
+        self.roads.attached(peer)
         self._taken_over(self.succession.came(peer))
         committed = self._outcomes(hello)
         self.syncing.attached(member, hello, committed)
-        self._welcome(member, committed)
+        self._welcome(member, committed, self.adoption.came(member, hello))
         self.context.announce(
             EventKind.JOIN,
             peer,
@@ -476,6 +486,12 @@ class Coordinator:
         self._remove(old, reason, keep_place=again)
         self._settle()  # a round that can end without it ends now, and Welcome tells the outcome
 
+    def _too_often(self, peer: str, hello: Hello) -> Refusal | None:
+        admitted = self.context.history.admitted.get(peer)
+        if admitted is not None and admitted.incarnation == hello.incarnation:
+            return None
+        return self._processes.refusal(peer, self.context.now_s)
+
     def _number(self, peer: str, hello: Hello) -> int:
         history = self.context.history
         admitted = history.admitted.get(peer)
@@ -494,7 +510,9 @@ class Coordinator:
             if (commit.round, commit.digest) in held
         )
 
-    def _welcome(self, member: Member, committed: tuple[Commit, ...]) -> None:
+    def _welcome(
+        self, member: Member, committed: tuple[Commit, ...], going_on: tuple[int, ...] = ()
+    ) -> None:
         history = self.context.history
         self.context.send(
             member.peer,
@@ -511,6 +529,7 @@ class Coordinator:
                 nonce=history.nonce,
                 masters=history.masters,
                 branch=history.branch,
+                going_on=going_on,
             ),
         )
 
@@ -558,7 +577,7 @@ class Coordinator:
     def _on_founded(self, member: Member, message: Founded) -> None:
         if self.context.history.founded or self.founder != member.peer:
             return  # its trainer was lost in between and somebody else was asked
-        fault = founding_fault(member, message)
+        fault = founding_fault(member, message, self.context.spec)
         if fault is not None:
             self._violation(member, f"its Founded is void: {fault}")
             return
@@ -576,6 +595,14 @@ class Coordinator:
                 self._evict(other.peer, *refused)
             elif other is not member:
                 self._welcome(other, ())
+
+    def _on_reduced(self, member: Member, message: Reduced) -> None:
+        if not self.adoption.hears(member, message):
+            self.conductor.course.reduced(member, message)
+
+    def _on_reduce_failed(self, member: Member, message: ReduceFailed) -> None:
+        if not self.adoption.hears(member, message):
+            self.conductor.course.reduce_failed(member, message)
 
     def _on_applied(self, member: Member, message: Applied) -> None:
         if self._known_head(member, message.head):
@@ -642,6 +669,7 @@ class Coordinator:
         self.roads.removed(member.peer)
         self.probing.removed(member)
         self.syncing.removed(member)
+        self.adoption.removed(member.peer)
         self.conductor.removed(member.peer, f"{said(member)} is gone: {quoted(why)}")
 
     # ------------------------------------------------------------ what follows
@@ -649,12 +677,16 @@ class Coordinator:
     def _settle(self) -> None:
         for _pass in range(SETTLE_PASSES_MAX):
             changed = self._give_up_missing()
+            changed |= self.adoption.settle(missing=bool(self.syncing.missing))
             changed |= self.lineage.adopt()
             changed |= self.syncing.settle(self.conductor.excluded)
             changed |= self._give_places()
+            self._warn_of_invites()
             self._publish_view()
+            self.roads.arrange_again()
             changed |= self._ask_founder()
-            changed |= self.syncing.transfer(self.conductor.excluded)
+            if not self.adoption.waiting:
+                changed |= self.syncing.transfer(self.conductor.excluded)
             changed |= self._remove_hopeless()
             changed |= self.conductor.advance()
             changed |= self.lineage.call_back()
@@ -684,12 +716,34 @@ class Coordinator:
     def _ask_founder(self) -> bool:
         if self.context.history.founded or self.founder is not None:
             return False
-        for member in self.context.roster.by_number():
-            if member.grant.founder and member.layout is not None and not member.draining:
+        for member in self.founders():
+            if member.layout is not None:
                 self.founder = member.peer
                 self.context.send(member.peer, Found())
                 return True
         return False
+
+    def founders(self) -> list[Member]:
+        """Who may give the run its first weights: of all who came by one invite, who came first."""
+        found, invites = [], set()
+        for member in self.context.roster.by_number():
+            invite = member.grant.invite
+            if member.grant.founder and not member.draining and invite not in invites:
+                found.append(member)
+                invites |= {invite} - {""}
+        return found
+
+    def _warn_of_invites(self) -> None:
+        """Tell the owner once of each invite by which a good part of the contributors came."""
+        for invite, count in large_invites(self.contributing()).items():
+            if invite not in self._warned:
+                self._warned.add(invite)
+                self.context.announce(EventKind.RUN, None, said_invite(invite, count))
+
+    def contributing(self) -> list[Member]:
+        """Members that have a place."""
+        places = self.context.history.places
+        return [member for member in self.context.roster.by_number() if member.peer in places]
 
     def _give_up_missing(self) -> bool:
         """A deadline after a restart, contributors that have not come back lose their places."""
@@ -743,6 +797,8 @@ class Coordinator:
             changed = True
 
     def _publish_view(self) -> None:
+        if self.adoption.waiting:
+            return
         roster = self.context.roster
         force, self._view_due = self._view_due, False
         if roster.next_view(self.context.history.places, force=force):

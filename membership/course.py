@@ -21,6 +21,15 @@ order a death, an accusation and a late result arrive. Nobody waits for the dead
 counts at once, an accused that still looks alive has ``settle_s``, who does not answer a flush and
 an attempt in which nothing moves have ``deadline_s``, and who finishes long after the quorum did is
 left behind.
+
+Two that lost each other, and nobody else, are both well: only what lies between them is not. The round
+goes on without one of them, which stays a member and is synced again; and plans do without the pair
+until it has a link again (see ``roads``). Nobody is removed for what others cannot reach.
+
+*A member's word is no proof.* It takes ``ACCUSERS_MIN`` to have an update refused. What one alone says of
+another costs it at most the round, and for a while plans do without this pair (``disputes``). If it says that
+an update must not be added, the round is run again so: if it is true, the next owner says the same. Of two
+contributors there is no third who could tell, and no plan without the pair: the round is aborted.
 """
 
 from __future__ import annotations
@@ -50,9 +59,9 @@ from .bandwidth import Bandwidths, Lines
 from .context import Context, quoted, said
 from .effects import EventKind
 from .gauging import makes_sense
-from .journal import RoundCommitted
+from .journal import RoundCommitted, RoundOrdered
 from .ledger import Ledger
-from .manifest import fits
+from .manifest import fits, said_committed, went_in
 from .plan import make_plan
 from .repair import plan_repair
 from .roads import Roads
@@ -61,12 +70,17 @@ from .rounds import Round, Turn
 from .shares import NobodyReachableError
 from .syncing import Syncing
 from .verdicts import Verdicts
+from .voices import voices_of
 
 # From nothing, in one round; then it is aborted and a new one asks everybody again. Repairs need no
 # limit: each costs a contributor.
 RERUNS_MAX = 7
 STALLS_MAX = 2  # attempts of a round in which nothing moved and nobody could be blamed
+# Receivers with whom an order is kept for the next master. A record grows with them; a larger run orders
+# the round again after a restart.
+ORDER_KEPT_MAX = 256
 HEIRS_SAID_MAX = 4  # named in an event
+ACCUSERS_MIN = 2  # of one member; what one alone says of another may be its own fault, or a lie
 
 
 class Course:
@@ -85,7 +99,7 @@ class Course:
         self.ledger = ledger
         self.bandwidths = bandwidths
         self.audits = Audits(context, ledger)
-        self.verdicts = Verdicts(context, ledger)
+        self.verdicts = Verdicts(context)
         self.roads = roads
 
     # ------------------------------------------------------------ facts
@@ -170,23 +184,37 @@ class Course:
             attempt.lose(member.peer, why)
             attempt.missed[member.peer] = why  # it lives, and is synced again afterwards
             self.context.announce(EventKind.ROUND, member.peer, f"{said(member)}: {why}")
-        elif bad:
-            for peer in named:
-                if peer in attempt.peers():
-                    round_ = self.ledger.rounds[message.round]
-                    self.ledger.refuse_update(round_, peer, quoted(message.reason))
-                else:
-                    attempt.lose(peer, f"it spread what is no result: {quoted(message.reason)}")
-        else:
-            for peer in named:
-                attempt.accuse(peer, member.peer, self.context.now_s)
+            return
+        if bad:
+            attempt.ended.add(member.peer)
+        for peer in named:
+            attempt.accuse(peer, member.peer, self.context.now_s)
+            if bad and peer in attempt.peers():
+                round_ = self.ledger.rounds[message.round]
+                self._call_bad(round_, peer, member.peer, quoted(message.reason))
+
+    def _call_bad(self, round_: Round, peer: str, accuser: str, why: str) -> bool:
+        """Somebody says that what a contributor sent must not be added; whether it is refused."""
+        accusers = round_.called_bad.setdefault(peer, set())
+        accusers.add(accuser)
+        others = [other for other in round_.running().peers() if other != peer]
+        voices = voices_of(self.context.roster, {*others, *accusers})
+        # Of several that came by one invite from one line only one counts, unless all did.
+        needed = min(ACCUSERS_MIN, len({voices[other] for other in others if other in voices}))
+        heard = [voices[each] for each in accusers if each in voices]
+        if len(heard) < ACCUSERS_MIN or len(set(heard)) < needed:
+            return False
+        if peer not in round_.refused:
+            self.ledger.refuse_update(round_, peer, why)
+        return True
 
     def moved(self, member: Member) -> None:
         """Bulk bytes leave or reach the member: what it takes part in is not stalled."""
         for round_ in self.ledger.reducing():
             attempt = round_.running()
-            if member.peer in attempt.unreported():
-                attempt.moved_s = self.context.now_s
+            if attempt.unreported():
+                if member.peer in attempt.served():
+                    attempt.moved(member.peer, self.context.now_s)
             elif attempt.look is not None:
                 self.audits.moved(member, attempt.look)
 
@@ -248,6 +276,9 @@ class Course:
             receivers=tuple(receivers),
             plan=plan,
         )
+        if len(receivers) <= ORDER_KEPT_MAX:
+            ready = tuple(round_.ready[each.peer] for each in contributors)
+            self.context.record(RoundOrdered(message, round_.at_step, ready))
         for peer in receivers:
             round_.mark(peer, roster.members[peer].name)
             self.context.send(peer, message)
@@ -303,6 +334,8 @@ class Course:
             return self._decide(round_)
         elif attempt.sites and attempt.lost:
             self._rerun(round_, f"a tree cannot be repaired ({whys(attempt)})")
+        elif attempt.lost and attempt.ended.intersection(attempt.survivors()):
+            self._rerun(round_, whys(attempt))  # they have nothing left that could be repaired
         elif attempt.lost.keys() - attempt.shut:
             self._flush(round_)
         elif attempt.flushing and self._may_repair(attempt):
@@ -310,7 +343,7 @@ class Course:
         elif now_s >= self._flush_limit_s(attempt):
             self._remove_mute(round_)
         elif now_s >= self._settle_limit_s(attempt):
-            self._remove_accused(round_)
+            self._leave_out_accused(round_)
         elif now_s >= self._lag_limit_s(attempt):
             self._leave_behind(attempt)
         elif now_s >= self._stall_limit_s(attempt):
@@ -361,9 +394,12 @@ class Course:
         return attempt.flush_s + self.context.spec.settle_s
 
     def _settle_limit_s(self, attempt: Attempt) -> float:
+        """An accusation that nobody joins and nobody returns has longer to be borne out."""
         if attempt.most_accused() is None:
             return math.inf
-        return attempt.accused_s + self.context.spec.settle_s
+        spec = self.context.spec
+        alone = self._who_is_out(attempt)[1] is None
+        return attempt.accused_s + (spec.link_deadline_s if alone else spec.settle_s)
 
     def _lag_limit_s(self, attempt: Attempt) -> float:
         """Who needs more than twice the quorum's time (and a deadline) holds everybody up."""
@@ -386,16 +422,62 @@ class Course:
                 peer, RefusalCode.LAGGING, f"it did not answer a flush of round {round_.number}"
             )
 
-    def _remove_accused(self, round_: Round) -> None:
-        attempt = round_.running()
-        peer = attempt.most_accused()
+    def _who_is_out(self, attempt: Attempt) -> tuple[str, set[str] | None]:
+        """Without whom to go on, and who lost it; None: it alone says that it lost somebody."""
+        without = {peer: self.roads.without(peer) for peer in attempt.receivers}
+        peer = attempt.most_accused(without)
         assert peer is not None
-        accusers = ", ".join(sorted(self.context.name(p) for p in attempt.accusers[peer]))
-        self.ledger.evict(
-            peer,
-            RefusalCode.LAGGING,
-            f"unreachable in round {round_.number} for {quoted(accusers)}",
+        accusers = attempt.against(peer, without)
+        if len(accusers) > 1:
+            return peer, accusers
+        (accuser,) = accusers
+        if attempt.against(accuser, without):
+            return peer, accusers
+        return accuser, None
+
+    def _leave_out_accused(self, round_: Round) -> None:
+        """Go on without somebody who is a member as before; its copy is synced again."""
+        attempt = round_.running()
+        if attempt.ended.intersection(attempt.survivors()):
+            self._settle_bad(round_)
+            return
+        peer, accusers = self._who_is_out(attempt)
+        names = sorted(self.context.name(p) for p in accusers or attempt.accused_by(peer))
+        if accusers is None or len(accusers) == 1:
+            for other in accusers or attempt.accused_by(peer):
+                self.roads.disputes.note(peer, other, self.context.now_s)
+        why = (
+            f"it alone finds {quoted(', '.join(names))} unreachable"
+            if accusers is None
+            else f"unreachable for {quoted(', '.join(names))}"
         )
+        attempt.lose(peer, f"{self.context.name(peer)}: {why}")
+        attempt.missed[peer] = f"it was left out of round {round_.number}: {why}"
+        self.context.announce(
+            EventKind.ROAD,
+            peer,
+            f"{said(self.context.roster.members[peer])} is left out of round {round_.number}: {why}",
+        )
+
+    def _settle_bad(self, round_: Round) -> None:
+        """Somebody says that an update must not be added, and nobody else does: have others look."""
+        attempt = round_.running()
+        left = attempt.ended.intersection(attempt.survivors())
+        lone = [
+            self._part(round_, accuser, accused)
+            for accused, accusers in attempt.accusers.items()
+            for accuser in sorted(accusers & left)
+        ]
+        self._rerun(round_, quoted("; ".join(lone)))
+
+    def _part(self, round_: Round, accuser: str, accused: str) -> str:
+        """One alone says it of another: have rounds do without this pair for a while."""
+        lasts_s = self.roads.disputes.note(accuser, accused, self.context.now_s)
+        name, other = self.context.name(accuser), self.context.name(accused)
+        why = f"only {name} says that what {other} sent must not be added"
+        text = f"round {round_.number}: {why}; for {lasts_s:.0f} s rounds do without this pair"
+        self.context.announce(EventKind.ROAD, accuser, text)
+        return why
 
     def _leave_behind(self, attempt: Attempt) -> None:
         for peer in attempt.unreported():
@@ -532,11 +614,11 @@ class Course:
     def _decide(self, round_: Round) -> bool:
         """Every survivor has reported. False: auditors are waited for."""
         attempt = round_.running()
-        outcome = attempt.agreed()
+        outcome = attempt.agreed(self.context.roster)
         if outcome is None:
             self.ledger.abort(round_, "the contributors hold different results and no majority")
             return True
-        if self.verdicts.refuse_understated(round_):
+        if self._refuse_overlong(round_):
             return True
         why = self.audits.advance(round_, outcome)
         if why:
@@ -547,6 +629,19 @@ class Course:
         self._serve_listeners(round_, outcome)
         self._commit(round_, outcome)
         return True
+
+    def _refuse_overlong(self, round_: Round) -> bool:
+        """Whether somebody sent more than it had said; what one alone says is looked at again."""
+        overlong = self.verdicts.overlong(round_)
+        lone = []
+        for found in overlong:
+            if not found.accuser:
+                self.ledger.refuse_update(round_, found.peer, found.why)
+            elif not self._call_bad(round_, found.peer, found.accuser, found.why):
+                lone.append(self._part(round_, found.accuser, found.peer))
+        if lone and not round_.refused.intersection(round_.running().peers()):
+            self._rerun(round_, quoted("; ".join(lone)))
+        return bool(overlong)
 
     def _commit(self, round_: Round, outcome: Outcome) -> None:
         attempt = round_.running()
@@ -562,6 +657,7 @@ class Course:
         )
         self.context.record(RoundCommitted(commit))
         round_.digest = outcome.digest
+        round_.went_in = went_in(commit)
         wrong = dict(attempt.missed)
         for peer, reported in attempt.outcomes.items():
             if reported != outcome:
@@ -581,7 +677,8 @@ def whys(attempt: Attempt) -> str:
 
 def committed_said(round_: Round) -> str:
     """The outcome of a round, for its record."""
-    text = f"committed with {len(round_.running().contributors)} contributors"
+    assert round_.went_in is not None
+    text = said_committed(round_.went_in)
     for what, count in (("repaired", round_.repair_count), ("run again", round_.rerun_count)):
         if count:
             text += f", {what} {'once' if count == 1 else f'{count} times'}"

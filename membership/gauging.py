@@ -3,7 +3,7 @@
 The gate for norms goes by what members say before a round. Afterwards everybody who added chunks up
 reports the sums of squares of what came, contributor by contributor; together they are the squared
 norm of what was sent. Whoever sent more than it had said is refused like any update that must not be
-added. Less is no lie that helps anybody, and what a lost owner has found is missing from the sums.
+added, if more than one member has found it. Less is no lie that helps anybody, and what a lost owner has found is missing from the sums.
 
 Which way a contribution points, compared with the outer momentum, is told to people and decides nothing:
 an honest update may point anywhere.
@@ -77,21 +77,53 @@ def _numbers(gauged: bytes) -> tuple[float, ...]:
     return struct.unpack(f"<{len(gauged) // 4}f", gauged)
 
 
+@frozen
+class Overlong:
+    """A contribution that is longer than its sender had said, as far as somebody is believed.
+
+    Attributes:
+      accuser: the only one who says so; empty: no single member's word is needed for it.
+    """
+
+    peer: str
+    accuser: str
+    why: str
+
+
 def understated(
-    found: Mapping[str, Found], announced: Mapping[str, float], codec: str
-) -> dict[str, str]:
-    """Who sent more than it had said, and what to say about it.
+    reports: Mapping[str, Report],
+    peers: Sequence[str],
+    announced: Mapping[str, float],
+    codec: str,
+) -> list[Overlong]:
+    """Who sent more than it had said.
+
+    It must be so whichever single report is left out; where one member has found all of it in the chunks
+    that it added up, that member alone says so. What is neither (of ``n`` reporters, up to the square root of
+    ``n / (n - 1)`` times the limit) cannot be told from one reporter's lie, and passes.
 
     Args:
+      reports: by who added up.
+      peers: the order's contributors.
       announced: norms, of those who are still here.
       codec: of contributions.
     """
     slack = NORM_SLACK.get(codec.partition("+")[0], NORM_SLACK_COARSE)
-    return {
-        peer: f"its norm is {each.norm:.4g}, and it had said {announced[peer]:.4g}"
-        for peer, each in found.items()
-        if peer in announced and each.norm > slack * announced[peer]
-    }
+    squares = {by: _numbers(gauged)[0::3] for by, (gauged, _) in reports.items() if gauged}
+    found = []
+    for place, peer in enumerate(peers):
+        parts = {by: square[place] for by, square in squares.items()}
+        if peer not in announced or not parts:
+            continue
+        limit = (slack * announced[peer]) ** 2
+        most = max(parts, key=lambda by: parts[by])
+        whole = sum(parts.values())
+        why = f"its norm is {math.sqrt(whole):.4g}, and it had said {announced[peer]:.4g}"
+        if whole - parts[most] > limit:
+            found.append(Overlong(peer, "", why))
+        elif parts[most] > limit:
+            found.append(Overlong(peer, most, why))
+    return found
 
 
 def against_the_others(found: Mapping[str, Found]) -> dict[str, str]:

@@ -23,7 +23,10 @@ from ..protocol.messages import (
     FragmentHead,
     FragmentSize,
     Layout,
+    Ready,
+    Reduce,
 )
+from .manifest import went_in
 
 # Versions per fragment whose root is kept: so far back can the run go when all who held newer ones
 # are gone for good (see ``lineage``).
@@ -140,6 +143,16 @@ class RoundNumbered(JournalRecord):
 
 
 @frozen
+class RoundOrdered(JournalRecord):
+    """A reduction was ordered, of what these had posted, in the order of the order's contributors.
+    The next master may go on with it (see ``adoption``)."""
+
+    order: Reduce
+    at_step: int
+    ready: tuple[Ready, ...]
+
+
+@frozen
 class RoundCommitted(JournalRecord):
     """The decision itself."""
 
@@ -204,6 +217,7 @@ RECORDS: dict[str, type[JournalRecord]] = {
         PlaceVacated,
         RunFounded,
         RoundNumbered,
+        RoundOrdered,
         RoundCommitted,
         RootKnown,
         PeerRevoked,
@@ -231,6 +245,7 @@ class History:
     versions: list[int] = Factory(list)  # committed version by fragment
     roots: list[dict[int, bytes]] = Factory(list)  # by fragment: version -> root, where known
     commits: dict[int, Commit] = Factory(dict)  # the last commit by fragment
+    orders: dict[int, RoundOrdered] = Factory(dict)  # the last one since, by fragment
     commit_count: int = 0  # rounds whose results are in the present versions
     token_count: int = 0  # that went into committed rounds, of all fragments together
     turns: list[int] = Factory(list)  # rounds that each fragment has had; they never go back
@@ -310,6 +325,8 @@ class History:
             case RoundNumbered():
                 self.next_round = max(self.next_round, record.round + 1)
                 self.behind = False
+            case RoundOrdered():
+                self.orders[record.order.fragment] = record
             case RoundCommitted():
                 self._commit(record.commit)
             case RootKnown():
@@ -354,6 +371,7 @@ class History:
         self.nonce = record.nonce
         if record.behind:
             self.behind = True
+            self.orders.clear()  # it may have been committed
             self.branch = record.term * BRANCHES_PER_TERM
             # The second one grows with terms alone: it holds though an earlier skip is lost, too.
             self.next_round = max(
@@ -379,6 +397,7 @@ class History:
             raise LocalProtocolError(
                 f"version {head.version} of fragment {head.fragment} cannot be adopted"
             )
+        self.orders.pop(head.fragment, None)
         gained = head.version - self.versions[head.fragment]
         self.versions[head.fragment] = head.version
         self.commits.pop(head.fragment, None)
@@ -396,6 +415,7 @@ class History:
             self.root(head.fragment, head.version) != head.root for head in heads
         ):
             raise LocalProtocolError("the run never was where it is to be rewound to")
+        self.orders.clear()
         for _ in range(undone):
             self.trail.pop()
         for head in heads:
@@ -444,8 +464,9 @@ class History:
             )
         self.versions[commit.fragment] += 1
         self.commits[commit.fragment] = commit
+        self.orders.pop(commit.fragment, None)
         self.commit_count += 1
-        self.token_count += sum(contributor.weight for contributor in commit.contributors)
+        self.token_count += went_in(commit).tokens
         self.turns[commit.fragment] += 1
         self.trail.append(commit.fragment)
         self.step = max(self.step, commit.at_step)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from ..protocol.messages import MEMBERS_MAX, TEXT_CHARS_MAX, Abort, RefusalCode
+from ..protocol.messages import MEMBERS_MAX, Abort, RefusalCode
+from ..protocol.text import plain
 from .attempt import Attempt
 from .context import Context
 from .effects import EventKind
@@ -108,7 +109,7 @@ class Ledger:
 
     def abort(self, round_: Round, reason: str) -> None:
         """The round is void: tell everybody who takes part in it."""
-        reason = reason[:TEXT_CHARS_MAX]
+        reason = plain(reason)
         told = set(round_.invited)
         if round_.attempt is not None:
             told.update(round_.attempt.reached())

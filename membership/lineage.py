@@ -31,6 +31,7 @@ from .ledger import Evict
 from .roster import CopyState, Member
 from .succession import NAMES_SAID_MAX, Succession
 from .syncing import Syncing
+from .voices import Voice, elect, voices_of
 
 
 @frozen
@@ -85,8 +86,10 @@ class Lineage:
             held = Counter(told.values())
             head = max(claims, key=lambda each: (claims[each], held[each], each.version))
             count = claims[head]
-            if 2 * count > len(self.succession.electorate):
-                self._adopt(head, count)
+            voices = self._voices()
+            found = elect(told, voices, len(self.succession.electorate) - len(voices))
+            if found is not None and found.majority:
+                self._adopt(found.winner, claims[found.winner])
                 return True
             if not self.succession.waiting and fragment in self.lost():
                 useless = True
@@ -98,6 +101,15 @@ class Lineage:
         elif self.useless_since_s is None:
             self.useless_since_s = self.context.now_s
         return False
+
+    def _voices(self) -> dict[str, Voice]:
+        """Of the journal's contributors; who came to the run first is first."""
+        admitted = self.context.history.admitted
+        electorate = sorted(
+            self.succession.electorate,
+            key=lambda peer: (admitted[peer].number if peer in admitted else math.inf, peer),
+        )
+        return voices_of(self.context.roster, electorate)
 
     def _everybody_came(self) -> bool:
         """All who may know what the journal lacks have had their time to say it."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..protocol.messages import ContributorRun
+from attrs import frozen
+
+from ..protocol.messages import Commit, Contributor, ContributorRun
 
 
 def fits(manifest: Sequence[ContributorRun], chunk_count: int, contributor_count: int) -> bool:
@@ -19,3 +21,113 @@ def fits(manifest: Sequence[ContributorRun], chunk_count: int, contributor_count
 def is_everywhere(manifest: Sequence[ContributorRun], place: int) -> bool:
     """Whether the contributor at this place of the order is in every chunk."""
     return all(int.from_bytes(run.contributors, "little") >> place & 1 for run in manifest)
+
+
+@frozen
+class Added:
+    """A contributor as it went into a mean.
+
+    Attributes:
+      chunk_share: of all chunks, those whose mean it is in.
+      weight_share: of the weight that a chunk was divided by, its own; the mean over all chunks.
+    """
+
+    contributor: Contributor
+    chunk_share: float
+    weight_share: float
+
+
+@frozen
+class Part:
+    """The chunks whose mean is of the same contributors.
+
+    Attributes:
+      places: of those, in ``WentIn.added``.
+      weight: what their sum was divided by.
+      chunks: runs of consecutive ones: the first, and how many.
+    """
+
+    places: tuple[int, ...]
+    weight: int
+    chunks: tuple[tuple[int, int], ...]
+
+
+@frozen
+class WentIn:
+    """What a committed mean was made of.
+
+    Attributes:
+      added: those that are in some chunk, in the order's order. Who was ordered to add and is in
+        none is not among them.
+      parts: by set of contributors; empty: all of ``added`` are in all chunks.
+    """
+
+    added: tuple[Added, ...]
+    parts: tuple[Part, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        """Behind what went in: who is in a part of the chunks counts for that part."""
+        return round(sum(each.contributor.weight * each.chunk_share for each in self.added))
+
+
+def went_in(commit: Commit) -> WentIn:
+    """Reads the manifest; one run more or less of it costs no more than its length."""
+    order = commit.contributors
+    if not commit.manifest:
+        total = sum(each.weight for each in order)
+        return WentIn(tuple(Added(each, 1.0, _share(each.weight, total)) for each in order))
+    runs: dict[int, list[tuple[int, int]]] = {}  # by set, a bit each
+    first = 0
+    for run in commit.manifest:
+        bits = int.from_bytes(run.contributors, "little")
+        runs.setdefault(bits, []).append((first, run.chunk_count))
+        first += run.chunk_count
+    counts, weights = [0] * len(order), [0.0] * len(order)
+    totals: dict[int, int] = {}
+    for bits, chunks in runs.items():
+        inside = [place for place in range(len(order)) if bits >> place & 1]
+        totals[bits] = sum(order[place].weight for place in inside)
+        chunk_count = sum(count for _first, count in chunks)
+        for place in inside:
+            counts[place] += chunk_count
+            weights[place] += chunk_count * _share(order[place].weight, totals[bits])
+    present = [place for place in range(len(order)) if counts[place]]
+    added = tuple(
+        Added(order[place], _share(counts[place], first), weights[place] / first)
+        for place in present
+    )
+    if all(each.chunk_share == 1.0 for each in added):
+        return WentIn(added)  # who is missing is missing everywhere
+    parts = tuple(
+        Part(
+            tuple(at for at, place in enumerate(present) if bits >> place & 1),
+            totals[bits],
+            _joined(chunks),
+        )
+        for bits, chunks in runs.items()
+    )
+    return WentIn(added, parts)
+
+
+def said_committed(made: WentIn) -> str:
+    """The beginning of a sentence for people."""
+    text = f"committed with {len(made.added)} contributors"
+    if partial := sum(each.chunk_share < 1.0 for each in made.added):
+        text += f" ({partial} of them in a part of the chunks)"
+    return text
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0
+
+
+def _joined(runs: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Runs that follow each other as one."""
+    joined: list[tuple[int, int]] = []
+    for first, count in runs:
+        if joined and sum(joined[-1]) == first:
+            joined[-1] = joined[-1][0], joined[-1][1] + count
+        else:
+            joined.append((first, count))
+    return tuple(joined)

@@ -26,6 +26,8 @@ from attrs import define, field
 
 from ..protocol.messages import (
     COUNT_MAX,
+    FRAGMENTS_MAX,
+    NO_DIGEST,
     Abort,
     Applied,
     Commit,
@@ -72,12 +74,17 @@ from .deeds import (
     TellTrainer,
     UnpinFragment,
 )
+from .manifest import went_in
 from .spec import EVERY
 
 # Later rounds of a fragment that are ordered while a committed one still lacks frames. Nobody sends
 # that one any more by then: a link may have taken its frames with it, and a sender gives up what a
 # slow listener has not got after fewer rounds than that.
 OVERTAKEN_MAX = 8
+# Of the steps between two rounds of a fragment, so much is trained before the next one is posted. It
+# only matters to a trainer that is past the next round's step by then: it went on while the master was
+# away, or the run was rewound. Its rounds then come twice as often at most, until the steps agree.
+WORTH_SHARE = 0.5
 ROUNDS_HELD_MAX = 256  # undecided or unapplied rounds; a joiner that falls further behind refetches
 
 
@@ -104,8 +111,10 @@ class RoundHere:
     order: Reduce | None = None
     posted: Posted | None = None  # our trainer's pseudo-gradient for it
     offered: bool = False  # the trainer was told that it is open
+    told_step: int = 0  # at which it is to post, as it was told
     hurried: bool = False  # the others wait: what is trained by now is wanted
     digest: bytes = b""  # of the result we hold, when REDUCED
+    reported: Reduced | ReduceFailed | None = None  # what became of the attempt here
     commit: Commit | None = None
 
 
@@ -119,6 +128,7 @@ class FragmentHere:
     synced_due: bool = False  # a fetch is installed and ``Synced`` not yet sent
     received_bytes: int = 0
     bad_donors: tuple[str, ...] = ()  # of that fetch
+    worth_step: int = 0  # before that our trainer has too little for another round
 
 
 def next_boundary(step: int, sync_every: int, fragment_count: int) -> int:
@@ -211,18 +221,18 @@ class Replica:
         )
 
     def undecided(self) -> tuple[Reduced, ...]:
-        """Results that we reported and whose outcome we have not heard."""
+        """Attempts whose outcome we have not heard, with our results, or ``NO_DIGEST``: not yet."""
         return tuple(
-            Reduced(r.round, r.attempt, r.digest)
+            Reduced(r.round, r.attempt, r.digest or NO_DIGEST)
             for r in self.rounds.values()
-            if r.phase is Phase.REDUCED and r.commit is None
-        )
+            if r.phase in (Phase.REDUCING, Phase.REDUCED) and r.commit is None
+        )[-FRAGMENTS_MAX:]
 
     def hold_step(self) -> int:
         """How far a trainer may go before it hears of the next round: the first step at which one
         is due that it was not told of. A round that we know is not enough: the trainer would run
         past its step while the message is on its way."""
-        opened = [r.at_step for r in self.rounds.values() if r.offered]
+        opened = [max(r.at_step, r.told_step) for r in self.rounds.values() if r.offered]
         return next_boundary(max([self.step, *opened]), self.sync_every, self.fragment_count)
 
     # ------------------------------------------------------------ without a master
@@ -299,6 +309,10 @@ class Replica:
             if here.phase is Phase.APPLYING or here.commit is not None:
                 continue
             if round_id in committed and here.phase is Phase.REDUCED:
+                continue
+            if round_id in message.going_on:
+                if here.reported is not None:
+                    deeds.append(TellMaster(here.reported))
                 continue
             deeds += self._end(here, committed=False)
         for index, fragment in enumerate(self.fragments):
@@ -412,11 +426,14 @@ class Replica:
 
     def _offer(self, here: RoundHere) -> list[Deed]:
         """Tell the trainer of an open round, once its fragment is at the round's base version."""
-        if self.fragments[here.fragment].version != here.version:
+        fragment = self.fragments[here.fragment]
+        if fragment.version != here.version:
             return []
         here.offered = True
-        at_step = 0 if here.hurried else here.at_step
-        opened = RoundOpened(here.round, here.fragment, here.version, at_step, self.hold_step())
+        here.told_step = 0 if here.hurried else max(here.at_step, fragment.worth_step)
+        opened = RoundOpened(
+            here.round, here.fragment, here.version, here.told_step, self.hold_step()
+        )
         return [TellTrainer(opened), *self._heard_of_round()]
 
     def _end_overtaken(self, fragment: int) -> list[Deed]:
@@ -441,7 +458,7 @@ class Replica:
         if here.phase is Phase.REDUCING:
             deeds.append(StopReduction(here.round))
         here.phase, here.attempt, here.order = Phase.REDUCING, message.attempt, message
-        here.digest = b""
+        here.digest, here.reported = b"", None
         contribute = any(c.peer == self.me for c in message.contributors)
         if contribute and here.posted is None:
             return [*deeds, *self._fail(here, "our contribution is gone")]
@@ -462,10 +479,12 @@ class Replica:
         if message.attempt <= here.attempt or here.commit is not None:
             return []
         here.phase, here.attempt, here.digest = Phase.REDUCING, message.attempt, b""
+        here.reported = None
         return [RepairReduction(message)]
 
     def _fail(self, here: RoundHere, reason: str) -> list[Deed]:
-        return [TellMaster(ReduceFailed(here.round, here.attempt, (), False, reason))]
+        here.reported = ReduceFailed(here.round, here.attempt, (), False, reason)
+        return [TellMaster(here.reported)]
 
     def _commit(self, message: Commit) -> list[Deed]:
         if message.fragment >= len(self.fragments):
@@ -574,8 +593,8 @@ class Replica:
                 commit = here.commit
                 return [*self._end(here, committed=False), *self._lost_result(commit)]
             return self._advance(here.fragment)
-        message = Reduced(round_id, attempt, digest, manifest, gauged, momentum_square)
-        return [TellMaster(message)]
+        here.reported = Reduced(round_id, attempt, digest, manifest, gauged, momentum_square)
+        return [TellMaster(here.reported)]
 
     def reduction_failed(
         self, round_id: int, attempt: int, accused: Iterable[str], bad: bool, reason: str
@@ -587,6 +606,7 @@ class Replica:
         failed = ReduceFailed(round_id, attempt, tuple(accused), bad, reason)
         if here.commit is not None:
             return [*self._end(here, committed=False), TellMaster(failed)]
+        here.reported = failed
         return [TellMaster(failed)]
 
     def applied(self, round_id: int, head: FragmentHead) -> list[Deed]:
@@ -670,6 +690,9 @@ class Replica:
         if not self.trainer_attached:
             return []
         self.trainer_loaded, self.trained = True, self.training
+        worth_step = self.step + self._worth_steps(self.sync_every // self.fragment_count)
+        for fragment in self.fragments:
+            fragment.worth_step = worth_step
         for here in self.rounds.values():
             here.offered = False  # it may be another trainer than before
         deeds: list[Deed] = [ReloadTrainer(self.step, self.hold_step()), self._tell_role()]
@@ -684,35 +707,41 @@ class Replica:
         deeds: list[Deed] = []
         if here.phase is Phase.REDUCING:
             deeds.append(StopReduction(here.round))
-        contributed = (
-            committed
-            and here.commit is not None
-            and any(c.peer == self.me for c in here.commit.contributors)
-        )
+        added = went_in(here.commit).added if committed and here.commit is not None else ()
+        ours = next((each for each in added if each.contributor.peer == self.me), None)
         held = self.fragments[here.fragment] if here.fragment < len(self.fragments) else None
         version = here.version if held is None or held.version is None else held.version
         ended = RoundEnded(
             here.round,
             here.fragment,
             committed,
-            contributed,
+            ours is not None,
             version,
             self.step,
             self.hold_step() if committed else self._hold_step_after_abort(here),
-            share=_share(here.commit, self.me) if contributed and here.commit is not None else 0.0,
+            share=0.0 if ours is None else ours.weight_share,
         )
         deeds += [TellTrainer(ended), DropRound(here.round)]
         if not committed:
             return deeds
+        if ours is not None and held is not None and here.posted is not None:
+            held.worth_step = here.posted.step + self._worth_steps(self.sync_every)
         self.trained &= self.training  # a spare's trainer takes the new version as it is
         return [*deeds, *self._heard_of_round()]
 
     def _hold_step_after_abort(self, here: RoundHere) -> int:
-        """An aborted round is opened again at the same step: the trainer waits for it there."""
-        return here.at_step if here.at_step > self.step else self.hold_step()
+        """An aborted round is opened again at the same step, and the trainer waits for it there.
 
+        The master has one round open at a time. If that is a later one already, it comes first, and
+        a trainer that waited before its step would wait for ever.
+        """
+        at_step = max(here.at_step, here.told_step)
+        later = any(
+            other.offered and other.phase is Phase.OPEN and other.at_step > here.at_step
+            for other in self.rounds.values()
+        )
+        return at_step if at_step > self.step and not later else self.hold_step()
 
-def _share(commit: Commit, peer: str) -> float:
-    """Of all weights of a round, what one contributor's was."""
-    own = sum(each.weight for each in commit.contributors if each.peer == peer)
-    return own / max(1, sum(each.weight for each in commit.contributors))
+    def _worth_steps(self, between_steps: int) -> int:
+        """Steps to train since the last round before another one is worth its bytes."""
+        return int(WORTH_SHARE * between_steps)

@@ -9,8 +9,16 @@ arranges one after the other, best first, and tells both ends (``Road``), until 
     what follows from the view -> RoadWanted -> Road -> RoadWorks
                                       ^----------'
 
+An end whose link breaks says so (``LinkBroken``), and when there is one again (``RoadWorks``). So the
+master knows which pairs have a link, whatever the reason.
+
 A pair without a road costs nobody the run: the plan has neither of the two own what the other needs,
 and whoever only listens, or adds, without any owner to go to is left out of the round.
+
+What is arranged lasts from the moment when both ends are members until one of them is removed, at the
+ends likewise: there it ends with the view without the other one, or with the session. A new session is
+another membership, though the number stays. That a pair had no link outlives a return, since it says
+something about the lines: the pair is told a road at once, and counts as apart until that works.
 
 Nothing here is lasting: a new master's views cut the old links, and who has none asks again.
 """
@@ -29,6 +37,7 @@ from attrs import Factory, define, frozen
 from ..protocol.addresses import Address
 from ..protocol.messages import (
     Carry,
+    LinkBroken,
     Relayed,
     Road,
     RoadKind,
@@ -37,6 +46,7 @@ from ..protocol.messages import (
     Uncarry,
 )
 from .context import Context, quoted
+from .disputes import Disputes, Ends, ends_of
 from .effects import EventKind
 from .roster import Member
 
@@ -44,6 +54,9 @@ from .roster import Member
 # another one, though it may never have heard of this one: its session broke.
 ROAD_AGAIN_S = 10.0
 TRIED_MAX = 8  # words on roads that failed, kept for a pair
+# That two who parted had no link is forgotten after so long: lines change, and most that were gone
+# for an hour come from elsewhere.
+APART_S = 3_600.0
 
 
 @frozen
@@ -69,6 +82,8 @@ class Pair:
       road: that road; None: what follows from the view.
       since_s: when it was arranged.
       works: they have a link, as far as is known.
+      broken_s: when the link broke over which it worked; most are made again at once.
+      without: ends that say that they have no link to the other one.
       ticket: of a relayed road; empty: the relay has it from another master, or there is none.
       failed: roads that did, since something worked or all had failed.
       tried: the same and why, since something worked last, for people.
@@ -78,16 +93,11 @@ class Pair:
     road: Candidate | None = None
     since_s: float = -math.inf
     works: bool = False
+    broken_s: float = -math.inf
+    without: set[str] = Factory(set)
     ticket: bytes = b""
     failed: list[Candidate] = Factory(list)
     tried: list[str] = Factory(list)
-
-
-Ends = tuple[str, str]
-
-
-def ends_of(one: str, other: str) -> Ends:
-    return (one, other) if one < other else (other, one)
 
 
 class Roads:
@@ -95,12 +105,17 @@ class Roads:
 
     Attributes:
       secret: tickets are made with it; whoever runs the master sets it to something random.
+      disputes: pairs that failed each other in a round; they outlive removals and returns.
     """
 
     def __init__(self, context: Context) -> None:
         self.secret = b""
+        self.disputes = Disputes(context.spec.membership.deadline_s)
         self._context = context
         self._pairs: dict[Ends, Pair] = {}
+        # Those that had no link when one of them was removed: when that was, and their last road.
+        self._apart: dict[Ends, tuple[float, int]] = {}
+        self._returned: dict[Ends, int] = {}  # of those: of whom both are members again
 
     # ------------------------------------------------------------ facts
 
@@ -113,13 +128,24 @@ class Roads:
         fresh = self._context.now_s < pair.since_s + ROAD_AGAIN_S
         if message.road < pair.number and fresh:
             return  # another one is arranged already
-        pair.works = False
+        pair.works, pair.broken_s = False, -math.inf
+        pair.without.add(member.peer)
         failed = pair.road or self._default(member, other)
         if failed.kind is RoadKind.DIRECT or not message.worked:  # else it may again
             pair.failed.append(failed)
         said = "" if pair.road is None else f" ({self._said(pair.road)})"
         pair.tried = [*pair.tried, f"{quoted(message.reason)}{said}"][-TRIED_MAX:]
         self._arrange(member, other, pair, max(pair.number, message.road) + 1)
+
+    def broken(self, member: Member, message: LinkBroken) -> None:
+        """A member has lost its link to another one; it says when there is one again."""
+        other = self._context.roster.get(message.peer)
+        if other is None or other is member or member.relay or other.relay:
+            return
+        pair = self._pairs.setdefault(ends_of(member.peer, other.peer), Pair(works=True))
+        if pair.works:
+            pair.works, pair.broken_s = False, self._context.now_s
+        pair.without.add(member.peer)
 
     def works(self, member: Member, message: RoadWorks) -> None:
         """A pair has a link over a road that was arranged, or that was in doubt."""
@@ -133,11 +159,31 @@ class Roads:
             text = f"{self._names(member, other)} have a link {self._said(pair.road)}"
             self._context.announce(EventKind.ROAD, member.peer, text)
         pair.works, pair.failed, pair.tried = True, [], []
+        pair.without.clear()
+
+    def attached(self, peer: str) -> None:
+        """A member has come, perhaps back: to whom had it no link when it was here?"""
+        now_s, roster = self._context.now_s, self._context.roster
+        self._apart = {e: last for e, last in self._apart.items() if last[0] > now_s - APART_S}
+        for ends in [e for e in self._apart if peer in e and e[0] in roster and e[1] in roster]:
+            self._returned[ends] = self._apart.pop(ends)[1]
+
+    def arrange_again(self) -> None:
+        """Tell those a road that had none before one of them returned; both have the view by now."""
+        returned, self._returned = self._returned, {}
+        for ends, number in returned.items():
+            one, other = (self._context.roster.get(peer) for peer in ends)
+            if one is not None and other is not None:
+                self._pairs[ends] = pair = Pair(tried=["they had no link before"])
+                self._arrange(one, other, pair, number + 1)
 
     def removed(self, peer: str) -> None:
         """Whoever comes again begins anew, with everybody."""
         for ends in [ends for ends in self._pairs if peer in ends]:
-            self._leave(self._pairs.pop(ends))
+            pair = self._pairs.pop(ends)
+            self._leave(pair)
+            if pair.tried and not pair.works:
+                self._apart[ends] = self._context.now_s, pair.number
         lost = [e for e, pair in self._pairs.items() if pair.road and pair.road.relay == peer]
         for ends in lost:
             pair, roster = self._pairs[ends], self._context.roster
@@ -158,13 +204,26 @@ class Roads:
     # ------------------------------------------------------------ questions
 
     def connected(self, one: str, other: str) -> bool:
-        """Whether two members have a link, as far as is known."""
+        """Whether two members have a link that is of use to a round, as far as is known."""
+        apart = self.disputes.apart(one, other, self._context.now_s)
+        return not apart and self._has_road(one, other)
+
+    def _has_road(self, one: str, other: str) -> bool:
         pair = self._pairs.get(ends_of(one, other))
         if pair is not None:
-            return pair.works
+            again_s = pair.broken_s + self._context.spec.settle_s
+            return pair.works or self._context.now_s < again_s
         members = self._context.roster
         a, b = members.get(one), members.get(other)
         return a is None or b is None or a.reachable or b.reachable
+
+    def without(self, peer: str) -> set[str]:
+        """Members that say that they have no link to this one."""
+        found: set[str] = set()
+        for ends, pair in self._pairs.items():
+            if peer in ends:
+                found |= pair.without - {peer}
+        return found
 
     def linked(self, one: str, other: str) -> bool:
         """Whether two members have a link that would break if one of them died."""
@@ -172,7 +231,7 @@ class Roads:
         a, b = members.get(one), members.get(other)
         if a is None or b is None or a.relay or b.relay:
             return False
-        return self.connected(one, other)
+        return self._has_road(one, other)
 
     def limits(self, peers: Sequence[str]) -> dict[tuple[str, str], float]:
         """What a plan must know of pairs: bytes per second each way; 0: they have no link."""
@@ -202,6 +261,9 @@ class Roads:
         """Pairs of these that may have no link."""
         roster = self._context.roster
         yield from (ends for ends in self._pairs if ends[0] in inside and ends[1] in inside)
+        for ends in self.disputes.pairs(inside, self._context.now_s):
+            if ends not in self._pairs:
+                yield ends
         outbound = sorted(m.peer for m in roster if not m.reachable and m.peer in inside)
         for at, one in enumerate(outbound):
             for other in outbound[at + 1 :]:
@@ -218,23 +280,23 @@ class Roads:
           receivers: everybody who is to get the result, contributors too.
 
         Returns:
-          Those of both who are left, in the same order. Listeners go before contributors, and who
-          lacks more links before who lacks fewer.
+          Those of both who are left, in the same order. Who has fallen out with many others goes
+          first. Then as few contributors go as possible, and of equal choices as few listeners: so
+          whoever says of itself that it reaches nobody goes alone.
         """
-        missing = self._missing(receivers)
-        adding, receivers = list(adding), list(receivers)
-        while missing and all(missing.get(peer) for peer in adding):
-            contributing = set(adding)
-            listeners = [peer for peer in receivers if peer not in contributing]
-            lost = max(
-                [peer for peer in listeners if missing.get(peer)] or adding,
-                key=lambda peer: len(missing.get(peer, ())),
+        out = set(self.disputes.quarrelsome(adding, self._context.now_s))
+        missing = self._missing([peer for peer in receivers if peer not in out])
+        contributing = [peer for peer in adding if peer not in out]
+        if contributing:
+            adders = set(contributing)
+            out |= min(
+                (missing.get(peer, set()) for peer in contributing),
+                key=lambda lost: (len(lost & adders), len(lost)),
             )
-            adding = [peer for peer in adding if peer != lost]
-            receivers = [peer for peer in receivers if peer != lost]
-            for other in missing.pop(lost, set()):
-                missing[other].discard(lost)
-        return adding, receivers
+        return (
+            [peer for peer in adding if peer not in out],
+            [peer for peer in receivers if peer not in out],
+        )
 
     def _missing(self, peers: Sequence[str]) -> dict[str, set[str]]:
         missing: dict[str, set[str]] = {}

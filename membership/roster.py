@@ -47,10 +47,12 @@ class Grant:
     Attributes:
       role: CONTRIBUTOR takes free places, SPARE only vacancies, RELAY neither.
       founder: may give an empty run its first weights.
+      invite: the id of that by which it came; empty: not known.
     """
 
     role: Role
     founder: bool = False
+    invite: str = ""
 
 
 class CopyState(enum.Enum):
@@ -127,6 +129,7 @@ class Member:
     kept: list[tuple[FragmentHead, ...]] = Factory(list)  # states in its checkpoints, by fragment
     bad_donors: set[str] = Factory(set)  # who served this member wrong blocks
     bad_blocks_count: int = 0  # transfers to others in which it served blocks with wrong digests
+    called_bad_donor: set[str] = Factory(set)  # who says so; one alone may lie
     sync_failures: int = 0  # transfers that failed in a row
     direction: float | None = None  # of its last update: cosine with the outer momentum
     against: bool = False  # whether that was against, while most were along

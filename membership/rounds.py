@@ -26,6 +26,7 @@ from attrs import Factory, define
 
 from ..protocol.messages import Ready
 from .attempt import Attempt
+from .manifest import WentIn
 
 NORM_CLIP = 3.0  # over so many times the median norm an update is scaled down to it
 NORM_REFUSE = 10.0  # over so many times it is refused
@@ -103,8 +104,11 @@ class Round:
     original_count: int = 0  # contributors of the first attempt
     attempt: Attempt | None = None
     refused: set[str] = Factory(set)  # sent what must not be added; out for this round
+    # By peer: who says that it sent what must not be added; one alone is not believed.
+    called_bad: dict[str, set[str]] = Factory(dict)
     barred: set[str] = Factory(set)  # own nothing in this round: they did not show what they added
     digest: bytes = b""  # of the committed result
+    went_in: WentIn | None = None  # what the committed mean is made of
     stall_count: int = 0  # attempts in which nothing moved
     repair_count: int = 0
     rerun_count: int = 0  # from nothing, after the first attempt

@@ -170,7 +170,7 @@ def same_site(hosts: Sequence[str]) -> list[tuple[int, ...]]:
     groups: dict[str, list[int]] = {}
     for number, host in enumerate(hosts):
         if host and not host.startswith("127.") and host != "::1":
-            groups.setdefault(_line_of(host), []).append(number)
+            groups.setdefault(line_of(host), []).append(number)
     return [tuple(members) for members in groups.values() if len(members) > 1]
 
 
@@ -263,7 +263,8 @@ def _inner_s(loads: Sequence[Sequence[Direction]], leading: Sequence[float]) -> 
     )
 
 
-def _line_of(host: str) -> str:
+def line_of(host: str) -> str:
+    """What all hosts of one customer's line have in common: an IPv4 address, or an IPv6 /64."""
     if ":" not in host:
         return host
     head, gap, tail = host.partition("::")

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from ..protocol.messages import Contributor, CopyProgress, FragmentHead
+from ..protocol.messages import Commit, Contributor, CopyProgress, FragmentHead
 from .attempt import Attempt
 from .context import quoted
 from .headline import headline
 from .keeping_up import said_rate
+from .manifest import Added, WentIn, said_committed, went_in
 from .roster import CopyState, Member, can_contribute, role_of
-from .rounds import Phase, Round, answered, part_of
+from .rounds import Part, Phase, Round, answered, part_of
 from .succession import NAMES_SAID_MAX
-from .trainers import state_of
+from .trainers import NO_STEP, state_of
+from .voices import large_invites, said_invite
 
 MIB = 2**20
 
@@ -60,7 +63,7 @@ def _present(coordinator: Coordinator, now_s: float) -> dict[str, Any]:
         "counts": {
             "live": len(context.roster),
             "participating": len(contributors),
-            "contributed": len(last.running().contributors) if last else 0,
+            "contributed": len(last.went_in.added) if last and last.went_in else 0,
         },
         "places": {
             "limit": context.spec.membership.contributors,
@@ -83,6 +86,10 @@ def _present(coordinator: Coordinator, now_s: float) -> dict[str, Any]:
         ],
         "barred": sorted(conductor.course.audits.barred()),
         "audited": conductor.course.audits.passed_count,
+        "warnings": [
+            said_invite(invite, count)
+            for invite, count in large_invites(coordinator.contributing()).items()
+        ],
     }
 
 
@@ -119,8 +126,7 @@ def _why_unfounded(coordinator: Coordinator) -> str:
     context = coordinator.context
     if coordinator.founder is not None:
         return f"{context.name(coordinator.founder)} is to give the run its first weights"
-    founders = [member for member in context.roster if member.grant.founder]
-    if founders:
+    if founders := coordinator.founders():
         names = ", ".join(context.name(member.peer) for member in founders)
         return f"waiting for the founder: {names} has no trainer yet"
     return "waiting for the founder: nobody whose invite allows it has joined"
@@ -289,6 +295,8 @@ def why(coordinator: Coordinator, member: Member) -> str:
     if member.layout is None:
         state = state_of(member, coordinator.context.now_s)
         return "waiting for its trainer" + ("" if state == "none" else f": {state}")
+    if member.progress is not None and member.progress.phase.startswith(NO_STEP):
+        return member.progress.phase
     if not can_contribute(member, history.places):
         rest_s = member.rests_until_s - context.now_s
         if rest_s > 0.0:
@@ -415,6 +423,43 @@ def past_row(round_: Round) -> dict[str, Any]:
     }
 
 
+def journaled_row(commit: Commit, name_of: Callable[[str], str]) -> dict[str, Any]:
+    """A committed round as the journal has it; what only the master's memory had is null.
+
+    Args:
+      name_of: a peer's name; empty: nobody remembers.
+    """
+    added = went_in(commit)
+    return {
+        "round": commit.round,
+        "fragment": commit.fragment,
+        "version": commit.version,
+        "at_step": commit.at_step,
+        "outcome": Phase.COMMITTED.value,
+        "why": f"{said_committed(added)}; of it is known what the journal has",
+        "attempts": commit.attempt,
+        "repairs": None,
+        "reruns": None,
+        "lost": {},
+        **_went_in(added, None),
+        "declined": {},
+        "digest": commit.digest.hex(),
+        "opened_s": None,
+        "open_s": None,
+        "reduce_s": None,
+        "plan": None,
+        "marks": {
+            (peer := each.contributor.peer): {
+                "name": name_of(peer) or peer[:8],
+                "ready_s": None,
+                "reduced_s": None,
+                "state": Part.CONTRIBUTED.value,
+            }
+            for each in added.added
+        },
+    }
+
+
 def _since(round_: Round, at_s: float | None) -> float | None:
     return None if at_s is None else round(at_s - round_.opened_s, 6)
 
@@ -433,7 +478,7 @@ def _past_round(round_: Round) -> dict[str, Any]:
         "repairs": round_.repair_count,
         "reruns": round_.rerun_count,
         "lost": dict(attempt.lost) if attempt else {},
-        "contributors": _contributors(attempt.contributors) if attempt else [],
+        **_went_in(round_.went_in, attempt),
         "declined": dict(round_.declined),
         "digest": round_.digest.hex(),
         "opened_s": round_.opened_s,
@@ -450,6 +495,28 @@ def _plan(attempt: Attempt, end_s: float) -> dict[str, Any]:
         "took_s": end_s - attempt.started_s,
         "tree": bool(attempt.sites),
         "sites": [list(site) for site in attempt.sites],
+    }
+
+
+def _went_in(made: WentIn | None, attempt: Attempt | None) -> dict[str, Any]:
+    """What a mean was made of; where there is none, who was to add and of which nothing counts."""
+    if made is None:
+        order = attempt.contributors if attempt is not None else ()
+        made = WentIn(tuple(Added(each, 0.0, 0.0) for each in order))
+    return {
+        "contributors": [
+            {
+                **attrs.asdict(each.contributor),
+                "chunk_share": each.chunk_share,
+                "weight_share": each.weight_share,
+            }
+            for each in made.added
+        ],
+        "chunk_count": len(attempt.owners) if attempt is not None else None,
+        "manifest": [
+            {"contributors": part.places, "weight": part.weight, "chunks": part.chunks}
+            for part in made.parts
+        ],
     }
 
 

@@ -215,12 +215,13 @@ class Syncing:
                 continue
             member.bad_donors.add(peer)
             donor.bad_blocks_count += 1
-            self.context.announce(
-                EventKind.BAD,
-                peer,
-                f"{said(donor)} served wrong blocks of fragment {fetch.head.fragment} to "
-                f"{said(member)}",
-            )
+            donor.called_bad_donor.add(member.peer)
+            text = f"{said(donor)} served wrong blocks of fragment {fetch.head.fragment} to "
+            if len(donor.called_bad_donor) > 1:
+                self.context.announce(EventKind.BAD, peer, f"{text}{said(member)}")
+            else:
+                who = f"{text}{said(member)}, which alone says so"
+                self.context.announce(EventKind.SYNC, peer, who)
 
     def moved(self, member: Member, *, state: bool) -> None:
         """Bytes arrive at the member: of a state transfer (``state``), or of a reduction."""

@@ -57,7 +57,7 @@ class Tally:
     def committed(self, round_: Round, members: Iterable[Member]) -> None:
         steps = round_.at_step - self._steps.get(round_.fragment, 0)
         self._steps[round_.fragment] = round_.at_step
-        peers_count = len(round_.running().contributors)
+        peers_count = len(round_.went_in.added) if round_.went_in is not None else 0
         values_count = self._history.sizes[round_.fragment].value_count
         gradient_bytes = BFLOAT16_BYTES * values_count
         self.parallel_bytes += 2 * (peers_count - 1) * gradient_bytes * max(0, steps)

@@ -19,6 +19,7 @@ from .context import Context, quoted, said
 from .effects import EventKind
 from .roster import Member, can_contribute, next_to_seat
 
+NO_STEP = "its trainer has taken no step"  # so a daemon's word about one that stands still begins
 LATE_MAX = 3  # rounds in a row that went on without a contributor
 REST_DEADLINES = 4  # until it is tried again; doubled each time
 REST_S_MAX = 3_600.0

@@ -1,6 +1,6 @@
 """What the master makes of contributions as they were found, before it commits a round.
 
-See ``gauging``; here its findings lead to refusals, events and what the status shows.
+See ``gauging``; here its findings become events and what the status shows; ``course`` refuses.
 """
 
 from __future__ import annotations
@@ -9,25 +9,23 @@ from collections.abc import Mapping
 
 from .context import Context
 from .effects import EventKind
-from .gauging import Found, against_the_others, found_in, understated
-from .ledger import Ledger
+from .gauging import Found, Overlong, against_the_others, found_in, understated
 from .rounds import Round
 
 
 class Verdicts:
-    """Judges the contributions of a ledger's rounds."""
+    """Judges the contributions of rounds."""
 
-    def __init__(self, context: Context, ledger: Ledger) -> None:
+    def __init__(self, context: Context) -> None:
         self.context = context
-        self.ledger = ledger
 
-    def refuse_understated(self, round_: Round) -> bool:
-        """Whether somebody sent more than it had said, in which case the result is of no use."""
+    def overlong(self, round_: Round) -> list[Overlong]:
+        """Who sent more than it had said, in which case the result is of no use."""
         attempt = round_.running()
-        found = found_in(attempt.gauges(), attempt.peers())
+        reports = attempt.gauges()
         announced = {p: round_.ready[p].norm for p in attempt.survivors() if p in round_.ready}
         codec = self.context.spec.reduce.codecs(round_.fragment)[0]
-        liars = understated(found, announced, codec)
+        liars = understated(reports, attempt.peers(), announced, codec)
         others_count = len(attempt.peers()) - 1
         if others_count > 1 and 2 * len(liars) > others_count:
             # Says more about who added up than about all of these.
@@ -35,12 +33,10 @@ class Verdicts:
             self.context.announce(
                 EventKind.ROUND, None, f"{text} than they had said; all are added"
             )
-            liars = {}
-        for peer, why in liars.items():
-            self.ledger.refuse_update(round_, peer, why)
+            liars = []
         if not liars:
-            self._note_directions(round_, found)
-        return bool(liars)
+            self._note_directions(round_, found_in(reports.values(), attempt.peers()))
+        return liars
 
     def _note_directions(self, round_: Round, found: Mapping[str, Found]) -> None:
         against = against_the_others(found)

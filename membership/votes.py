@@ -1,17 +1,17 @@
 """Which root a version has: what the members that reached it report, more than half of them.
 
-All have reported and no half agrees: the largest group, and of equal ones that with the oldest member.
+What the journal knows is not voted on any more. Votes are counted by ``voices``. All have reported and no
+half agrees: the largest group, and of equal ones that with the oldest member.
 After a restart of the master, contributors from before count as silent voters until they report or the
 deadline is over, so the first to return cannot decide alone.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-
 from ..protocol.messages import FragmentHead
 from .context import Context
 from .roster import CopyState, Member
+from .voices import elect, voice_of
 
 VOTED_VERSIONS = 3  # newest versions of a fragment whose roots are still voted on
 
@@ -49,18 +49,15 @@ class Votes:
         Args:
           force: do not wait for members that have not reported.
         """
-        votes = self.of(fragment, version)
-        voters = self._voters(fragment)
-        counts = Counter(votes[m.peer] for m in voters if m.peer in votes)
-        if not counts:
+        voters = sorted(self._voters(fragment), key=lambda member: member.number)
+        voices = {member.peer: voice_of(member) for member in voters}
+        unheard = self.unheard - voices.keys()
+        found = elect(self.of(fragment, version), voices, len(unheard))
+        if found is None:
             return b""
-        oldest = {
-            root: min(m.number for m in voters if votes.get(m.peer) == root) for root in counts
-        }
-        best = min(counts, key=lambda root: (-counts[root], oldest[root]))
-        electorate = len(voters) + len(self.unheard)
-        agreed = counts[best] * 2 > electorate or sum(counts.values()) == electorate
-        return best if agreed or force else b""
+        votes = self.of(fragment, version)
+        all_have = not unheard and all(peer in votes for peer in voices)
+        return found.winner if found.majority or all_have or force else b""
 
     def _voters(self, fragment: int) -> list[Member]:
         """Members in sync; while there is none, whoever holds a copy that nothing speaks against."""

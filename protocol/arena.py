@@ -4,12 +4,16 @@ There are two, of the same shape. The daemon writes the *shared* one (global val
 the trainer the *posted* one (pseudo-gradients). Each is
 
     header   u64 slots, one page
-    table    per fragment two u64: sequence (odd while it is being written) and version
+    table    per fragment two u64: sequence (odd while it is being written), and version + 1;
+             0 there: the fragment holds nothing whole
     bodies   per fragment: float32 values, then int64 counters, each aligned to 64 bytes
 
 A reader of a fragment checks the sequence before and after (a seqlock), so it never uses a torn
-copy. Nobody waits for the other here: messages on the Unix socket say when there is something new,
-and ``MAIL_SLOT`` counts them so that a trainer with nothing to do needs no system call to know it.
+copy. It waits for a writer as long as the writer lives: an outer step over a large fragment, with
+its digests, takes seconds. A transfer takes minutes, and nobody waits for that: its bytes wait beside
+a fragment that is whole until all are there, and go at once only into one that holds nothing whole,
+as after a writer that failed. A reader is told so. Messages on the Unix socket say when there is something new, and ``MAIL_SLOT``
+counts them so that a trainer with nothing to do needs no system call to know it.
 """
 
 from __future__ import annotations
@@ -24,12 +28,12 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import LocalProtocolError
+from .errors import HoldfastError, LocalProtocolError
 from .messages import FragmentSize
 
 HEADER_BYTES = 4_096
 ALIGNMENT_BYTES = 64
-READ_ATTEMPTS_MAX = 10_000  # a writer needs milliseconds; more than this is a dead writer
+NOTHING_WHOLE = -1  # the version of a fragment that holds none
 
 MAIL_SLOT = 0  # shared arena: messages the daemon has sent to the trainer
 STEP_SLOT = 0  # posted arena: the trainer's global step
@@ -40,6 +44,10 @@ SECONDS_SLOT = 4  # posted arena, and the next one: see ``Arena.seconds``; float
 
 Values = NDArray[np.float32]
 Counters = NDArray[np.int64]
+
+
+class NotWholeError(HoldfastError):
+    """A fragment is being fetched, or its last writer failed. Wait until it is said to be loaded."""
 
 
 def _align(offset: int) -> int:
@@ -126,31 +134,49 @@ class Arena:
             done += os.pwrite(self._file, data.data[done:], at + done)
 
     def version(self, fragment: int) -> int:
-        return int(self._table[fragment, 1])
+        """What the fragment holds; ``NOTHING_WHOLE``: no version."""
+        return int(self._table[fragment, 1]) + NOTHING_WHOLE
 
     @contextmanager
     def writing(self, fragment: int, version: int) -> Iterator[None]:
-        """Mark the fragment as being written; on leaving it holds ``version``."""
-        self._table[fragment, 0] |= np.uint64(1)
-        yield
-        self._table[fragment, 1] = version
-        self._table[fragment, 0] += np.uint64(1)
+        """Mark the fragment as being written; on leaving it holds ``version``.
 
-    def read(self, fragment: int, copy: Callable[[], None]) -> int:
+        If the block raises, the fragment holds nothing whole. Readers wait meanwhile: the block must
+        not wait for anybody else.
+        """
+        sequence_and_version = self._table[fragment]
+        sequence_and_version[0] |= np.uint64(1)
+        sequence_and_version[1] = 0
+        try:
+            yield
+            sequence_and_version[1] = version - NOTHING_WHOLE
+        finally:
+            sequence_and_version[0] += np.uint64(1)
+
+    def read(self, fragment: int, copy: Callable[[], None], wait: Callable[[], None]) -> int:
         """Call ``copy`` until it saw an unchanging fragment; returns that fragment's version.
 
-        ``copy`` must only read the arena and must be repeatable.
+        Args:
+          copy: must only read the arena and must be repeatable.
+          wait: returns a moment later; called again and again while the fragment is being written.
+            It raises if the writer is dead.
+
+        Raises:
+          NotWholeError: there is no version to read.
         """
-        for _attempt in range(READ_ATTEMPTS_MAX):
+        while True:
             before = int(self._table[fragment, 0])
-            if before % 2 == 0:
-                version = self.version(fragment)
+            if before % 2:
+                wait()
+                continue
+            version = self.version(fragment)
+            if version != NOTHING_WHOLE:
                 copy()
-                if int(self._table[fragment, 0]) == before:
-                    return version
-            else:
-                os.sched_yield()
-        raise LocalProtocolError(f"fragment {fragment} of the arena never came to rest")
+            if int(self._table[fragment, 0]) == before:
+                break
+        if version == NOTHING_WHOLE:
+            raise NotWholeError(f"fragment {fragment} holds nothing whole")
+        return version
 
 
 def create_arena_file(sizes: Sequence[FragmentSize]) -> int:

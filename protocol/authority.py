@@ -31,7 +31,7 @@ from .identity import (
     peer_id_of_public_key,
     private_key_pem,
 )
-from .messages import CERTIFICATE_BYTES_MAX
+from .messages import CERTIFICATE_BYTES_MAX, RUN_ID
 from .network import Party
 
 LEAF_VALIDITY = datetime.timedelta(days=1)
@@ -41,8 +41,7 @@ KEY_FILE = "authority.key"
 CERTIFICATE_FILE = "authority.pem"
 TERM_RANDOM_BYTES = 16
 
-_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_URI = re.compile(r"holdfast://([A-Za-z0-9._-]{1,64})/(master|peer)/([0-9a-f]{32})")
+_URI = re.compile(r"holdfast://([A-Za-z0-9][A-Za-z0-9._-]{0,63})/(master|peer)/([0-9a-f]{32})")
 
 
 @frozen
@@ -143,7 +142,7 @@ class Authority:
         Raises:
           UserError: its key can be read by others, is damaged, or belongs to another run.
         """
-        if not _RUN_ID.fullmatch(run_id):
+        if not RUN_ID.fullmatch(run_id):
             raise UserError(
                 f"{run_id[:NAME_CHARS_MAX]!r} cannot name a run",
                 hint="use letters, digits, '.', '_' and '-', at most 64",

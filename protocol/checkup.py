@@ -3,14 +3,17 @@
     newcomer                                        master
        │ EnrolHello, EnrolAuthority as ever (see ``enrol``)
        │ CheckRequest(token, addresses, nonce) ──────► │   Is the token good? It is not used up.
-       │ ◄────────────── one connection per address    │   Is the nonce said there?
+       │ ◄───────────────── one connection per port    │   Is the nonce said there?
        │ ◄───────────────────────────── CheckAnswer    │   its clock, what it saw, what is needed
        │ Junk ... Junk(last) ────────────────────────► │   64 KiB; timed by who receives
        │ ◄──────────────── JunkCounted, Junk(last) ... │   as much; then four times as much, and so
        │                                               │   on while it takes no time to speak of
 
 Nothing is admitted, journaled or kept. Who asks has an invite; even so, only little is done for it,
-and for few at a time.
+and for few at a time. The master dials nothing but the address that the connection comes from, at the
+ports that the newcomer names, and says only whether the nonce came back, as late for a port that is
+closed as for one that is filtered: an invite is no means to look at other machines, or at names, from
+where the master is.
 """
 
 from __future__ import annotations
@@ -19,14 +22,13 @@ import hmac
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
+from contextlib import suppress
 
 import trio
 from attrs import evolve, frozen
 
 from .addresses import Address
 from .enrol import (
-    NEWCOMER_FRAME_BYTES_MAX,
     Refusal,
     meet_master,
     newcomers_channel,
@@ -36,7 +38,6 @@ from .invite import Invite
 from .messages import (
     CHECKED_ADDRESSES_MAX,
     JUNK_BYTES_MAX,
-    TEXT_CHARS_MAX,
     CheckAnswer,
     CheckRequest,
     Junk,
@@ -45,10 +46,14 @@ from .messages import (
     Refused,
 )
 from .network import Network
+from .phases import ADMITTING
 from .stream import MessageStream
 
 CHECKS_MAX = 4  # at a time; who comes then is told to come back
-DIAL_BACK_S = 5.0  # for one address to answer with the nonce
+DIAL_BACK_S = 5.0  # for the nonce to come back; it takes as long to say that it did not
+CHECKED_PORTS_MAX = (
+    2  # of a newcomer, that are dialled: it listens on one, or two are forwarded to it
+)
 JUNK_BYTES_FIRST = 64 * 2**10  # each way; then four times as much
 JUNK_BYTES_LAST = 4 * 2**20
 TIMED_S_MIN = 0.5  # what takes so long says enough: a slow line need not carry more
@@ -97,7 +102,7 @@ async def ask_master(
     """
     try:
         async with newcomers_channel(address) as channel:
-            messages = MessageStream(channel.stream, NEWCOMER_FRAME_BYTES_MAX)
+            messages = MessageStream(channel.stream, ADMITTING)
             before_s = trio.current_time()
             await meet_master(messages, channel, invite)
             round_trip_s = trio.current_time() - before_s
@@ -162,7 +167,7 @@ class Checkups:
             raise Refusal(RefusalCode.BUSY, "the master looks at others; try again in a minute")
         self._count += 1
         try:
-            faults = tuple(await self._dial_back(request))
+            faults = await self._dial_back(request, host)
             await messages.send(evolve(self._needs(), now_s=time.time(), host=host, faults=faults))
             size_bytes = JUNK_BYTES_FIRST
             while size_bytes <= JUNK_BYTES_LAST:  # whoever asks hangs up when it knows enough
@@ -172,31 +177,49 @@ class Checkups:
         finally:
             self._count -= 1
 
-    async def _dial_back(self, request: CheckRequest) -> list[str]:
-        faults = [""] * len(request.addresses)
+    async def _dial_back(self, request: CheckRequest, host: str) -> tuple[str, ...]:
+        """Per address, why we do not reach its port at the host that asks; empty: we do."""
+        ports = [_port_of(text) for text in request.addresses]
+        named = dict.fromkeys(port for port in ports if port and host)
+        dialled = list(named)[:CHECKED_PORTS_MAX]
+        reached: set[int] = set()
 
-        async def look(number: int, text: str) -> None:
-            faults[number] = (await self._fault_at(text, request.nonce))[:TEXT_CHARS_MAX]
+        async def look(port: int) -> None:
+            if await self._is_reached(Address(host, port), request.nonce):
+                reached.add(port)
 
         async with trio.open_nursery() as nursery:
-            for number, text in enumerate(request.addresses):
-                nursery.start_soon(partial(look, number, text))
-        return faults
+            for port in dialled:
+                nursery.start_soon(look, port)
+        return tuple(
+            ""
+            if port in reached
+            else f"no answer of this machine at {Address(host, port)}"
+            if port in dialled
+            else f"not looked at: only {CHECKED_PORTS_MAX} ports are"
+            for port in ports
+        )
 
-    async def _fault_at(self, text: str, nonce: bytes) -> str:
-        """Why we do not reach it; empty: we do."""
-        try:
-            with trio.fail_after(DIAL_BACK_S):
-                stream = await self._network.dial_lane(Address.parse(text))
-                async with stream:
+    async def _is_reached(self, address: Address, nonce: bytes) -> bool:
+        """Whether the nonce is said there. If not, that is known after ``DIAL_BACK_S``, whatever it was."""
+        with trio.move_on_after(DIAL_BACK_S):
+            with suppress(OSError, trio.BrokenResourceError):
+                async with await self._network.dial_lane(address) as stream:
                     said = b""
                     while len(said) < len(nonce) and (more := await stream.receive_some(64)):
                         said += more
-        except trio.TooSlowError:
-            return f"no answer within {DIAL_BACK_S:g} s"
-        except (OSError, UserError, trio.BrokenResourceError) as error:
-            return str(error) or type(error).__name__
-        return "" if hmac.compare_digest(said, nonce) else "something else answers there"
+                if hmac.compare_digest(said, nonce):
+                    return True
+            await trio.sleep_forever()
+        return False
+
+
+def _port_of(text: str) -> int:
+    """0: that is no address."""
+    try:
+        return Address.parse(text).port
+    except UserError:
+        return 0
 
 
 # ---------------------------------------------------------------- both

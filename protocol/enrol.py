@@ -29,7 +29,14 @@ from cryptography import x509
 
 from .addresses import Address
 from .authority import Authority, check_issued, fingerprint_of, holder_of, load_certificate
-from .errors import EvictedError, HoldfastError, RemoteProtocolError, UserError
+from .errors import (
+    WRONG_CLOCK_EXIT_CODE,
+    WRONG_CLOCK_HINT,
+    EvictedError,
+    HoldfastError,
+    RemoteProtocolError,
+    UserError,
+)
 from .identity import NOT_X509, Identity
 from .invite import Invite
 from .messages import (
@@ -45,11 +52,12 @@ from .messages import (
     Role,
 )
 from .network import Channel, Party
+from .phases import ADMITTING, NEWCOMER
 from .sockets import handshake, open_tcp
 from .stream import MessageStream
+from .text import plain
 
 ENROL_S = 20.0  # for the whole conversation, on either side: some round trips
-NEWCOMER_FRAME_BYTES_MAX = 32_768  # two certificates' worth and more; strangers get no more memory
 
 
 class Refusal(HoldfastError):
@@ -63,7 +71,7 @@ class Refusal(HoldfastError):
     def __init__(self, code: RefusalCode, reason: str) -> None:
         super().__init__(reason)
         self.code = code
-        self.reason = reason
+        self.reason = plain(reason)
 
 
 @frozen
@@ -145,7 +153,7 @@ async def ask_for_certificate(
 
     Returns, raises: as ``enrol``.
     """
-    messages = MessageStream(channel.stream, NEWCOMER_FRAME_BYTES_MAX)
+    messages = MessageStream(channel.stream, ADMITTING)
     served = await meet_master(messages, channel, invite)
     await messages.send(EnrolRequest(invite.token, identity.request_pem(name), name))
     answer = await messages.receive_expected(Enrolled, Refused)
@@ -192,7 +200,8 @@ def _check_master(channel: Channel, served: EnrolAuthority, invite: Invite) -> N
             f"by this machine's clock it is {now:%Y-%m-%d %H:%M} UTC, but the master's certificate"
             f" is valid from {leaf.not_valid_before_utc:%Y-%m-%d %H:%M}"
             f" to {leaf.not_valid_after_utc:%Y-%m-%d %H:%M}",
-            hint="set the clock (on both machines), then try again",
+            exit_code=WRONG_CLOCK_EXIT_CODE,
+            hint=WRONG_CLOCK_HINT,
         )
 
 
@@ -225,7 +234,7 @@ async def answer_newcomer(
       RemoteProtocolError: it does not speak this protocol; and what ``MessageStream`` raises.
       trio.TooSlowError: it took too long.
     """
-    messages = MessageStream(channel.stream, NEWCOMER_FRAME_BYTES_MAX)
+    messages = MessageStream(channel.stream, NEWCOMER)
     with trio.fail_after(ENROL_S):
         hello = await messages.receive_expected(EnrolHello)
         if hello.version_min > VERSION_MAX or hello.version_max < VERSION_MIN:

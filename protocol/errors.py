@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from .text import escaped, escaped_lines
+
 
 class HoldfastError(Exception):
-    """Base of every error that holdfast raises on purpose."""
+    """Base of every error that holdfast raises on purpose.
+
+    Its text may quote anything: the other side, a file, a library. It is plain from here on, wherever
+    it is logged, printed or sent.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(escaped(message))
 
 
 class LocalProtocolError(HoldfastError):
@@ -51,7 +60,7 @@ class EvictedError(HoldfastError):
     def __init__(self, code: str, reason: str) -> None:
         super().__init__(reason)
         self.code = code
-        self.reason = reason
+        self.reason = escaped(reason)
 
 
 class StateMismatchError(HoldfastError):
@@ -79,7 +88,15 @@ class UserError(HoldfastError):
     def __init__(self, message: str, *, exit_code: int = 1, hint: str = "") -> None:
         super().__init__(message)
         self.exit_code = exit_code
-        self.hint = hint
+        self.hint = escaped_lines(hint)
+
+
+WRONG_CLOCK_EXIT_CODE = 6  # as for a master that does not answer
+WRONG_CLOCK_HINT = "set the clock (on both machines), then try again"
+
+
+class WrongClockError(RemoteProtocolError):
+    """By this machine's clock the other end's certificate is not valid now: one of both is wrong."""
 
 
 def cause_of(error: BaseException) -> BaseException:

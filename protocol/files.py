@@ -27,6 +27,13 @@ def write_private(path: Path, data: bytes) -> None:
         raise
 
 
+def keep_private(path: Path) -> None:
+    """Make sure that there is a file which only its owner can read, for libraries that open it by name."""
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    if path.stat().st_mode & 0o077:  # of an older version, which left it to the umask
+        path.chmod(0o600)
+
+
 def sync_to_disk(path: Path) -> None:
     """Return once a file's bytes, or a folder's names, would survive a loss of power."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -15,7 +15,8 @@ from attrs.validators import and_, ge, le, matches_re, max_len, min_len
 
 from .addresses import Address
 from .errors import UserError
-from .messages import COUNT_MAX, TEXT_CHARS_MAX, Role
+from .messages import COUNT_MAX, RUN_ID, Role
+from .text import printable
 
 BAD_INVITE_EXIT_CODE = 5
 PREFIX = "holdfast1."
@@ -49,10 +50,10 @@ class Invite:
       expires_s: Unix time; the master decides, this is to tell people early.
     """
 
-    run_id: str = field(validator=and_(min_len(1), max_len(TEXT_CHARS_MAX)))
+    run_id: str = field(validator=matches_re(RUN_ID))
     addresses: tuple[Address, ...] = field(validator=and_(min_len(1), max_len(ADDRESSES_MAX)))
     fingerprint: str = field(validator=matches_re(r"[0-9a-f]{64}"))
-    token: str = field(repr=False, validator=and_(min_len(1), max_len(TOKEN_CHARS_MAX)))
+    token: str = field(repr=False, validator=and_(min_len(1), max_len(TOKEN_CHARS_MAX), printable))
     role: Role
     expires_s: int = field(validator=and_(ge(0), le(COUNT_MAX)))
 

@@ -834,7 +834,9 @@ class MemoryNetwork:
         assert isinstance(stream, MemoryStream)
         return LaneFacts("", stream.round_trip_s)
 
-    async def run_sync(self, function: Callable[[], T]) -> T:
+    async def run_sync(
+        self, function: Callable[[], T], limiter: trio.CapacityLimiter | None = None
+    ) -> T:
         """Run it here and now: no threads where time is virtual."""
         await trio.lowlevel.checkpoint()
         return function()

@@ -11,17 +11,22 @@ from __future__ import annotations
 
 import enum
 import math
+import re
 from typing import Any, TypeVar
 
 import attrs
 from attrs import field, frozen
 from attrs.validators import and_, ge, le, matches_re, max_len, min_len
 
+from .text import TEXT_CHARS_MAX as TEXT_CHARS_MAX
+from .text import printable
+
 VERSION_MIN = 3  # the oldest protocol version we still speak; from 3 on blocks may be compressed
 VERSION_MAX = 3  # the newest one
 
 MASTERS_MAX = 16  # addresses at which a run's master may be: as many as an invite has room for
-TEXT_CHARS_MAX = 1_000  # reasons, names and addresses; longer ones are a bug or an attack
+NAME_CHARS_MAX = 64  # of a peer: tables, logs and the line about who wants in stay readable
+WORD_CHARS_MAX = 64  # of a dtype, a codec, a phase, a metric: names that programs give
 GAUGED_BYTES = 12  # of one contributor in ``Reduced``
 MEMBERS_MAX = 1_024  # members of a view
 KEPT_STATES_MAX = 16  # checkpoints that a peer tells of: the newest
@@ -29,7 +34,6 @@ FRAGMENTS_MAX = 1_024  # fragments of a model
 TENSORS_MAX = 65_536  # tensors of a model; Mixture-of-experts models reach some ten thousand
 DIMENSIONS_MAX = 16
 SITE_CHARS_MAX = 64  # of a site's name
-SOFTWARE_CHARS_MAX = 64  # of a version of holdfast
 LANES_OPEN_MAX = 64  # lanes of one link at once; far more than one path can use
 OWNER_RUNS_MAX = 4_096  # runs of consecutive chunks with one owner, in a plan
 SITES_MAX = 256  # of a plan
@@ -52,11 +56,19 @@ T = TypeVar("T")
 
 _count: Any = and_(ge(0), le(COUNT_MAX))
 _u32: Any = and_(ge(0), le(2**32 - 1))  # what a frame's header has room for
-_text: Any = max_len(TEXT_CHARS_MAX)
+_text: Any = and_(max_len(TEXT_CHARS_MAX), printable)
+_name: Any = and_(max_len(NAME_CHARS_MAX), printable)
+_word: Any = and_(max_len(WORD_CHARS_MAX), printable)
+# What names a run also names folders and stands in certificates: no separators, no leading dot.
+RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_NOT_TOML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
+_run_id: Any = matches_re(RUN_ID)
 _peer: Any = matches_re(r"[0-9a-f]{32}")
 _peer_or_none: Any = matches_re(r"([0-9a-f]{32})?")
 _digest: Any = and_(min_len(32), max_len(32))
+NO_DIGEST = bytes(32)  # in ``Hello.undecided``: a reduction that is not over here
 _port: Any = and_(ge(0), le(65_535))
+_token: Any = and_(max_len(128), printable)
 _ticket: Any = max_len(32)
 _nonce: Any = max_len(128)  # of a term: random bytes that the run's authority has signed
 _blob: Any = max_len(CERTIFICATE_BYTES_MAX)
@@ -65,6 +77,18 @@ _blob: Any = max_len(CERTIFICATE_BYTES_MAX)
 def _finite(_instance: object, attribute: attrs.Attribute[Any], value: float) -> None:
     if not math.isfinite(value) or value < 0:
         raise ValueError(f"{attribute.name} must be finite and not negative, got {value}")
+
+
+def _metrics(instance: object, attribute: Any, value: dict[str, float]) -> None:
+    max_len(METRICS_MAX)(instance, attribute, value)  # type: ignore[arg-type]
+    for name in value:
+        _text(instance, attribute, name)
+
+
+def _toml_text(_instance: object, attribute: Any, value: str) -> None:
+    """Refuse what TOML itself does not allow. It is parsed, and never shown as it is."""
+    if _NOT_TOML.search(value):
+        raise ValueError(f"{attribute.name} has a control character")
 
 
 def _each(validator: Any, count_max: int) -> Any:
@@ -145,7 +169,7 @@ class TensorSpec:
 
     name: str = field(validator=_text)
     shape: tuple[int, ...] = field(validator=_each(_count, DIMENSIONS_MAX))
-    dtype: str = field(validator=max_len(32))  # torch's name without "torch.": "float32"
+    dtype: str = field(validator=_word)  # torch's name without "torch.": "float32"
     kind: str = field(validator=matches_re("parameter|buffer|counter"))
     # parameter: outer momentum; buffer: floating, averaged plainly; counter: integer or bool, max
     aliases: tuple[str, ...] = field(  # its other names, if it is tied
@@ -185,7 +209,7 @@ class MemberInfo:
     """What every member must know of another one."""
 
     peer: str = field(validator=_peer)
-    name: str = field(validator=_text)
+    name: str = field(validator=_name)
     number: int = field(
         validator=_count
     )  # order of joining; also the order of addition in a reduction
@@ -273,10 +297,10 @@ class Plan:
 
     chunk_elements: int = field(validator=and_(ge(1), le(2**24)))
     owners: tuple[OwnerRun, ...] = field(validator=max_len(OWNER_RUNS_MAX))
-    codec_up: str = field(validator=max_len(32))  # contributor -> owner
-    codec_down: str = field(validator=max_len(32))  # owner -> receivers
+    codec_up: str = field(validator=_word)  # contributor -> owner
+    codec_down: str = field(validator=_word)  # owner -> receivers
     sites: tuple[SiteLeads, ...] = field(default=(), validator=max_len(SITES_MAX))
-    combine: str = field(default="mean", validator=max_len(32))  # a rule, see collectives.combine
+    combine: str = field(default="mean", validator=_word)  # a rule, see collectives.combine
     # Contributions carry their contributors' seals, owners keep them; never together with sites.
     sealed: bool = False
 
@@ -296,7 +320,7 @@ class EnrolHello(Message):
 class EnrolAuthority(Message):
     """Master: the run's CA certificate; the newcomer compares its fingerprint with the invite."""
 
-    run_id: str = field(validator=_text)
+    run_id: str = field(validator=_run_id)
     authority_pem: bytes = field(validator=_blob)
 
 
@@ -304,9 +328,9 @@ class EnrolAuthority(Message):
 class EnrolRequest(Message):
     """Newcomer: the invite's token and a certificate request signed by its identity."""
 
-    token: str = field(repr=False, validator=max_len(128))
+    token: str = field(repr=False, validator=_token)
     request_pem: bytes = field(validator=_blob)
-    name: str = field(validator=_text)
+    name: str = field(validator=_name)
 
 
 @frozen
@@ -321,7 +345,7 @@ class CheckRequest(Message):
     The token is looked at, not used up.
     """
 
-    token: str = field(repr=False, validator=max_len(128))
+    token: str = field(repr=False, validator=_token)
     addresses: tuple[str, ...] = field(validator=_each(_text, CHECKED_ADDRESSES_MAX))
     nonce: bytes = field(validator=_digest)  # what is said at them to whoever connects
 
@@ -338,7 +362,7 @@ class CheckAnswer(Message):
     memory_bytes: int = field(validator=_count)  # for the state; 0: there is none yet
     checkpoint_bytes: int = field(validator=_count)  # one
     checkpoint_count: int = field(validator=_count)  # kept on disk
-    software: str = field(default="", validator=max_len(SOFTWARE_CHARS_MAX))  # the master's
+    software: str = field(default="", validator=_word)  # the master's
 
 
 @frozen
@@ -394,8 +418,8 @@ class Hello(Message):
 
     version_min: int = field(validator=_count)
     version_max: int = field(validator=_count)
-    run_id: str = field(validator=_text)
-    name: str = field(validator=_text)
+    run_id: str = field(validator=_run_id)
+    name: str = field(validator=_name)
     addresses: tuple[str, ...] = field(validator=_each(_text, 16))  # where others can dial us
     incarnation: int = field(
         validator=_count
@@ -411,13 +435,13 @@ class Hello(Message):
     upload_bytes_per_s: float = field(default=0.0, validator=_finite)
     download_bytes_per_s: float = field(default=0.0, validator=_finite)  # likewise to receive
     # Members that name the same one share a line; empty: those who come from one address do.
-    site: str = field(default="", validator=max_len(SITE_CHARS_MAX))
+    site: str = field(default="", validator=and_(max_len(SITE_CHARS_MAX), printable))
     # The newest master that we have obeyed; older ones learn from it that their time is over.
     term: int = field(default=0, validator=_count)
     nonce: bytes = field(default=b"", validator=_nonce)
     # Of the same lineage, older than what we hold: the run may have to go back to one of them.
     kept: tuple[KeptState, ...] = field(default=(), validator=max_len(KEPT_STATES_MAX))
-    software: str = field(default="", validator=max_len(SOFTWARE_CHARS_MAX))  # of its daemon
+    software: str = field(default="", validator=_word)  # of its daemon
     relay: RelayOffer | None = None
     # Of this stream at the peer: if the master sees the same, what is between them keeps ports.
     local_port: int = field(default=0, validator=_port)
@@ -438,7 +462,7 @@ class Heartbeat(Message):
 class Resume(Message):
     """Peer, instead of ``Hello``: its connection broke; go on where ``received`` messages had come."""
 
-    run_id: str = field(validator=_text)
+    run_id: str = field(validator=_run_id)
     incarnation: int = field(validator=_count)
     term: int = field(validator=_count)  # of the master that the session is with
     nonce: bytes = field(validator=_nonce)
@@ -477,11 +501,11 @@ class Progress(Message):
     tokens: int = field(validator=_count)  # since the daemon started
     tokens_per_s: float = field(validator=_finite)
     loss: float | None
-    phase: str = field(validator=max_len(64))  # "training", "waiting for commit", ...
+    phase: str = field(validator=_word)  # "training", "waiting for commit", ...
     bulk_sent_bytes: int = field(validator=_count)
     bulk_received_bytes: int = field(validator=_count)
     state_received_bytes: int = field(validator=_count)  # blocks of state, before compression
-    metrics: dict[str, float] = field(validator=max_len(METRICS_MAX))
+    metrics: dict[str, float] = field(validator=_metrics)
     # Of contributors' trainers, since the daemon started: in the hook, waiting, and outside of it.
     waited_s: float = field(default=0.0, validator=_finite)
     stepped_s: float = field(default=0.0, validator=_finite)
@@ -767,7 +791,9 @@ class Welcome(Message):
 
     version: int = field(validator=_count)
     number: int = field(validator=_count)
-    spec_toml: str = field(validator=max_len(65_536))  # the run's spec as the owner wrote it
+    spec_toml: str = field(
+        validator=and_(max_len(65_536), _toml_text)
+    )  # the run's spec as the owner wrote it
     layout: Layout | None  # None: the run has no weights yet
     lineage: bytes = field(validator=max_len(32))  # empty: the run has no weights yet
     heads: tuple[FragmentHead, ...] = field(validator=max_len(FRAGMENTS_MAX))  # committed versions
@@ -781,6 +807,9 @@ class Welcome(Message):
     masters: tuple[str, ...] = field(default=(), validator=_each(_text, MASTERS_MAX))
     # Another one than before: what was committed and is not applied yet is void.
     branch: int = field(default=0, validator=_count)
+    # Rounds whose reductions, ordered by the master before this one, the peer has under way or holds
+    # the results of. They may yet be committed: it goes on, and reports what it has reported.
+    going_on: tuple[int, ...] = field(default=(), validator=max_len(FRAGMENTS_MAX))
 
 
 @frozen
@@ -1029,7 +1058,7 @@ class Finish(Message):
 class Claim(Message):
     """Both sides, once: which term of the run this master serves. The lower one gives way."""
 
-    run_id: str = field(validator=_text)
+    run_id: str = field(validator=_run_id)
     term: int = field(validator=_count)
     nonce: bytes = field(validator=_nonce)
 
@@ -1198,7 +1227,7 @@ class ArenaOpened(Message):
     fragments: tuple[tuple[int, ...], ...] = field(validator=max_len(FRAGMENTS_MAX))
     sizes: tuple[FragmentSize, ...] = field(validator=max_len(FRAGMENTS_MAX))
     overlap_steps: int = field(validator=_count)
-    merge: str = field(validator=_text)
+    merge: str = field(validator=_word)
     # So many losses in a row that are not finite are ``Failing``; 0: never.
     nan_steps: int = field(default=0, validator=_count)
     # While a round runs, train on from what the outer step makes of our own update alone.
@@ -1323,7 +1352,7 @@ class Metrics(Message):
     """Trainer: named figures for the dashboard."""
 
     step: int = field(validator=_count)
-    values: dict[str, float] = field(validator=max_len(METRICS_MAX))
+    values: dict[str, float] = field(validator=_metrics)
 
 
 @frozen

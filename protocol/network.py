@@ -162,9 +162,15 @@ class Network(Protocol):
         """
         ...
 
-    async def run_sync(self, function: Callable[[], T]) -> T:
+    async def run_sync(
+        self, function: Callable[[], T], limiter: trio.CapacityLimiter | None = None
+    ) -> T:
         """Run CPU or disk work off the event loop (a thread); inline where time is virtual.
 
         Not cancellable: the function always runs to its end.
+
+        Args:
+          limiter: of the threads; None: trio's, which the journal and the state need. Whatever
+            outsiders can ask for at will brings its own.
         """
         ...

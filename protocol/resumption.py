@@ -19,18 +19,22 @@ class Conversation:
 
     Attributes:
       received: messages that came.
+      broken: more were sent than are kept without being confirmed; it cannot be resumed.
     """
 
     def __init__(self) -> None:
         self.received = 0
+        self.broken = False
         self._kept: deque[Message] = deque()
         self._confirmed = 0  # of all that were sent: these are not kept any more
 
     def sends(self, message: Message) -> bool:
-        """A message goes out, or would if there were a connection; False: too many are kept."""
+        """A message goes out, or would if there were a connection; False: it is ``broken``."""
         if not isinstance(message, Heartbeat):
-            self._kept.append(message)
-        return len(self._kept) <= KEPT_MAX
+            self.broken = self.broken or len(self._kept) >= KEPT_MAX
+            if not self.broken:
+                self._kept.append(message)
+        return not self.broken
 
     def hears(self, message: Message) -> None:
         """A message came; raises RemoteProtocolError: it confirms what was never sent."""

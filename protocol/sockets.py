@@ -6,12 +6,13 @@
         └── handler      on_channel (after the TLS handshake) or on_lane
 
 Until a connection has shown that it belongs to the run it holds one of a limited number of places,
-in all and per address, and only for some seconds; so does a newcomer for as long as it stays. An
-address whose connections come to nothing is soon not looked at any more: see ``strangers``.
+in all and per address, and only for some seconds; a newcomer holds another one for as long as it stays.
+An address whose connections come to nothing is soon not looked at any more: see ``strangers``.
 """
 
 from __future__ import annotations
 
+import datetime
 import errno
 import gc
 import logging
@@ -31,27 +32,35 @@ from . import lane, relaying
 from .addresses import Address
 from .authority import holder_of
 from .credentials import Credentials
-from .errors import RemoteProtocolError, UserError
+from .errors import RemoteProtocolError, UserError, WrongClockError
+from .names import given_by
 from .network import Channel, ChannelHandler, Hole, LaneFacts, LaneHandler, Party
 from .punching import SocketHole, share_port
-from .strangers import Door, Release, line_of
+from .strangers import Door, Line, Place, line_of
 from .stream import CONNECTION_ENDS, run_handler
 
 T = TypeVar("T")
 
 TLS_FIRST_BYTE = 0x16  # a handshake record; a ClientHello cannot start otherwise
+FIRST_BYTE_S = 2.0  # who dials speaks first, so it is here after a round trip and a lost packet
 GREETING_S = 10.0  # for the first byte and the TLS handshake: three round trips and slow hashing
 # trio.SSLStream is part of a reference cycle, some 48 KiB of which the collector sees a dozen small
 # objects. So that strangers' connections do not pile up, it is asked after so many of them.
 TLS_UNCOLLECTED_MAX = 64
 BACKLOG_COUNT_MAX = 1_024  # connections that the kernel keeps for us
 CAPACITY_PAUSE_S = 0.1  # when the process has no file descriptor left for another connection
+OUT_OF_TIME = (9, 10)  # OpenSSL's: a certificate is not valid yet, or has expired
 TAKEN_EXIT_CODE = 4
 SAME_PORT_ATTEMPTS_MAX = 10  # to find one free port for IPv4 and IPv6
 
 # On an idle connection the kernel asks after so many seconds, and again; routers forget after 60 or more.
 KEEPALIVE_S = 20
 KEEPALIVE = {"TCP_KEEPIDLE": KEEPALIVE_S, "TCP_KEEPINTVL": KEEPALIVE_S, "TCP_KEEPCNT": 6}
+
+# A packet that is not acknowledged is sent again after longer and longer times. Where a line was away
+# for seconds it would stand still for seconds more after it is back; never longer than this. Linux from
+# 6.15 on, in milliseconds, no fewer; Python has no name for it.
+TCP_RTO_MAX_MS, RETRANSMIT_MS_MAX = 44, 1_000
 
 CONGESTION_NAME_BYTES = 16  # as the kernel has them
 MIN_RTT_OFFSET = 148  # of tcpi_min_rtt in Linux's struct tcp_info
@@ -104,7 +113,7 @@ class SocketNetwork:
         self._newcomers = newcomers
         self._greeting_s = greeting_s
         self._door: Door | None = None  # made where there is a clock
-        self._unproven: dict[trio.abc.Stream, Release] = {}  # accepted lanes that hold a place
+        self._unproven: dict[trio.abc.Stream, Place] = {}  # accepted lanes that hold a place
         self._uncollected = 0  # accepted TLS connections since garbage was last collected
 
     # ------------------------------------------------------------ accepting
@@ -147,6 +156,7 @@ class SocketNetwork:
                 await trio.sleep(CAPACITY_PAUSE_S)
                 continue
             keep_alive(stream.socket)
+            retry_soon(stream.socket)
             nursery.start_soon(self._greet, stream, handlers)
 
     async def _greet(self, stream: trio.SocketStream, handlers: _Handlers) -> None:
@@ -155,11 +165,17 @@ class SocketNetwork:
         line = line_of(str(sockaddr[0]) if isinstance(sockaddr, tuple) else remote)
         door = self._door
         assert door is not None
-        with door.strangers.place(line) as release:
-            if release is None or not door.open_to(line):
-                await trio.aclose_forcefully(stream)  # unread, and without a word
+        if not door.open_to(line):
+            await trio.aclose_forcefully(stream)  # unread, and without a word
+            return
+        with door.strangers.place(line, known=door.knows(line)) as place:
+            if place is None:
+                await trio.aclose_forcefully(stream)
                 return
-            await self._sort(stream, handlers, remote, release, line)
+            with place.scope:
+                await self._sort(stream, handlers, remote, place)
+            if place.gave_way:
+                door.charge(line)
 
     async def welcome(
         self,
@@ -170,26 +186,28 @@ class SocketNetwork:
     ) -> None:
         """See ``network.Network.welcome``."""
         assert isinstance(stream, trio.SocketStream)
-        await self._sort(stream, _Handlers(on_channel, on_lane, None), name, lambda: None, "")
+        await self._sort(stream, _Handlers(on_channel, on_lane, None), name, None)
 
     async def _sort(
         self,
         stream: trio.SocketStream,
         handlers: _Handlers,
         remote: str,
-        release: Release,
-        line: str,
+        place: Place | None,
     ) -> None:
         """Find out by its first byte what a connection is, and run its handler.
 
         Args:
-          release: called once it has shown who it is.
-          line: whose credit it costs if it comes to nothing; empty: nobody's, the master arranged it.
+          place: what it holds until it has shown who it is; None: the master arranged it.
         """
         handler = channel = None
+        line = None if place is None else place.line
         try:
             with trio.fail_after(self._greeting_s):
-                first = await stream.socket.recv(1, socket.MSG_PEEK)
+                with trio.fail_after(self._greeting_s if place is None else FIRST_BYTE_S):
+                    first = await stream.socket.recv(1, socket.MSG_PEEK)
+                if place is not None:
+                    place.silent = False
                 if first == bytes([TLS_FIRST_BYTE]):
                     channel = await self._shake_hands(stream, remote)
                 elif first == bytes([lane.MAGIC]):
@@ -206,43 +224,63 @@ class SocketNetwork:
         except BaseException:
             await trio.aclose_forcefully(stream)
             raise
+        if place is not None:
+            place.release()
         if handler is not None:
-            release()
             await self._keep_plain(stream, line, remote, handler)
+        elif channel is not None and channel.party is Party.NEWCOMER:
+            await self._keep_newcomer(channel, line, handlers)
         elif channel is not None:
-            if channel.party is not Party.NEWCOMER:
-                release()
-            else:
-                self._charge(line)  # whatever comes of it: enrolment is not for every second
+            if line is not None and self._door is not None:
+                self._door.member_came(line)
             await run_handler(handlers.on_channel, channel, channel.stream, remote)
 
-    def _charge(self, line: str) -> None:
-        if line and self._door is not None:
-            self._door.credit.charge(line)
+    def _charge(self, line: Line | None) -> None:
+        if line is not None and self._door is not None:
+            self._door.charge(line)
+
+    async def _keep_newcomer(
+        self, channel: Channel, line: Line | None, handlers: _Handlers
+    ) -> None:
+        """It has a place of its own, for as long as it stays."""
+        if line is None or self._door is None:  # no road is arranged for a newcomer
+            await trio.aclose_forcefully(channel.stream)
+            return
+        self._charge(line)  # whatever comes of it: enrolment is not for every second
+        with self._door.newcomers.place(line, known=self._door.knows(line)) as place:
+            if place is None:
+                await trio.aclose_forcefully(channel.stream)
+                return
+            place.silent = False
+            with place.scope:
+                where = channel.remote_address
+                await run_handler(handlers.on_channel, channel, channel.stream, where)
 
     async def _keep_plain(
-        self, stream: trio.SocketStream, line: str, remote: str, handler: LaneHandler
+        self, stream: trio.SocketStream, line: Line | None, remote: str, handler: LaneHandler
     ) -> None:
         """A lane, or a relayed stream, has a place of its own until it is ``proven``."""
-        if not line:
+        if line is None:
             await run_handler(handler, stream, stream, remote)
             return
         assert self._door is not None
-        with self._door.lanes.place(line) as release:
-            if release is None:
+        with self._door.lanes.place(line, known=self._door.knows(line)) as place:
+            if place is None:
                 await trio.aclose_forcefully(stream)
                 return
-            self._unproven[stream] = release
+            place.silent = False
+            self._unproven[stream] = place
             try:
-                await run_handler(handler, stream, stream, remote)
+                with place.scope:
+                    await run_handler(handler, stream, stream, remote)
             finally:
                 if self._unproven.pop(stream, None) is not None:
                     self._charge(line)
 
     def proven(self, stream: trio.abc.Stream) -> None:
         """See ``network.Network.proven``."""
-        if (release := self._unproven.pop(stream, None)) is not None:
-            release()
+        if (place := self._unproven.pop(stream, None)) is not None:
+            place.release()
 
     async def _shake_hands(self, stream: trio.SocketStream, remote: str) -> Channel:
         self._uncollected += 1
@@ -273,7 +311,9 @@ class SocketNetwork:
         TLS 1.3 lets the dialer finish first: a certificate of ours that the other side refuses
         shows as ``trio.BrokenResourceError`` at the first receive.
         """
-        return await self._dial_over(await open_tcp(address), party, peer, str(address))
+        giver = None if party is Party.MASTER else peer or address.host
+        stream = await open_tcp(address, giver)
+        return await self._dial_over(stream, party, peer, str(address))
 
     async def dial_over(
         self, stream: trio.abc.Stream, *, party: Party, peer: str, name: str
@@ -305,11 +345,11 @@ class SocketNetwork:
 
     async def dial_relay(self, address: Address) -> trio.abc.Stream:
         """See ``network.Network.dial_relay``."""
-        return await open_tcp(address)
+        return await open_tcp(address, address.host)
 
     async def dial_lane(self, address: Address) -> trio.abc.Stream:
         """See ``network.Network.dial_lane``."""
-        return await open_tcp(address)
+        return await open_tcp(address, address.host)
 
     def prepare_lane(self, stream: trio.abc.Stream, congestion: str) -> LaneFacts:
         """See ``network.Network.prepare_lane``."""
@@ -318,9 +358,11 @@ class SocketNetwork:
         choose_congestion(stream.socket, congestion)
         return LaneFacts(congestion_of(stream.socket), shortest_round_trip_s(stream.socket))
 
-    async def run_sync(self, function: Callable[[], T]) -> T:
+    async def run_sync(
+        self, function: Callable[[], T], limiter: trio.CapacityLimiter | None = None
+    ) -> T:
         """Run it in a thread. Once begun it runs to its end, whatever is cancelled."""
-        return await trio.to_thread.run_sync(function)
+        return await trio.to_thread.run_sync(function, limiter=limiter)
 
 
 def keep_alive(sock: trio.socket.SocketType) -> None:
@@ -334,6 +376,13 @@ def keep_alive(sock: trio.socket.SocketType) -> None:
         for name, value in KEEPALIVE.items():
             if (option := getattr(socket, name, None)) is not None:
                 sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def retry_soon(sock: trio.socket.SocketType) -> None:
+    """Have the kernel try again soon after a gap, if it can."""
+    if sys.platform == "linux":
+        with suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS, RETRANSMIT_MS_MAX)
 
 
 def choose_congestion(sock: trio.socket.SocketType, name: str) -> None:
@@ -368,15 +417,20 @@ def shortest_round_trip_s(sock: trio.socket.SocketType) -> float:
     return math.inf if microseconds == 2**32 - 1 else microseconds / 1e6
 
 
-async def open_tcp(address: Address) -> trio.SocketStream:
+async def open_tcp(address: Address, giver: str | None = None) -> trio.SocketStream:
     """Connect to whatever the name stands for, IPv6 and IPv4 (happy eyeballs).
+
+    Args:
+      giver: who says that this is a host: see ``names``; None: our own owner.
 
     Raises:
       OSError: every way of not answering, also a name that cannot be one.
     """
     try:
-        stream = await trio.open_tcp_stream(address.host, address.port)
+        with given_by(giver):
+            stream = await trio.open_tcp_stream(address.host, address.port)
         keep_alive(stream.socket)
+        retry_soon(stream.socket)
         return stream
     except (UnicodeError, OverflowError) as error:
         raise OSError(errno.EINVAL, f"{address} cannot be an address: {error}") from None
@@ -388,12 +442,19 @@ async def handshake(tls: trio.SSLStream[trio.SocketStream], address: Address | s
     Raises:
       OSError: the other side hung up.
       RemoteProtocolError: it speaks no TLS 1.3, or shows no certificate of this run.
+      WrongClockError: that is one of this run, and not valid now.
     """
     try:
         await tls.do_handshake()
     except trio.BrokenResourceError as error:
         cause = error.__cause__
         if isinstance(cause, ssl.SSLCertVerificationError):
+            if cause.verify_code in OUT_OF_TIME:
+                now = datetime.datetime.now(datetime.UTC)
+                raise WrongClockError(
+                    f"by this machine's clock it is {now:%Y-%m-%d %H:%M} UTC, and at {address} a "
+                    f"certificate of the run is not valid then: {cause.verify_message}"
+                ) from None
             reason = f"{address} shows no valid certificate of this run: {cause.verify_message}"
             raise RemoteProtocolError(reason) from None
         if isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError):

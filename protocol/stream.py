@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import TypeVar, overload
 
 import trio
@@ -17,9 +17,11 @@ import trio
 from . import wire
 from .errors import HoldfastError, LocalProtocolError, RemoteProtocolError
 from .messages import Message
+from .phases import ANY, Phase
 from .quota import Quota
 
 RECEIVE_BYTES = 65_536  # asked of the stream at once
+QUOTA_PAUSE_S_MIN = 0.05  # who is over its quota is not looked at again for every message
 CLOSE_S = 1.0  # for the goodbye of a stream whose other side does not read; then it is cut
 FINAL_WAIT_S = 2.0  # for the other side to read our last message and hang up
 
@@ -72,21 +74,24 @@ class MessageStream:
     Attributes:
       sent_bytes: framed bytes handed to the stream since the start.
       received_bytes: bytes read from it.
+      phase: what may come; to be set when the connection gets further.
+      slowed: the other side has said more than its quota, and had to wait.
 
     Args:
-      frame_bytes_max: refuse longer frames before reading them; small for strangers.
       quota: what the other side may say; None: whatever it likes.
     """
 
     def __init__(
         self,
         stream: trio.abc.Stream,
-        frame_bytes_max: int = wire.FRAME_BYTES_MAX,
+        phase: Phase = ANY,
         quota: Quota | None = None,
     ) -> None:
+        self.phase = phase
+        self.slowed = False
         self._stream = stream
         self._quota = quota
-        self._frame_bytes_max = frame_bytes_max
+        self._head_known = False  # of the frame that is being read
         self._send_lock = trio.StrictFIFOLock()
         self._torn = False
         self._buffer = bytearray()
@@ -105,7 +110,7 @@ class MessageStream:
           trio.ClosedResourceError: this side closed it.
         """
         body = wire.encode(message)
-        if len(body) > self._frame_bytes_max:
+        if len(body) > self.phase.frame_bytes_max:
             raise LocalProtocolError(f"a {type(message).__name__} of {len(body)} bytes")
         await trio.lowlevel.checkpoint_if_cancelled()  # before anything is torn
         try:
@@ -123,25 +128,41 @@ class MessageStream:
             self._send_lock.release()
 
     async def receive(self) -> Message:
-        """The next message. Cancellation loses nothing: what was read stays for the next call.
+        """The next message, once its quota allows. Cancellation loses nothing: what was read stays for
+        the next call.
 
         Raises:
-          RemoteProtocolError: junk, an over-long frame, more than its quota, or an end in the middle.
+          RemoteProtocolError: junk, what may not come in this phase, or an end in the middle.
           trio.EndOfChannel: the other side closed, between two messages.
           trio.BrokenResourceError: the connection is gone.
           trio.ClosedResourceError: this side closed it.
         """
-        whole = self._whole()
+        return await self._receive(self.phase.types)
+
+    async def _receive(self, types: Collection[type[Message]] | None) -> Message:
+        await self._wait_for_quota()
+        whole = self._whole(types)
         if whole:
             await trio.lowlevel.checkpoint()
         while not whole:
             await self._read()
-            whole = self._whole()
+            whole = self._whole(types)
         body = bytes(memoryview(self._buffer)[_LENGTH.size : whole])
         del self._buffer[:whole]
-        if self._quota is not None and (why := self._quota.take(whole, trio.current_time())):
-            raise RemoteProtocolError(f"over its quota: {why}")
-        return wire.decode(body)
+        self._head_known = False
+        items = whole  # of a message that is none, as many as there could be
+        try:
+            message, items = wire.decode_counted(body, types)
+        finally:
+            if self._quota is not None:
+                self._quota.spend(items, whole, trio.current_time())
+        return message
+
+    async def _wait_for_quota(self) -> None:
+        """Take nothing from who has said too much; its own sending comes to a stop then."""
+        while self._quota is not None and (wait_s := self._quota.wait_s(trio.current_time())):
+            self.slowed = True
+            await trio.sleep(max(wait_s, QUOTA_PAUSE_S_MIN))
 
     @overload
     async def receive_expected(self, first: type[M], /) -> M: ...
@@ -156,11 +177,7 @@ class MessageStream:
         Raises:
           RemoteProtocolError: it is another one; and whatever ``receive`` raises.
         """
-        message = await self.receive()
-        if not isinstance(message, types):
-            wanted = " or ".join(cls.__name__ for cls in types)
-            raise RemoteProtocolError(f"{type(message).__name__} instead of {wanted}")
-        return message
+        return await self._receive(types)
 
     async def send_final(self, message: Message) -> None:
         """Send a last message (``Refused``), wait a little until it is read, close.
@@ -182,15 +199,24 @@ class MessageStream:
         """Close the stream; the other side sees its end."""
         await close(self._stream)
 
-    def _whole(self) -> int:
-        """Where the first frame ends, if all of it is here; else 0."""
+    def _whole(self, types: Collection[type[Message]] | None) -> int:
+        """Where the first frame ends, if all of it is here; else 0.
+
+        Raises RemoteProtocolError: nothing of these types is so long; what it is stands at its beginning.
+        """
         if len(self._buffer) < _LENGTH.size:
             return 0
         (length,) = _LENGTH.unpack_from(self._buffer)
-        if length > self._frame_bytes_max:
+        if length > self.phase.frame_bytes_max:
             raise RemoteProtocolError(f"a frame of {length} bytes is over-long")
         end: int = _LENGTH.size + length
-        return end if len(self._buffer) >= end else 0
+        if len(self._buffer) >= end:
+            return end
+        if not self._head_known and len(self._buffer) >= _LENGTH.size + wire.HEAD_BYTES_MAX:
+            head = bytes(memoryview(self._buffer)[_LENGTH.size :][: wire.HEAD_BYTES_MAX])
+            wire.check_head(head, length, types)
+            self._head_known = True
+        return 0
 
     async def _read(self) -> None:
         data = await self._stream.receive_some(RECEIVE_BYTES)

@@ -5,15 +5,17 @@ keeps every limit of ``messages``, or ``RemoteProtocolError`` with the path of t
 not fit. Nothing is coerced ("5" is no int, True is no int; an int is fine where a float is due),
 nothing unknown is skipped, and no float is ever infinite or NaN.
 
-How deep a frame may nest is limited twice: msgpack stops at 1,024 containers, whose claimed lengths
-``ITEMS_MAX`` bounds (a frame made to waste memory costs 80 MB for a moment), and the records' types
-allow no more depth than they have.
+Nothing is built before it is known what may come. The frame's first bytes name its type; if that may not
+be said here, or the frame is longer than any of its type, that is the end of it. Then lengths that are
+claimed must be there (msgpack makes room for an array as soon as it has read how long it will be), and
+arrays, maps and all items together stay within what the type allows: see ``limits``.
 """
 
 from __future__ import annotations
 
+import enum
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar, get_args, get_origin
 
 import attrs
@@ -24,11 +26,18 @@ from cattrs.gen import make_dict_structure_fn
 
 from . import messages
 from .errors import LocalProtocolError, RemoteProtocolError
+from .limits import FRAME_BYTES_MAX, Limits, limits_of
 from .messages import Message
 
-FRAME_BYTES_MAX = 16 * 2**20  # a layout of 65,536 tensors takes 5 to 12 MB; the rest is tiny
-ITEMS_MAX = messages.TENSORS_MAX  # in one array or map; no record has a longer one
+HEAD_BYTES_MAX = 64  # by then the type of a frame is known
+# Of a shorter frame, claimed lengths that are not there cost 3 MB at most.
+CLAIMS_BYTES_MIN = 1_024
 REASON_CHARS_MAX = 300  # of an error's text, some of which the other side wrote
+# Such a frame may have an item in every byte: building it takes 70 ms and 20 MB at most. A longer one's
+# items are counted while they are built.
+UNCOUNTED_BYTES_MAX = 256 * 2**10
+BYTES_PER_ITEM = 2  # if they are not counted; it is 5 to 10 in what honest ones say
+NAMED_MAX = 4  # types that an error names; of more it says that it is none of them
 KEPT_BYTES_MIN = 1_024  # shorter encodings are made again as fast as they are found
 KEPT_MAX = 8  # encodings that are kept for the same message to somebody else
 
@@ -42,15 +51,20 @@ MESSAGES: dict[str, type[Message]] = {
 
 
 class _MisfitError(Exception):
-    """A value that does not fit its type; ``path`` grows on the way out."""
+    """A value that does not fit its type; ``path`` grows on the way out.
 
-    def __init__(self, reason: str, path: str = "") -> None:
+    Attributes:
+      at: the value to which the path leads from; by it the record that it is in knows the field.
+    """
+
+    def __init__(self, reason: str, at: object = None, path: str = "") -> None:
         super().__init__(reason)
         self.reason = reason
+        self.at = at
         self.path = path
 
-    def under(self, step: str) -> _MisfitError:
-        return _MisfitError(self.reason, step + self.path)
+    def under(self, step: str, at: object) -> _MisfitError:
+        return _MisfitError(self.reason, at, step + self.path)
 
 
 # All that msgpack, cattrs, attrs' validators and constructors throw at data that they do not like.
@@ -75,7 +89,7 @@ def _describe(error: Exception) -> _MisfitError:
 def _exactly(wanted: type) -> Callable[[Any, Any], Any]:
     def structure(value: Any, _: Any) -> Any:
         if type(value) is not wanted:
-            raise _MisfitError(f"{type(value).__name__} instead of {wanted.__name__}")
+            raise _MisfitError(f"{type(value).__name__} instead of {wanted.__name__}", value)
         return value
 
     return structure
@@ -83,10 +97,10 @@ def _exactly(wanted: type) -> Callable[[Any, Any], Any]:
 
 def _structure_float(value: Any, _: Any) -> float:
     if type(value) is not float and type(value) is not int:
-        raise _MisfitError(f"{type(value).__name__} instead of float")
+        raise _MisfitError(f"{type(value).__name__} instead of float", value)
     number = float(value)
     if not math.isfinite(number):
-        raise _MisfitError(f"{number} is not finite")
+        raise _MisfitError(f"{number} is not finite", value)
     return number
 
 
@@ -94,6 +108,20 @@ def _unstructure_float(value: float) -> float:
     if not math.isfinite(value):
         raise ValueError(f"{value} is not finite")
     return float(value)
+
+
+def _is_enum(wanted: Any) -> bool:
+    return isinstance(wanted, type) and issubclass(wanted, enum.Enum)
+
+
+def _enum_hook(wanted: Any) -> Callable[[Any, Any], Any]:
+    def structure(value: Any, _: Any) -> Any:
+        try:
+            return wanted(value)
+        except _ZOO as error:
+            raise _MisfitError(str(error)[:REASON_CHARS_MAX], value) from None
+
+    return structure
 
 
 def _is_tuple(wanted: Any) -> bool:
@@ -107,13 +135,13 @@ def _tuple_hook(wanted: Any, converter: Converter) -> Callable[[Any, Any], Any]:
 
     def structure(value: Any, _: Any) -> tuple[Any, ...]:
         if type(value) is not list and type(value) is not tuple:
-            raise _MisfitError(f"{type(value).__name__} instead of a list")
+            raise _MisfitError(f"{type(value).__name__} instead of a list", value)
         result: list[Any] = []
         try:
             for item in value:
                 result.append(hook(item, member))  # its length names the misfit
         except _ZOO as error:
-            raise _describe(error).under(f"[{len(result)}]") from None
+            raise _describe(error).under(f"[{len(result)}]", value) from None
         return tuple(result)
 
     return structure
@@ -130,7 +158,7 @@ def _dict_hook(wanted: Any, converter: Converter) -> Callable[[Any, Any], Any]:
 
     def structure(value: Any, _: Any) -> dict[Any, Any]:
         if type(value) is not dict:
-            raise _MisfitError(f"{type(value).__name__} instead of a map")
+            raise _MisfitError(f"{type(value).__name__} instead of a map", value)
         key = None
         try:
             result = {}
@@ -140,7 +168,7 @@ def _dict_hook(wanted: Any, converter: Converter) -> Callable[[Any, Any], Any]:
                 result[key_hook(key, key_type)] = value_hook(item, value_type)
             return result
         except _ZOO as error:
-            raise _describe(error).under(f"[{str(key)[:REASON_CHARS_MAX]!r}]") from None
+            raise _describe(error).under(f"[{str(key)[:REASON_CHARS_MAX]!r}]", value) from None
 
     return structure
 
@@ -151,24 +179,27 @@ def _record_hook(cls: Any, converter: Converter) -> Callable[[Any, Any], Any]:
     )
     attrs.resolve_types(cls)
     fields = {field.name: field.type for field in attrs.fields(cls)}
+    required = [each.name for each in attrs.fields(cls) if each.default is attrs.NOTHING]
 
     def misfit(value: dict[Any, Any], error: Exception) -> _MisfitError:
-        """Find the field at fault; only a record that is refused anyway pays for it."""
+        """Find the field at fault. Nothing long is looked at again: a large record would cost twice,
+        and a record in it four times.
+        """
         for name in value:
             if name not in fields:
-                return _MisfitError("unknown field", f".{str(name)[:REASON_CHARS_MAX]}")
-        for name, wanted in fields.items():
+                return _MisfitError("unknown field", value, f".{str(name)[:REASON_CHARS_MAX]}")
+        for name in required:
             if name not in value:
-                return _MisfitError("missing field", f".{name}")
-            try:
-                converter.structure(value[name], wanted)
-            except _ZOO as inner:
-                return _describe(inner).under(f".{name}")
-        return _describe(error)  # a validator's, which names the field itself
+                return _MisfitError("missing field", value, f".{name}")
+        if isinstance(error, _MisfitError):
+            for name, item in value.items():
+                if item is error.at and not _fits(item, fields[name], converter):
+                    return error.under(f".{name}", value)
+        return _MisfitError(_describe(error).reason, value)  # a validator's, which names the field
 
     def structure(value: Any, _: Any) -> Any:
         if type(value) is not dict:
-            raise _MisfitError(f"{type(value).__name__} instead of a {cls.__name__}")
+            raise _MisfitError(f"{type(value).__name__} instead of a {cls.__name__}", value)
         try:
             return build(value, cls)
         except _ZOO as error:
@@ -177,12 +208,24 @@ def _record_hook(cls: Any, converter: Converter) -> Callable[[Any, Any], Any]:
     return structure
 
 
+def _fits(value: Any, wanted: Any, converter: Converter) -> bool:
+    """Of several fields with the same value, which is at fault; a container is in one place only."""
+    if type(value) in (dict, list, tuple):
+        return False
+    try:
+        converter.structure(value, wanted)
+    except _ZOO:
+        return False
+    return True
+
+
 def _make_converter() -> Converter:
     converter = Converter(forbid_extra_keys=True, detailed_validation=False)
     for primitive in (int, bool, str, bytes):
         converter.register_structure_hook(primitive, _exactly(primitive))
     converter.register_structure_hook(float, _structure_float)
     converter.register_unstructure_hook(float, _unstructure_float)
+    converter.register_structure_hook_factory(_is_enum, _enum_hook)
     converter.register_structure_hook_factory(_is_tuple, _tuple_hook)
     converter.register_structure_hook_factory(_is_dict, _dict_hook)
     converter.register_structure_hook_factory(attrs.has, _record_hook)
@@ -250,23 +293,110 @@ def encode(message: Message) -> bytes:
     return data
 
 
-def decode(data: bytes | bytearray | memoryview) -> Message:
-    """Raises RemoteProtocolError: whatever is wrong with ``data``."""
-    if len(data) > FRAME_BYTES_MAX:
-        raise RemoteProtocolError(f"a frame of {len(data)} bytes is over-long")
+LIMITS: dict[type[Message], Limits] = {cls: limits_of(cls) for cls in MESSAGES.values()}
+# By what a frame begins with: an array of two, the first of which is a name.
+_HEADS = {msgpack.packb([name, {}])[:-1]: cls for name, cls in MESSAGES.items()}
+
+
+def check_head(head: bytes, size_bytes: int, types: Collection[type[Message]] | None) -> None:
+    """Look at a frame's first bytes; ``HEAD_BYTES_MAX`` are enough.
+
+    Args:
+      types: that may come; None: any.
+
+    Raises:
+      RemoteProtocolError: no message, none that may come, or longer than any of its type.
+    """
+    cls = _type_of(head)
+    if cls is None:
+        if size_bytes > FRAME_BYTES_MAX:
+            raise RemoteProtocolError(f"a frame of {size_bytes} bytes is over-long")
+        if head[:1] != b"\x92" or len(head) < 2 or head[1] & 0xE0 != 0xA0:
+            raise RemoteProtocolError("a frame is [name, fields]")
+        raise RemoteProtocolError(f"no message is called {head[2 : 2 + (head[1] & 0x1F)]!r}")
+    if types is not None and cls not in types:
+        names = [each.__name__ for each in types]
+        wanted = " or ".join(names) if len(names) <= NAMED_MAX else "what may be said here"
+        raise RemoteProtocolError(f"{cls.__name__} instead of {wanted}")
+    if size_bytes > LIMITS[cls].frame_bytes:
+        raise RemoteProtocolError(f"a {cls.__name__} of {size_bytes} bytes is over-long")
+
+
+def _type_of(head: bytes) -> type[Message] | None:
+    # Names are short texts: the byte before them has their length in its lower five bits.
+    return _HEADS.get(head[: 2 + (head[1] & 0x1F)]) if len(head) > 1 else None
+
+
+def decode(data: bytes, types: Collection[type[Message]] | None = None) -> Message:
+    """Raises RemoteProtocolError: whatever is wrong with ``data``; see ``decode_counted``."""
+    return decode_counted(data, types)[0]
+
+
+def decode_counted(
+    data: bytes, types: Collection[type[Message]] | None = None
+) -> tuple[Message, int]:
+    """A message, and how many items it has: entries of arrays, keys and values of maps.
+
+    Counting takes time; a short frame is taken to have as many as it could have, half of them.
+
+    Args:
+      types: that may come; None: any.
+
+    Raises:
+      RemoteProtocolError: whatever is wrong with ``data``.
+    """
+    size_bytes = len(data)
+    cls = _type_of(data)
+    if (
+        cls is None
+        or size_bytes > (limits := LIMITS[cls]).frame_bytes
+        or (types is not None and cls not in types)
+    ):
+        check_head(data[:HEAD_BYTES_MAX], size_bytes, types)
+        raise AssertionError("unreachable")
+    array_max = max(2, limits.array)  # the frame is one itself
+    items = size_bytes // BYTES_PER_ITEM
     try:
-        plain = msgpack.unpackb(
-            data,
-            max_array_len=min(len(data), ITEMS_MAX),
-            max_map_len=min(len(data), ITEMS_MAX),
-            max_ext_len=0,
-        )
+        if array_max > 2 and size_bytes >= CLAIMS_BYTES_MIN:
+            _check_claims(data)
+        if size_bytes <= UNCOUNTED_BYTES_MAX:
+            frame = msgpack.unpackb(
+                data,
+                max_array_len=array_max if array_max < size_bytes else size_bytes,
+                max_map_len=limits.map,
+                max_ext_len=0,
+            )
+        else:
+            frame, items = _unpack_counted(data, limits)
     except _ZOO as error:
         reason = f"{type(error).__name__}: {error}"[:REASON_CHARS_MAX]
-        raise RemoteProtocolError(f"not msgpack: {reason}") from None
-    if type(plain) is not list or len(plain) != 2 or type(plain[0]) is not str:
-        raise RemoteProtocolError("a frame is [name, fields]")
-    cls = MESSAGES.get(plain[0])
-    if cls is None:
-        raise RemoteProtocolError(f"no message is called {plain[0][:64]!r}")
-    return from_plain(cls, plain[1])
+        raise RemoteProtocolError(f"{cls.__name__} cannot be unpacked: {reason}") from None
+    return from_plain(cls, frame[1]), items
+
+
+def _unpack_counted(data: bytes, limits: Limits) -> tuple[Any, int]:
+    items, items_max = 0, limits.items + 2
+
+    def count(container: Any, each: int = 1) -> Any:
+        nonlocal items
+        items += each * len(container)
+        if items > items_max:
+            raise ValueError(f"more than {limits.items} items")
+        return container
+
+    frame = msgpack.unpackb(
+        data,
+        max_array_len=max(2, limits.array),
+        max_map_len=limits.map,
+        max_ext_len=0,
+        list_hook=count,
+        object_hook=lambda container: count(container, 2),
+    )
+    return frame, items
+
+
+def _check_claims(data: bytes) -> None:
+    """Raises unless all lengths that are claimed are there; nothing is built to find that out."""
+    scan = msgpack.Unpacker(max_buffer_size=len(data))
+    scan.feed(data)
+    scan.skip()

@@ -145,14 +145,17 @@ def _said(seen: Seen, advertised: Sequence[str]) -> Iterator[Finding]:
     yield look_at_version(seen.answer.software)
     yield look_at_clock(seen.clock_ahead_s, seen.rates.round_trip_s)
     for address, reason in zip(advertised, seen.answer.faults, strict=False):
+        port = address.rpartition(":")[2]
         if not reason:
-            yield ok("reachable", f"the master reaches this machine at {address}")
+            seen_at = str(Address(seen.answer.host, int(port)))
+            other = "" if address == seen_at else f"; it looks at no other address, as {address} is"
+            yield ok("reachable", f"the master reaches this machine at {seen_at}{other}")
             continue
         yield warning(
             "reachable",
             f"the master cannot reach this machine at {address}: {reason}; it can take part and "
             "dials the others, but owns less",
-            f"open TCP port {address.rpartition(':')[2]} in this machine's firewall and forward it "
+            f"open TCP port {port} in this machine's firewall and forward it "
             f"at the router; if others dial another address than this, give it with --advertise "
             f"HOST:PORT (the master sees this machine as {seen.answer.host})",
         )

@@ -12,7 +12,6 @@ import importlib.util
 import os
 import platform
 import re
-import resource
 import stat
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from pathlib import Path
 
 from ... import __version__
 from ...protocol.messages import VERSION_MAX, VERSION_MIN, CheckAnswer
+from ..machine import descriptor_limit
 from ..memory import MEMORY_LEFT_BYTES, machine_bytes
 from ..places import CONTROL_FILE, LOCK_FILE, read_control
 from .findings import Finding, fault, ok, skipped, warning
@@ -266,18 +266,16 @@ def look_at_files(needs: CheckAnswer | None) -> Finding:
     peers = needs.member_count + 1 if needs is not None else PEERS_ASSUMED
     lanes = needs.lanes_max if needs is not None else LANES_ASSUMED
     wanted = FILES_BESIDE_LINKS + peers * (lanes + FILES_PER_LINK)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    said = f"{soft} at most, {wanted} wanted for links to {peers} peers"
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
+    most = descriptor_limit()
+    said = f"{most} at most, {wanted} wanted for links to {peers} peers"
+    if most >= wanted:
         return ok("open files", said)
     fix = (
-        f"`ulimit -n {wanted}` before you join"
-        if hard == resource.RLIM_INFINITY or hard >= wanted
-        else f"raise the hard limit: LimitNOFILE={wanted} in the service, or nofile in "
+        f"raise the hard limit: LimitNOFILE={wanted} in the service, or nofile in "
         "/etc/security/limits.conf"
     )
     # Lanes are opened while they carry more; what a link begins with must be there.
-    few = soft < FILES_BESIDE_LINKS + peers * (2 + FILES_PER_LINK)
+    few = most < FILES_BESIDE_LINKS + peers * (2 + FILES_PER_LINK)
     return fault("open files", said, fix) if few else warning("open files", said, fix)
 
 

@@ -13,6 +13,8 @@ from itertools import islice
 
 from attrs import define, field, frozen
 
+from .harassing import live_with_hostile
+from .hostile import Hostile
 from .liars import Lie
 from .lying import FoundOut, live_with_a_liar
 from .run import Outcome, run_scenario
@@ -32,12 +34,14 @@ class Choice:
       peers: that begin; None: as the seed has it.
       audit: the probability with which a chunk of a result is looked at.
       liar: instead of faults: one peer that lies, in ``lies`` chunks of each round.
+      hostile: instead of faults: one peer that tells its master lies of every kind.
     """
 
     peers: int | None = None
     audit: float = 0.0
     liar: Lie | None = None
     lies: int = 1
+    hostile: bool = False
 
     @property
     def options(self) -> str:
@@ -48,6 +52,7 @@ class Choice:
                 f" --audit {self.audit:g}" if self.audit else "",
                 f" --liar {self.liar.value}" if self.liar is not None else "",
                 f" --lies {self.lies}" if self.lies != 1 else "",
+                " --hostile" if self.hostile else "",
             ]
         )
 
@@ -146,6 +151,13 @@ def try_seed(seed: int, choice: Choice = PLAIN, tell: Tell | None = None) -> Res
       tell: hears of every event that is witnessed.
     """
     reproduce = f"holdfast simulate --start {seed} --seeds 1{choice.options}"
+    if choice.hostile:
+        try:
+            return Result(seed, outcome=live_with_hostile(seed, tell))
+        except (BaseExceptionGroup, ViolationError) as error:
+            lies = [kind.value for kind in Hostile.of(seed).kinds]
+            violation = Violation(seed, _told_of(error), sorted(lies), [], reproduce)
+            return Result(seed, violation=violation)
     if choice.liar is not None:
         try:
             lived = live_with_a_liar(seed, choice.liar, choice.audit, choice.lies, tell)
@@ -187,8 +199,12 @@ def try_seeds(
       KeyboardInterrupt: at once; what ``heard`` has heard until then is whole.
     """
     if jobs == 1:
-        for seed in range(start, start + count):
-            heard(try_seed(seed, choice))
+        gc.freeze()  # as ``_prepare`` does
+        try:
+            for seed in range(start, start + count):
+                heard(try_seed(seed, choice))
+        finally:
+            gc.unfreeze()
         return
     seeds = iter(range(start, start + count))
     waiting: set[Future[Result]] = set()

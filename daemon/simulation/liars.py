@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from attrs import define, field
 
@@ -14,6 +14,13 @@ from ...collectives.evidence import Exhibit, sealed, statement_of_sum
 from ...protocol.lane import Buffer
 from ..auditor import Auditor
 from ..peer import PeerService
+
+
+class Corrupts(Protocol):
+    """Whatever makes a liar of a daemon."""
+
+    def corrupt(self, service: PeerService) -> None:
+        """From now on this peer lies."""
 
 
 class Lie(enum.Enum):

@@ -78,11 +78,11 @@ def run_scenario(scenario: Scenario, tell: Tell | None = None) -> Outcome:
 
 
 def telling(peer: str, _round: int, count: int) -> NDArray[np.float32]:
-    """Every element says whose it is: the n-th peer's are 64 + 2 to the n (from 12 on, repeated).
+    """Every element says whose it is: the n-th peer's are 256 + 2 to the n (from 12 on, repeated).
 
-    A mean then tells who is in it; and no norm is far from the others'.
+    A mean then tells who is in it; and no norm is so far from the others' that it is refused.
     """
-    return np.full(count, 64 + 2.0 ** ((int(peer[:8], 16) - 1) % 12), np.float32)
+    return np.full(count, 256 + 2.0 ** ((int(peer[:8], 16) - 1) % 12), np.float32)
 
 
 @contextmanager

@@ -64,10 +64,10 @@ class WitnessedMaster(MasterService):
         super().decide(seen, sooner=sooner)
         self.watch(decided)
 
-    async def _journal(self, record: JournalRecord) -> None:
+    async def _append(self, record: JournalRecord) -> None:
         # Half before, half after: a crash may come while a record is on disk and nobody knows.
         await trio.sleep(self.store.slow_s / 2)
-        await super()._journal(record)
+        await super()._append(record)
         await trio.sleep(self.store.slow_s / 2)
 
 

@@ -34,7 +34,7 @@ from ..relay import RelayService
 from ..store import GrantRow
 from ..tasks import told_error
 from .holdings import keeps_state
-from .liars import Liar
+from .liars import Corrupts
 from .notaries import Notaries
 from .services import (
     SimPeer,
@@ -110,7 +110,7 @@ class Swarm:
         self.delta = delta
         self.peers: dict[str, SimPeer] = {}
         self.left: set[str] = set()  # names of those that were asked to leave for good
-        self.liars: dict[str, Liar] = {}  # by name; told before they are added
+        self.liars: dict[str, Corrupts] = {}  # by name; told before they are added
         self.relays: dict[str, trio.CancelScope] = {}  # by name: of those that run
         self.twins: dict[str, SimPeer] = {}  # by the name of whose identity they have
         self.standstill = Standstill()
@@ -123,8 +123,11 @@ class Swarm:
         self.master: WitnessedMaster | None = None
         self._master_scope = trio.CancelScope()
         self._term = 0
-        self._attentive_s = 0.0  # since when the master has looked on without a break
-        self._mute: dict[tuple[str, int], float] = {}  # since when nothing comes, by incarnation
+        # By ``_decisive_s``: since when the master has looked on without a break, and, by incarnation,
+        # since when nothing comes.
+        self._attentive_s = 0.0
+        self._mute: dict[tuple[str, int], float] = {}
+        self._past_waited_s = 0.0  # of masters that crashed
         self._kicked: set[str] = set()
         self._changed = trio.lowlevel.ParkingLot()
 
@@ -143,11 +146,11 @@ class Swarm:
             network,
             [MASTER_ADDRESS],
             notary=self.notaries.notary(),
-            now=lambda: trio.current_time() + self.master_clock_ahead_s,
+            clock=lambda: trio.current_time() + self.master_clock_ahead_s,
         )
         self.master.witness, self.master.watch = self.witness, self._watch
         self._master_scope = trio.CancelScope()
-        self._attentive_s = trio.current_time()
+        self._attentive_s = self._decisive_s()
         with on_host(MASTER):
             await self.nursery.start(self._run_master, self.master, self._master_scope)
 
@@ -188,13 +191,19 @@ class Swarm:
         self.go_on(MASTER)
         self.world.crash(MASTER)
         self._master_scope.cancel()
+        self._past_waited_s += self.master.waited_s if self.master is not None else 0.0
         self.master = None
+
+    def _decisive_s(self) -> float:
+        """Time in which decisions were not waiting for a disk."""
+        waited_s = self.master.waited_s if self.master is not None else 0.0
+        return trio.current_time() - self._past_waited_s - waited_s
 
     def leap(self, seconds: float, wall_seconds: float) -> None:
         """The clocks of the master's machine change at once."""
         self.master_clock_ahead_s += seconds
         self.store.wall_clock_ahead_s += wall_seconds
-        self._attentive_s = trio.current_time()
+        self._attentive_s = self._decisive_s()
 
     def _watch(self, effects: list[Effect]) -> None:
         """The master has decided something."""
@@ -210,7 +219,7 @@ class Swarm:
             for sim in self.peers.values():
                 if sim.peer == peer and sim.alive and sim.name not in self.twins:
                     self._check_promoted(sim)
-        long_ago_s = trio.current_time() - self.spec.membership.deadline_s - DEAD_SLACK_S
+        long_ago_s = self._decisive_s() - self.spec.membership.deadline_s - DEAD_SLACK_S
         for member in coordinator.context.roster:
             mute_s = self._mute.get((member.peer, member.incarnation))
             if mute_s is not None and max(mute_s, self._attentive_s) < long_ago_s:
@@ -334,7 +343,7 @@ class Swarm:
 
     def _bury(self, sim: SimPeer) -> None:
         sim.alive = False
-        self._mute[sim.peer, sim.service.config.incarnation] = trio.current_time()
+        self._mute[sim.peer, sim.service.config.incarnation] = self._decisive_s()
         self.world.crash(sim.name)
         self.notify()
 
@@ -403,7 +412,7 @@ class Swarm:
         self.standstill.stop(name)
         if name in self.peers:
             sim = self.peers[name]
-            self._mute[sim.peer, sim.service.config.incarnation] = trio.current_time()
+            self._mute[sim.peer, sim.service.config.incarnation] = self._decisive_s()
         if asleep:
             self.world.freeze(name)
 
@@ -415,7 +424,7 @@ class Swarm:
                 sim = self.peers[name]
                 self._mute.pop((sim.peer, sim.service.config.incarnation), None)
             if name == MASTER:
-                self._attentive_s = trio.current_time()
+                self._attentive_s = self._decisive_s()
 
     def change_lines(
         self, name: str, *, delay_s: float | None, bytes_per_s: float | None
@@ -468,7 +477,7 @@ class Swarm:
         """Where everybody stands, for the report of a failing seed."""
         lines = [f"at {trio.current_time():.2f} s, {self.committed} committed"]
         if self.master is not None:
-            status = self.master.coordinator.status(trio.current_time())
+            status = self.master.coordinator.status(self.master.now())
             lines.append(f"{status['state']}: {status['why_waiting']}")
             lines += [f"{m['name']} {m['role']}: {m['why']}" for m in status["members"]]
             lines += [f"{e['at_s']:.2f} {e['text']}" for e in status["events"][-12:]]

@@ -158,7 +158,10 @@ class SimTrainer:
     # ------------------------------------------------------------ the loop of a training script
 
     async def _train(self) -> None:
-        self._step = self._tokens = self._tokens_base = 0
+        self._step = self._tokens = 0
+        # By fragment: tokens when it last contributed; before the first one, when it was loaded.
+        self._tokens_from: dict[int, int] = {}
+        self._tokens_loaded = 0
         self._hold, self._contributing, self._loaded = 0, True, False
         self._open: dict[int, RoundOpened] = {}
         self._in_flight: dict[int, _InFlight] = {}  # by round
@@ -214,7 +217,8 @@ class SimTrainer:
         for opened in list(self._open.values()):
             if opened.at_step > self._step or self._awaits(opened.fragment):
                 continue
-            if self._tokens == self._tokens_base:
+            tokens = self._tokens - self._tokens_from.get(opened.fragment, self._tokens_loaded)
+            if not tokens:
                 if self._ahead_step is None:
                     self._ahead_step = self._step
                 if self._ahead_step == self._step:
@@ -234,7 +238,6 @@ class SimTrainer:
             self.moments = self.moments or f"of {self.peer}".ljust(self.moments_bytes).encode()
             self._in_flight[opened.round] = _InFlight(opened.fragment, self._tokens, self._step)
             del self._open[opened.round]
-            tokens = self._tokens - self._tokens_base
             self._events.trainer_said(
                 Posted(
                     opened.round,
@@ -263,7 +266,7 @@ class SimTrainer:
                 self._loaded, self.finished = True, message.finished
                 self._step = message.step
                 self._hold, self._lifted = message.hold_step, False
-                self._tokens_base = self._tokens
+                self._tokens_from, self._tokens_loaded = {}, self._tokens
                 self._in_flight.clear()
             case Lift():
                 self._hold, self._lifted = message.hold_step, True
@@ -291,7 +294,7 @@ class SimTrainer:
                 if message.committed:
                     self._catch_up(message.step)
                     if message.contributed and posted is not None:
-                        self._tokens_base = posted.tokens
+                        self._tokens_from[message.fragment] = posted.tokens
             case Finished():
                 self.finished = True
             case Rejected():

@@ -1,7 +1,7 @@
 """The routes of a daemon: JSON about what it does, the page, and the few actions of its owner.
 
-Reading needs no token, since it is bound to loopback unless told otherwise; whatever changes the
-run needs the bearer token from the state directory.
+Reading needs no token, since it is bound to loopback unless told otherwise, and answers to no foreign
+name; whatever changes the run needs the bearer token from the state directory.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...protocol.errors import UserError
 from .answers import answer
+from .host_names import HostNames, Named
 from .pages import PAGES, Pages
 
 DESCRIPTION = Path(__file__).with_name("openapi.json")
@@ -49,12 +50,14 @@ def make_app(
     why_unready: Callable[[], str] = str,
     routes: Iterable[BaseRoute] = (),
     pages: Pages = PAGES,
+    names: HostNames | None = None,
 ) -> ASGIApp:
     """An application with the page, ``GET /api/NAME`` per read, ``POST /api/NAME`` per action.
 
     Args:
       why_unready: why the daemon cannot do its work now; empty: it can.
       routes: whatever else there is.
+      names: what it is called; None: this machine's own names.
     """
 
     async def healthz(_request: Request) -> Response:
@@ -67,19 +70,18 @@ def make_app(
     async def description(_request: Request) -> Response:
         return Response(DESCRIPTION.read_bytes(), media_type="application/json")
 
-    return _Headed(
-        Starlette(
-            routes=[
-                Route("/healthz", healthz, methods=["GET"]),
-                Route("/readyz", readyz, methods=["GET"]),
-                Route("/api/openapi.json", description, methods=["GET"]),
-                *pages.routes(),
-                *(_read_route(name, read) for name, read in reads.items()),
-                *(_action_route(name, action, token) for name, action in actions.items()),
-                *routes,
-            ]
-        )
+    app = Starlette(
+        routes=[
+            Route("/healthz", healthz, methods=["GET"]),
+            Route("/readyz", readyz, methods=["GET"]),
+            Route("/api/openapi.json", description, methods=["GET"]),
+            *pages.routes(),
+            *(_read_route(name, read) for name, read in reads.items()),
+            *(_action_route(name, action, token) for name, action in actions.items()),
+            *routes,
+        ]
     )
+    return _Headed(Named(app, names or HostNames()))
 
 
 class _Headed:

@@ -18,8 +18,10 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from .answers import compact
+from .connections import connections_max
 
 LISTENERS_MAX = 64
+LISTENERS_SHARE = 0.5  # of HTTP's connections, at most: who asks and acts has the others
 WAITING_MAX = 256  # frames, besides the newest status
 HEARTBEAT_S = 15.0  # without news; so that proxies and browsers see that we are there
 LOOK_S = 1.0  # between two statuses
@@ -110,8 +112,9 @@ class Live:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The route of the stream."""
-        if len(self._listeners) >= LISTENERS_MAX:
-            busy = JSONResponse({"error": f"{LISTENERS_MAX} pages listen already"}, 503)
+        most = min(LISTENERS_MAX, int(LISTENERS_SHARE * connections_max()))
+        if len(self._listeners) >= most:
+            busy = JSONResponse({"error": f"{most} pages listen already"}, 503)
             await busy(scope, receive, send)
             return
         await send({"type": "http.response.start", "status": 200, "headers": HEADERS})

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import attrs
+import trio
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ...membership.effects import EventKind
 from ...protocol.network import Network
 from ..asked import EVENTS_ANSWER_MAX, ROUNDS_ANSWER_MAX
 from ..history import History, as_columns
@@ -18,7 +20,9 @@ from .answers import answer
 POINTS_MIN, POINTS_MAX, POINTS_DEFAULT = 10, 5_000, 600
 ROUNDS_DEFAULT = 50
 EVENTS_DEFAULT = 200
+EVENT_KINDS = tuple(kind.value for kind in EventKind)
 TEXT_CHARS_MAX = 200  # to look for
+READERS_MAX = 4  # queries at once; whoever asks for more waits, and nothing of the run does
 AT_MAX = 1e11  # unix seconds: the year 5138
 COUNT_MAX = 2**53  # what JavaScript can count to
 DIGITS_MAX = 16  # of a number
@@ -70,6 +74,14 @@ class Query:
             raise QueryError(f"{name} must have at most {TEXT_CHARS_MAX} characters")
         return text
 
+    def words(self, name: str, known: Sequence[str]) -> list[str]:
+        """Some of these, with commas between them; none: nothing is said."""
+        words = [word for word in self.text(name).split(",") if word]
+        unknown = [word for word in words if word not in known]
+        if unknown:
+            raise QueryError(f"no such {name}: {unknown[0]!r}; there are {', '.join(known)}")
+        return words
+
 
 def status_route(status: Callable[[bool], Mapping[str, object]]) -> Route:
     """``GET /api/status``.
@@ -89,13 +101,14 @@ def status_route(status: Callable[[bool], Mapping[str, object]]) -> Route:
 
 
 def past_routes(history: History, network: Network) -> list[Route]:
-    """Routes that ask the file in a thread."""
+    """Routes that ask the file in a thread, of which they have a few of their own."""
+    readers = trio.CapacityLimiter(READERS_MAX)
 
     def route(name: str, known: tuple[str, ...], ask: Callable[[Query], Response]) -> Route:
         async def handle(request: Request) -> Response:
             try:
                 query = Query(request.query_params, known)
-                return await network.run_sync(lambda: ask(query))
+                return await network.run_sync(lambda: ask(query), readers)
             except QueryError as error:
                 return answer({"error": str(error)}, 400)
 
@@ -117,7 +130,7 @@ def past_routes(history: History, network: Network) -> list[Route]:
 
     def events(query: Query) -> Response:
         count = query.count("limit", EVENTS_DEFAULT, 1, EVENTS_ANSWER_MAX)
-        kinds = [kind for kind in query.text("kind").split(",") if kind]
+        kinds = query.words("kind", EVENT_KINDS)
         found = history.events(count, query.before(), kinds, query.text("text"))
         return answer({"events": [attrs.asdict(event) for event in found]})
 

@@ -1,9 +1,8 @@
-"""A daemon's HTTP side as a process has it: its socket, its token, Hypercorn's trio worker."""
+"""A daemon's HTTP side as a process has it: its socket, its token, and who may ask."""
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import secrets
 import socket
@@ -11,9 +10,6 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
-import hypercorn.config
-import hypercorn.trio
-import trio
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
@@ -22,11 +18,11 @@ from ...protocol.errors import UserError
 from ..exit_codes import ExitCode
 from ..places import Control, published
 from .app import Action, Read, make_app
+from .connections import Connections
+from .host_names import HostNames
 
 BACKLOG_COUNT = 64
 TOKEN_BYTES = 24
-# Longer than clients keep an idle connection: else one is closed as the next request is on its way.
-KEEP_ALIVE_S = 75.0
 
 
 def bind_http(address: Address) -> tuple[socket.socket, str]:
@@ -60,8 +56,12 @@ def control_side(
     actions: Mapping[str, Action],
     why_unready: Callable[[], str],
     routes: Iterable[BaseRoute] = (),
+    names: Iterable[str] = (),
 ) -> Iterator[tuple[Callable[[], Awaitable[None]], str]]:
     """Bind a daemon's HTTP side and let commands find it, with a bearer token made for this life.
+
+    Args:
+      names: that its owner gives it, beside the machine's own.
 
     Yields:
       The task that serves it, and its URL.
@@ -72,7 +72,12 @@ def control_side(
     listener, url = bind_http(address)
     token = secrets.token_urlsafe(TOKEN_BYTES)
     app = make_app(
-        token=token, reads=reads, actions=actions, why_unready=why_unready, routes=routes
+        token=token,
+        reads=reads,
+        actions=actions,
+        why_unready=why_unready,
+        routes=routes,
+        names=HostNames(address.host, names),
     )
     with listener, published(state, Control(kind, url, token, os.getpid())):
         yield partial(serve_http, app, listener), url
@@ -80,11 +85,4 @@ def control_side(
 
 async def serve_http(app: ASGIApp, listener: socket.socket) -> None:
     """Serve until cancelled."""
-    config = hypercorn.config.Config()
-    config.bind = [f"fd://{listener.detach()}"]  # it closes the descriptor itself
-    config.accesslog = None
-    config.errorlog = logging.getLogger("holdfast.http")
-    config.keep_alive_timeout = KEEP_ALIVE_S
-    config.graceful_timeout = 0.5
-    config.shutdown_timeout = 1.0
-    await hypercorn.trio.serve(app, config, shutdown_trigger=trio.sleep_forever, mode="asgi")  # type: ignore[arg-type]
+    await Connections(app).serve(listener)

@@ -365,6 +365,22 @@ def test_what_is_damaged_or_anothers_is_left_alone(place: FolderPlace) -> None:
     assert {damaged, other} <= set(checkpoints.names(place))
 
 
+def test_false_names_take_no_checkpoints_place(place: FolderPlace) -> None:
+    """Whoever may write into a shared place cannot have others' checkpoints deleted by names."""
+    genuine = [save(place, founded(SMALL), step=step).name for step in (1, 2)]
+    newer = f"{manifest_of(founded(SMALL), step=3).name}.other.part"
+    (place.root / newer).write_bytes(b"being written")
+    for number in range(5):
+        name = f"9-00000000{number}-000009-{genuine[0].rpartition('-')[2]}"
+        (place.root / name).write_bytes((place.root / genuine[0]).read_bytes())
+        (place.root / f"9-00000001{number}-000009-{genuine[0].rpartition('-')[2]}").write_bytes(b"")
+    assert checkpoints.prune(place, "run", keep_count=2, keep_s=0, now_s=0) == []
+    assert {*genuine, newer} <= set(place.names())
+    third = save(place, founded(SMALL), step=3).name
+    assert checkpoints.prune(place, "run", keep_count=2, keep_s=0, now_s=0) == [genuine[0]]
+    assert third in place.names()
+
+
 def test_what_died_writers_left_goes_when_there_is_a_newer_one(place: FolderPlace) -> None:
     manifests = [manifest_of(founded(SMALL), step=step) for step in (1, 2, 3)]
     save(place, founded(SMALL), step=2)

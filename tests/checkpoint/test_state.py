@@ -17,7 +17,7 @@ from holdfast.checkpoint.blocks import (
     lineage,
 )
 from holdfast.checkpoint.state import NotHeldError, SharedState
-from holdfast.protocol.arena import Arena, Values, arena_bytes
+from holdfast.protocol.arena import Arena, NotWholeError, Values, arena_bytes
 from holdfast.protocol.errors import LocalProtocolError, StateMismatchError
 from holdfast.protocol.messages import BLOCKS_MAX, FragmentHead, FragmentSize
 
@@ -303,6 +303,15 @@ def test_readers_never_see_a_torn_block_while_a_thread_applies() -> None:
 # ---------------------------------------------------------------- transfers
 
 
+def read(state: SharedState) -> int:
+    """The version that a trainer would take now; it may not have to wait for it."""
+
+    def wait() -> None:
+        pytest.fail("the trainer is kept waiting")
+
+    return state.arena.read(0, lambda: None, wait)
+
+
 def receive(target: SharedState, source: SharedState, fragment: int = 0) -> list[int]:
     head = source.head(fragment)
     assert head is not None
@@ -320,8 +329,42 @@ def test_an_empty_peer_gets_the_whole_state() -> None:
     assert receive(target, source) == list(range(6))
     assert target.heads() == source.heads()
     assert content(target) == content(source)
-    assert target.arena.read(0, lambda: None) == 1
+    assert read(target) == 1
     assert advance(target) == advance(source)
+
+
+def test_while_a_fragment_comes_its_trainer_is_told_that_it_is_not_whole() -> None:
+    """It may take minutes, and a trainer that waited for its end would hear nothing."""
+    source, target = founded(SIZE), make_state(SIZE)
+    head = source.heads()[0]
+    incoming = target.begin(head, source.index(0, 0))
+    assert incoming.in_place
+    for index in sorted(incoming.missing):
+        with pytest.raises(NotWholeError):
+            read(target)
+        incoming.accept(index, source.block(0, 0, index))
+    incoming.finish()
+    assert read(target) == head.version
+
+
+def test_a_transfer_over_a_valid_fragment_leaves_it_to_the_trainer_until_its_end() -> None:
+    source, target = founded(SIZE), founded(SIZE, seed=1)
+    advance(source)
+    incoming = target.begin(source.heads()[0], source.index(0, 1))
+    for index in sorted(incoming.missing):
+        assert read(target) == 0
+        incoming.accept(index, source.block(0, 1, index))
+    incoming.finish()
+    assert read(target) == 1
+
+
+def test_a_transfer_that_was_given_up_half_way_leaves_nothing_to_the_trainer() -> None:
+    source, target = founded(SIZE), make_state(SIZE)
+    incoming = target.begin(source.heads()[0], source.index(0, 0))
+    incoming.accept(0, source.block(0, 0, 0))
+    incoming.abandon()
+    with pytest.raises(NotWholeError):
+        read(target)
 
 
 def test_only_blocks_that_differ_are_asked_for() -> None:
@@ -381,7 +424,7 @@ def test_a_transfer_that_was_given_up_is_taken_up_where_it_stopped() -> None:
         second.accept(index, source.block(0, 1, index))
     second.finish()
     assert content(target) == content(source)
-    assert target.arena.read(0, lambda: None) == 1
+    assert read(target) == 1
 
 
 @pytest.mark.parametrize("valid", [False, True])
@@ -438,6 +481,8 @@ def test_a_round_that_comes_after_the_transfer_began_is_found_at_its_end() -> No
     with pytest.raises(StateMismatchError):
         incoming.finish()
     assert target.heads() == ()
+    with pytest.raises(NotWholeError):
+        read(target)
     assert receive(target, source) == [0, 1, 2, 5]  # momentum is zero there: it need not travel
 
 

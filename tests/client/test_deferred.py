@@ -38,7 +38,8 @@ class Bench:
         size = FragmentSize(6, 4, 1)
         self.shared, self.posted = (Arena(bytearray(arena_bytes([size])), [size]) for _ in range(2))
         self.mirror = Mirror(0, find_shared(model), self.shared, self.posted, overlap, copier)
-        self.version = 0
+        self.version = -1
+        self.share(0.0)
         self.mirror.load()
 
     def train(self, amount: float) -> None:

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import math
+import shutil
+import signal
 import subprocess
 import sys
+import tempfile
+import threading
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+import holdfast
+from holdfast.client.connection import Connection
 from holdfast.client.hook import attach
 from holdfast.client.last_words import REASON_CHARS_MAX, LastWords, kind_of, text_of
-from holdfast.protocol.arena import STEP_SLOT, WAITING_SLOT
+from holdfast.protocol.arena import NOTHING_WHOLE, STEP_SLOT, WAITING_SLOT
 from holdfast.protocol.messages import (
     COUNT_MAX,
     Failing,
     FailureKind,
+    Finished,
     Lift,
     Load,
     Posted,
 )
-from tests.client.fake_daemon import FakeDaemon, settled, talking
+from tests.client.fake_daemon import FakeDaemon, settled, talking, wait_for
 from tests.client.test_conversation import equals, line, move, train, weights
 
 
@@ -76,6 +85,121 @@ def test_the_hook_of_before_still_hears_of_it(monkeypatch: pytest.MonkeyPatch) -
     sys.excepthook(KeyboardInterrupt, KeyboardInterrupt(), None)
     assert len(said) == 1, "somebody's wish to stop is no failure"
     silent.withdraw()
+
+
+# ---------------------------------------------------------------- a daemon that writes for long
+
+
+def test_a_trainer_waits_in_load_for_a_daemon_that_writes_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its daemon may apply a round to a large fragment just then."""
+    monkeypatch.setattr("holdfast.client.connection.PAUSE_S", 0.0)
+    looked, model, look_s = threading.Event(), line(1.0), [0.0]
+    pause = Connection.pause
+
+    def counted(connection: Connection) -> None:
+        look_s[0] += 0.001
+        if look_s[0] > 60.0:
+            looked.set()
+        pause(connection)
+
+    monkeypatch.setattr(Connection, "pause", counted)
+
+    def script(daemon: FakeDaemon) -> None:
+        daemon.start(hold_step=1)
+        settled(lambda: bool(daemon.posted.slots[WAITING_SLOT]))
+        with daemon.shared.writing(0, 5):
+            daemon.shared.values(0)[:] = 9.0
+            daemon.load(step=4, hold_step=9)
+            wait_for(looked)
+
+    with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
+        run.step()
+        assert (run.global_step, weights(model)) == (4, [9.0] * 3)
+
+
+def test_a_load_that_a_transfer_has_overtaken_waits_for_the_next_one() -> None:
+    model = line(1.0)
+
+    def script(daemon: FakeDaemon) -> None:
+        daemon.start(hold_step=1)
+        settled(lambda: bool(daemon.posted.slots[WAITING_SLOT]))
+        daemon.share(0, NOTHING_WHOLE)  # a transfer has begun
+        daemon.load(step=4, hold_step=9)
+        # Since then it has heard the arenas' opening, its founding and two loads.
+        settled(lambda: daemon.posted.slots[WAITING_SLOT] == 1 + 4)
+        daemon.share(0, 6, np.full(3, 7, np.float32))
+        daemon.load(step=8, hold_step=9)
+
+    with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
+        move(model, 0.5)
+        run.step()
+        assert (run.global_step, weights(model)) == (8, [7.0] * 3)
+
+
+def test_a_run_that_ends_before_its_last_weights_are_here_says_so() -> None:
+    def script(daemon: FakeDaemon) -> None:
+        daemon.start(hold_step=1)
+        settled(lambda: bool(daemon.posted.slots[WAITING_SLOT]))
+        daemon.share(0, NOTHING_WHOLE)
+        daemon.say(Finished())
+
+    with talking(script, stay=True) as path, attach(line(), socket_path=path) as run:
+        with pytest.raises(holdfast.AttachRefused, match="holdfast export"):
+            run.step()
+        assert not run.finished
+
+
+KILLED_WRITER = """
+import socket, sys
+from holdfast.protocol.arena import WAITING_SLOT
+from tests.client.fake_daemon import FakeDaemon, settled
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+listener.listen()
+print(flush=True)
+daemon = FakeDaemon(listener.accept()[0])
+daemon.start(hold_step=1)
+settled(lambda: daemon.posted.slots[WAITING_SLOT])
+with daemon.shared.writing(0, 1):
+    daemon.load()
+    daemon.load()  # so that there is something left to read when it is dead
+    settled(lambda: daemon.posted.slots[WAITING_SLOT] == 1 + 4)
+    print(flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_daemon_that_is_killed_while_it_writes_is_gone_for_its_trainer() -> None:
+    folder = tempfile.mkdtemp(prefix="holdfast-")
+    daemon = subprocess.Popen(
+        [sys.executable, "-c", KILLED_WRITER, f"{folder}/s"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).parents[2],
+    )
+    output = daemon.stdout
+    assert output is not None
+
+    def kill() -> None:
+        output.readline()  # the trainer waits for its writer
+        daemon.kill()
+
+    killer = threading.Thread(target=kill)
+    try:
+        output.readline()
+        run = attach(line(), socket_path=f"{folder}/s")
+        killer.start()
+        with pytest.raises(holdfast.DaemonGone):
+            run.step()
+        run.close()
+        killer.join()
+        assert daemon.wait() == -signal.SIGKILL
+    finally:
+        daemon.kill()
+        daemon.communicate()
+        shutil.rmtree(folder)
 
 
 SCRIPT = """

@@ -23,10 +23,15 @@ from holdfast.protocol.memory import MemoryWorld
 from holdfast.protocol.messages import (
     VERSION_MAX,
     VERSION_MIN,
+    BlocksRefused,
+    LinkBroken,
     LinkHello,
     LinkReady,
     Message,
     Refused,
+    Road,
+    RoadKind,
+    RoadWorks,
 )
 from holdfast.protocol.network import Party
 from holdfast.protocol.stream import MessageStream
@@ -162,6 +167,47 @@ async def test_a_cut_link_wakes_who_waits_and_is_dialled_again() -> None:
         await at_a.finished.wait()
         assert (await a.hub.link(peer_id(1))) is not at_a
         assert (await b.hub.link(peer_id(0))) is not at_b
+
+
+async def test_a_link_that_broke_before_a_sessions_first_view_is_told_of_when_it_is_back() -> None:
+    """The master of the new session has heard that it broke, and believes nothing else by itself."""
+    async with a_net() as net:
+        _a, b, _at_a, at_b = await net.pair()
+        told: list[Message] = []
+        b.hub.tell_master = told.append
+        net.world.cut("n0", "n1")
+        await at_b.finished.wait()
+        assert told == [LinkBroken(peer_id(0))]
+        b.hub.set_members(view(0, 1), new_master=True)
+        await b.hub.link(peer_id(0))
+        assert told == [LinkBroken(peer_id(0)), RoadWorks(peer_id(0), 0)]
+
+
+async def test_a_new_masters_view_keeps_links_but_those_that_another_one_had_arranged() -> None:
+    async with a_net() as net:
+        a, b, at_a, at_b = await net.pair()
+        for node in (a, b):
+            node.hub.set_members(view(0, 1), new_master=True)
+        await trio.sleep(60)
+        assert (await a.hub.link(peer_id(1)), await b.hub.link(peer_id(0))) == (at_a, at_b)
+        for end, other in ((a, 1), (b, 0)):
+            dials = end is a
+            end.hub.set_road(Road(peer_id(other), 1, RoadKind.DIRECT, dials, "", (), b"", 0))
+        await trio.sleep(60)
+        arranged = await a.hub.link(peer_id(1))
+        b.hub.set_members(view(0, 1), new_master=True)
+        await arranged.lost.wait()
+        a.hub.set_members(view(0, 1), new_master=True)
+        assert (await a.hub.link(peer_id(1))) is not arranged
+
+
+async def test_who_comes_back_makes_all_links_anew() -> None:
+    async with a_net() as net:
+        a, b, at_a, at_b = await net.pair()
+        b.hub.set_members(view(0, 1), back=True)
+        assert at_b.lost.is_set()
+        await at_a.lost.wait()
+        assert (await a.hub.link(peer_id(1))) is not at_a
 
 
 async def test_a_tampered_frame_loses_the_link() -> None:
@@ -307,7 +353,7 @@ async def test_a_message_that_breaks_the_protocol_ends_the_link() -> None:
             raise RemoteProtocolError("no such transfer")
 
         a.hub.on_message = refuse
-        await at_b.send(LinkReady())
+        await at_b.send(BlocksRefused(0, 1, 2, "said to nobody"))
         await at_a.lost.wait()
         assert at_a.reason == "no such transfer"
         await at_b.lost.wait()

@@ -198,3 +198,11 @@ async def test_a_site_crosses_its_line_once(monkeypatch: pytest.MonkeyPatch) -> 
             [(FrameKind.CONTRIBUTION, index) for index in chunks]
             + [(FrameKind.RESULT, index) for index in chunks]
         )
+
+
+def test_leaders_are_counted_before_they_are_laid_out() -> None:
+    owners = [PEERS[0], PEERS[2]]
+    plan = a_plan(owners, [(PEERS[:2], PEERS[:1] * 2)])
+    endless = SiteLeads(tuple(PEERS[:2]), (OwnerRun(PEERS[0], 2**62),))
+    with pytest.raises(RemoteProtocolError, match="leader for each chunk"):
+        Tree(evolve(plan, sites=(endless,)), owners, PEERS[:3], PEERS[:4], PEERS[0])

@@ -308,6 +308,8 @@ def test_no_master_at_the_invites_address(run: Run) -> None:
     assert said.status == ExitCode.UNREACHABLE
     assert "127.0.0.1:1" in said.line
     assert "trying again" in said.out
+    assert said.out.count("the invite names only this machine (127.0.0.1:1)") == 1, "at once"
+    assert "--advertise HOST" in said.out
     assert time.monotonic() - began_s < 20
 
 

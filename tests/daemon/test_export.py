@@ -45,6 +45,7 @@ class Odd(nn.Module):
         self.fine = nn.Parameter(torch.randn(2, 2, dtype=torch.float32).double())
         self.scale = nn.Parameter(torch.randn(()))
         self.nothing = nn.Parameter(torch.zeros(0, 4))
+        self.void = nn.Parameter(torch.zeros(0).to(torch.bfloat16))  # beside one of another type
         self.register_buffer("mask", torch.tensor([True, False, True]))
         self.register_buffer("octets", torch.tensor([1, 255], dtype=torch.uint8))
         self.register_buffer("own", torch.randn(3), persistent=False)

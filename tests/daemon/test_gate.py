@@ -53,16 +53,24 @@ class Desk:
         )
         self.gate = self.master.gate
 
-    def invite(self, *, approve: bool = True, uses: int = 1, hours: float = 1.0) -> Invite:
+    def invite(
+        self,
+        *,
+        approve: bool = True,
+        uses: int = 1,
+        hours: float = 1.0,
+        role: Role = Role.SPARE,
+        founder: bool = False,
+    ) -> Invite:
         token, expires_s = self.store.make_token(
-            Role.SPARE, founder=False, uses=uses, hours=hours, by_hand=approve
+            role, founder=founder, uses=uses, hours=hours, by_hand=approve
         )
         return Invite(
             RUN_ID,
             tuple(self.master.bound),
             self.authority.fingerprint,
             token,
-            Role.SPARE,
+            role,
             int(expires_s),
         )
 
@@ -158,7 +166,7 @@ async def test_only_so_many_wait_and_who_gives_up_makes_room(
 ) -> None:
     monkeypatch.setattr(gate, "PENDING_MAX", 2)
     async with a_desk(tmp_path) as desk:
-        invite = desk.invite()
+        invite = desk.invite(uses=9)
         first, second, third = (Identity.generate() for _ in range(3))
         assert await refused(invite, first, "a") == APPROVAL
         assert await refused(invite, second, "b") == APPROVAL
@@ -179,3 +187,60 @@ async def test_two_with_one_name_are_told_apart_by_their_ids(tmp_path: Path) -> 
             await desk.gate.approve("twin")
         await desk.gate.approve(str(desk.gate.rows()[0]["peer"]))
         assert len(desk.gate.rows()) == 1
+
+
+async def test_an_invite_has_no_more_who_wait_than_it_admits(tmp_path: Path) -> None:
+    async with a_desk(tmp_path) as desk:
+        single, other = desk.invite(), desk.invite(uses=2)
+        assert await refused(single, Identity.generate()) == APPROVAL
+        for _ in range(3):
+            assert await refused(single, Identity.generate()) == RefusalCode.BUSY.value
+        assert [await refused(other, Identity.generate()) for _ in range(3)] == [
+            APPROVAL,
+            APPROVAL,
+            RefusalCode.BUSY.value,
+        ]
+        assert len(desk.gate.rows()) == 3
+
+
+async def test_what_is_shown_is_what_is_granted(tmp_path: Path) -> None:
+    async with a_desk(tmp_path) as desk:
+        low = desk.invite(role=Role.SPARE)
+        high = desk.invite(role=Role.CONTRIBUTOR, founder=True)
+        identity = Identity.generate()
+        assert await refused(low, identity, "alder") == APPROVAL
+        assert await refused(high, identity, "the-owners-laptop") == APPROVAL
+        (row,) = desk.gate.rows()
+        assert (row["name"], row["role"], row["founder"]) == ("alder", "spare", False)
+        await desk.gate.approve(identity.peer_id)
+        granted = desk.store.grant(identity.peer_id)
+        assert granted is not None
+        assert (granted.name, granted.role, granted.founder) == ("alder", Role.SPARE, False)
+        # Who is to be a founder is said, too.
+        second = Identity.generate()
+        assert await refused(high, second, "birch") == APPROVAL
+        assert desk.gate.rows()[0]["founder"] is True
+        assert "wants in as contributor and founder" in desk.told()[-1]
+
+
+async def test_an_invite_that_went_bad_gives_way_to_another(tmp_path: Path) -> None:
+    async with a_desk(tmp_path) as desk:
+        old, identity = desk.invite(), Identity.generate()
+        assert await refused(old, identity, "alder") == APPROVAL
+        desk.store.withdraw(str(desk.store.invites()[0]["id"]))
+        assert await refused(desk.invite(role=Role.CONTRIBUTOR), identity, "alder") == APPROVAL
+        assert [row["role"] for row in desk.gate.rows()] == ["contributor"]
+
+
+async def test_a_name_made_of_anothers_id_gets_nobody_in(tmp_path: Path) -> None:
+    async with a_desk(tmp_path) as desk:
+        invite = desk.invite(uses=2)
+        honest, poser = Identity.generate(), Identity.generate()
+        assert await refused(invite, honest, "alder") == APPROVAL
+        assert await refused(invite, poser, honest.peer_id[:8]) == APPROVAL
+        assert (await desk.gate.approve(honest.peer_id[:8]))["peer"] == honest.peer_id
+        with pytest.raises(UserError, match="nobody who waits"):
+            await desk.gate.approve(honest.peer_id[:8])
+        assert [row["peer"] for row in desk.gate.rows()] == [poser.peer_id]
+        # Known first is the id and where it comes from; what it says of itself comes last.
+        assert desk.told()[-2].startswith(f"{poser.peer_id[:8]} at 127.0.0.1 wants in as spare")

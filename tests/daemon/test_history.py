@@ -48,6 +48,16 @@ def column(history: History, name: str, count: int = 600, *span: float) -> list[
 # ---------------------------------------------------------------- what comes back
 
 
+def test_sums_of_what_members_claim_are_kept_however_large(kept: Kept) -> None:
+    """Two who say that they sent 2**63 - 1 bytes each would end the master's thread otherwise."""
+    most = 2**63 - 1
+    kept.history.write([point(1e9, 1.0, sent_bytes=2 * most, saved_bytes=-2 * most)])
+    last = kept.history.last_point()
+    assert last is not None
+    assert (last.sent_bytes, last.saved_bytes) == (most, -most)
+    assert kept.warnings == []
+
+
 def test_all_comes_back_after_a_restart(kept: Kept) -> None:
     points = [point(1e9 + i, 3.0 - i / 100, members=4, sent_bytes=i) for i in range(50)]
     rounds = [(i, json.dumps({"round": i}).encode()) for i in range(1, 31)]

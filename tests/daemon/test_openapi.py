@@ -22,6 +22,7 @@ from holdfast.daemon.run_master import Master, MasterOptions
 from holdfast.daemon.run_peer import Peer, PeerOptions
 from holdfast.daemon.web import serve
 from holdfast.daemon.web.app import DESCRIPTION, make_app
+from holdfast.membership.effects import EventKind
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.invite import Invite
 from holdfast.protocol.messages import Role
@@ -86,7 +87,7 @@ async def daemons(
         nursery.start_soon(peer.run)
         await appears(tmp_path / "peer" / "control.json")
         found = [
-            Daemon(kind, tmp_path / kind, app.app.routes)
+            Daemon(kind, tmp_path / kind, app.app.app.routes)
             for kind, app in zip(("master", "peer"), made, strict=True)
         ]
         await until_ready(found[1])
@@ -138,7 +139,7 @@ async def first_frames(daemon: Daemon, until: str) -> str:
     text = ""
     async with stream:
         # Of version 1.0, so that the answer comes as it is, not in chunks.
-        await stream.send_all(b"GET /api/live HTTP/1.0\r\nhost: here\r\n\r\n")
+        await stream.send_all(b"GET /api/live HTTP/1.0\r\nhost: localhost\r\n\r\n")
         async for part in stream:
             text += part.decode()
             if until in text:
@@ -151,6 +152,8 @@ async def first_frames(daemon: Daemon, until: str) -> str:
 def test_the_description_is_valid() -> None:
     openapi_spec_validator.validate(DOCUMENT)
     assert DOCUMENT["info"]["version"] == holdfast.__version__
+    kinds = [kind.value for kind in EventKind]
+    assert DOCUMENT["components"]["schemas"]["EventKind"]["enum"] == kinds
 
 
 @pytest.mark.real_time
@@ -169,6 +172,7 @@ async def test_daemons_answer_as_described(tmp_path: Path, monkeypatch: pytest.M
                     check(operation, await daemon.ask("GET", here))
                     if operation.get("parameters") and "/api/" in path:
                         check(operation, await daemon.ask("GET", f"{path}?nonsense=1"))
+                        assert (await daemon.ask("GET", f"{path}?nonsense=1")).status_code == 400
                     continue
                 response = await daemon.ask("POST", path, json={})
                 assert response.status_code == 401, path
@@ -190,6 +194,11 @@ async def test_daemons_answer_as_described(tmp_path: Path, monkeypatch: pytest.M
             response = await master.act(name, body)
             assert response.status_code == status, (name, response.text)
             check(operations("master")["POST", f"/api/{name}"], response)
+        for query, status in (("join,road", 200), ("", 200), ("join,joined", 400)):
+            response = await master.ask("GET", f"/api/events?kind={query}")
+            assert response.status_code == status, query
+            check(operations("master")["GET", "/api/events"], response)
+        assert "no such kind: 'joined'; there are run, join," in response.json()["error"]
         now = await master.ask("GET", "/api/status?past=0")
         check_schema({"$ref": "#/components/schemas/MasterNow"}, now.json())
         assert now.json()["members"][0]["software"] == holdfast.__version__

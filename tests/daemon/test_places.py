@@ -26,6 +26,8 @@ from holdfast.daemon.places import (
 from holdfast.protocol.errors import UserError
 from holdfast.protocol.files import write_private
 
+FINGERPRINT = "5" * 64
+
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -70,6 +72,24 @@ def test_a_run_has_a_folder_of_its_own_whatever_it_is_called(home: Path, name: s
     assert folder != master_state("another")
     with published(make_private(folder), control()):
         assert find_control(None, "master") == control()
+
+
+def test_a_run_of_another_authority_has_another_folder_whatever_its_id(home: Path) -> None:
+    one, other = peer_state("a" * 32, "1" * 64), peer_state("a" * 32, "2" * 64)
+    assert one != other
+    assert {one.parent, other.parent} == {home / "peers"}
+
+
+@pytest.mark.parametrize("bits", [0o777, 0o757, 0o1777])
+def test_a_folder_that_others_can_write_into_is_not_taken(tmp_path: Path, bits: int) -> None:
+    folder = tmp_path / "state"
+    folder.mkdir()
+    folder.chmod(bits)
+    with pytest.raises(UserError, match="others on this machine may write") as raised:
+        make_private(folder)
+    assert "chmod 700" in raised.value.hint
+    folder.chmod(0o755)
+    assert make_private(folder) == folder
 
 
 def test_only_the_owner_can_enter_or_read(tmp_path: Path) -> None:
@@ -153,11 +173,11 @@ def test_the_only_daemon_is_found() -> None:
 def test_a_master_is_meant_before_its_peers() -> None:
     with (
         published(make_private(master_state("one")), control()),
-        published(make_private(peer_state("a" * 32)), control("peer")),
-        published(make_private(peer_state("b" * 32)), control("peer")),
+        published(make_private(peer_state("a" * 32, FINGERPRINT)), control("peer")),
+        published(make_private(peer_state("b" * 32, FINGERPRINT)), control("peer")),
     ):
         assert find_control(None, None).kind == "master"
-        assert find_control(peer_state("a" * 32), None).kind == "peer"
+        assert find_control(peer_state("a" * 32, FINGERPRINT), None).kind == "peer"
         with pytest.raises(UserError, match="several daemons") as raised:
             find_control(None, "peer")
         assert raised.value.exit_code == ExitCode.USAGE

@@ -12,9 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from holdfast.collectives import handshake
 from holdfast.collectives.handshake import LinkKeys
+from holdfast.daemon.cli import commands
+from holdfast.daemon.cli_options import an_invite
+from holdfast.daemon.exit_codes import ExitCode
 from holdfast.daemon.places import Control
 from holdfast.daemon.web.answers import compact
 from holdfast.protocol import lane
@@ -109,3 +113,14 @@ def test_an_invite_is_not_seen_among_the_arguments_of_a_process(tmp_path: Path) 
     assert ARGUMENT[10:] not in done.stdout
     shown = done.stdout.strip()
     assert shown.endswith(f"join holdfast1.{'*' * (len(ARGUMENT) - 10)} {tmp_path}/invite -- x")
+
+
+@pytest.mark.parametrize("name", ["join", "relay", "doctor"])
+def test_every_command_that_takes_an_invite_hides_it_and_reads_it_from_a_file(
+    name: str, tmp_path: Path
+) -> None:
+    (invite,) = [each for each in commands.commands[name].params if each.name == "invite"]
+    assert invite.callback is an_invite
+    done = CliRunner().invoke(commands, [name, f"@{tmp_path}/none"])
+    assert done.exit_code == ExitCode.USAGE
+    assert "cannot be read" in done.output

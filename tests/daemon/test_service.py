@@ -55,6 +55,7 @@ def test_systemd_takes_the_unit(tmp_path: Path, system: bool) -> None:
     )
     assert [line for line in done.stderr.splitlines() if "holdfast" in line] == []
     assert done.returncode == 0, done.stderr
+    assert ("CapabilityBoundingSet=\n" in path.read_text()) == system, "root's powers, if any"
     spoiled = path.read_text().replace("KillMode=mixed", "KillMode=often")
     path.write_text(spoiled)
     done = subprocess.run(
@@ -78,6 +79,13 @@ def test_words_are_spelt_so_that_they_come_back() -> None:
             word += next(rest) if character == "\\" else character
         words.append(word)
     assert [each.replace("%%", "%").replace("$$", "$") for each in words] == ODD
+
+
+def test_a_service_of_the_machine_runs_as_somebody(tmp_path: Path) -> None:
+    join = ("join", INVITE.encode(), "--", "python", "train.py")
+    done = holdfast("install", "--system", "--", *join, folder=tmp_path, SUDO_USER="")
+    assert done.returncode == ExitCode.USAGE
+    assert "--run-as USER" in done.stderr
 
 
 def test_launchd_gets_a_property_list() -> None:

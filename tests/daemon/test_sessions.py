@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TypeVar
 
 import pytest
@@ -15,6 +17,7 @@ from holdfast.daemon.master import GREETINGS_MAX, HELLO_S, MasterService
 from holdfast.daemon.simulation.swarm import MASTER_ADDRESS, MASTER_ID, RUN_ID
 from holdfast.daemon.store import GrantRow, Store
 from holdfast.membership.coordinator import Coordinator
+from holdfast.membership.effects import Effect
 from holdfast.membership.journal import RunCreated
 from holdfast.membership.spec import RunSpec
 from holdfast.protocol import quota
@@ -52,7 +55,9 @@ class SlowDisk(MemoryNetwork):
 
     seconds = 0.0
 
-    async def run_sync(self, function: Callable[[], T]) -> T:
+    async def run_sync(
+        self, function: Callable[[], T], limiter: trio.CapacityLimiter | None = None
+    ) -> T:
         await trio.sleep(self.seconds)
         return function()
 
@@ -226,22 +231,61 @@ async def test_a_peer_that_talks_nonsense_is_told_and_gone_at_once() -> None:
         assert not len(table.master.coordinator.context.roster)
 
 
-async def test_a_peer_that_floods_its_master_is_gone_and_is_named(
+async def test_a_peer_that_floods_its_master_is_heard_slowly_and_named_and_stays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(quota, "MESSAGES_MAX", 100.0)
+    monkeypatch.setattr(quota, "ITEMS_AT_ONCE", 20_000.0)
     async with a_table() as table:
-        stream, other = await table.dial(table.admit("a", 1)), await table.dial(table.admit("b", 2))
+        network = table.admit("a", 1)
+        stream, other = await table.dial(network), await table.dial(table.admit("b", 2))
         for each in (stream, other):
             assert isinstance(await each.receive(), Welcome)
-        for number in range(200):
-            await stream.send(Heartbeat(number))
-        last = (await all_of(stream))[-1]
-        assert isinstance(last, Refused)
-        assert "over its quota" in last.reason
+        heard: Counter[str] = Counter()
+        receive = table.master.coordinator.receive
+
+        def count(
+            peer: str, message: Message, now_s: float, *, settle: bool = True
+        ) -> list[Effect]:
+            heard[peer] += 1
+            return receive(peer, message, now_s, settle=settle)
+
+        monkeypatch.setattr(table.master.coordinator, "receive", count)
+
+        async def flood() -> None:
+            with suppress(trio.BrokenResourceError):
+                for number in itertools.count():
+                    await stream.send(Heartbeat(number))
+
+        async def speak() -> None:
+            for number in range(20):
+                await other.send(Heartbeat(number))
+                await trio.sleep(0.5)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(flood)
+            await speak()
+            nursery.cancel_scope.cancel()
+        items = quota.ITEMS_AT_ONCE + quota.ITEMS_PER_S * 10.0
+        assert 0.5 < heard[f"{1:032x}"] * (quota.MESSAGE_ITEMS + 15) / items <= 1.05
+        assert heard[f"{2:032x}"] == 20, "the other one is heard as ever"
         context = table.master.coordinator.context
-        assert [member.peer for member in context.roster] == [f"{2:032x}"], "the other one stays"
-        assert any("over its quota" in event.text for event in context.events)
+        assert len(context.roster) == 2, "nobody is cut off"
+        named = [event for event in context.events if "more than its quota" in event.text]
+        assert [event.peer for event in named] == [f"{1:032x}"]
+
+
+async def test_a_new_connection_brings_no_new_quota(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quota, "ITEMS_AT_ONCE", 20_000.0)
+    async with a_table() as table:
+        network = table.admit("a", 1)
+        stream = await table.dial(network)
+        assert isinstance(await stream.receive(), Welcome)
+        now_s = trio.current_time()
+        table.master._quotas.of(f"{1:032x}", now_s).spend(20_000 + 250_000, 0, now_s)
+        await stream.aclose()
+        again = await table.dial(network, incarnation=2)
+        assert isinstance(await again.receive(), Welcome)
+        assert 4.9 < trio.current_time() - now_s < HELLO_S
 
 
 async def test_a_key_that_connects_again_and_again_and_says_nothing_has_few_places() -> None:

@@ -68,8 +68,8 @@ def test_a_verification_ends_with_what_it_means(
     found = {**peer, "fragment": 2, "version": 7, "text": "block 4 of 9, compared with a"}
     show_verified({"same": same, "peers": [peer], "differences": [found] * differences})
     out = capsys.readouterr().out
-    assert "b (ffffffff): 1 of 3 fragments differ" in out
-    assert ("b (ffffffff) differs in fragment 2, version 7: block 4 of 9" in out) == (
+    assert "ffffffff (b): 1 of 3 fragments differ" in out
+    assert ("ffffffff (b) differs in fragment 2, version 7: block 4 of 9" in out) == (
         differences > 0
     )
     assert said in out

@@ -74,7 +74,7 @@ def test_the_number_of_peers_can_be_fixed() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [("--seeds", "0"), ("--peers", "2"), ("--start", "-1"), ("--trace",), ("--jobs", "0")],
+    [("--seeds", "0"), ("--peers", "1"), ("--start", "-1"), ("--trace",), ("--jobs", "0")],
 )
 def test_wrong_use_is_said(arguments: tuple[str, ...]) -> None:
     said = say(*arguments)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from holdfast.membership.journal import (
     PeerAdmitted,
     RootKnown,
     RoundCommitted,
+    RoundNumbered,
     RunCreated,
     RunFinished,
     TermStarted,
@@ -56,6 +58,41 @@ def test_records_survive_in_order(tmp_path: Path) -> None:
     # Not closed: as if the process was killed. Another connection sees what was written.
     assert Store(path).records() == RECORDS
     again.close()
+
+
+def test_commits_are_told_with_when_their_rounds_were_opened(tmp_path: Path) -> None:
+    clock = Clock()
+    store = Store(tmp_path / "journal.sqlite", now=clock)
+    for number in range(1, 8):
+        store.append(RoundNumbered(number))
+        clock.now_s += 2.5
+        if number != 4:  # that one was aborted
+            store.append(RoundCommitted(Commit(number, 1, 0, 0, 100, (), b"d" * 32)))
+        clock.now_s += 1.0
+    found = store.commits(100, {1, 6})
+    assert [each.commit.round for each in found] == [2, 3, 5, 7]
+    for each in found:
+        assert each.opened_at == 1_000_000.0 + 3.5 * (each.commit.round - 1)
+        assert each.committed_at == each.opened_at + 2.5
+    assert [each.commit.round for each in store.commits(2, ())] == [6, 7]
+    store.close()
+
+
+def test_only_its_owner_reads_a_journal_whatever_the_umask(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    before = os.umask(0o022)
+    try:
+        store = Store(path)
+        store.append(RunCreated("run", ""))
+        modes = {each.name: each.stat().st_mode & 0o777 for each in tmp_path.iterdir()}
+        assert set(modes.values()) == {0o600}, modes
+        assert f"{path.name}-wal" in modes
+        store.close()
+        path.chmod(0o644)  # as an older version left it
+        Store(path).close()
+        assert path.stat().st_mode & 0o777 == 0o600
+    finally:
+        os.umask(before)
 
 
 def test_a_record_is_synced_to_disk_before_append_returns(tmp_path: Path) -> None:
@@ -111,11 +148,26 @@ def test_a_journal_of_another_version_is_refused(tmp_path: Path) -> None:
 def test_a_token_admits_as_often_as_it_says() -> None:
     store = Store(":memory:")
     token, _ = store.make_token(Role.SPARE, founder=True, uses=2, hours=1)
-    assert store.redeem(token) == GrantRow(Role.SPARE, True, "")
-    assert store.redeem(token) == GrantRow(Role.SPARE, True, "")
+    invite = str(store.invites()[0]["id"])
+    assert store.redeem(token) == GrantRow(Role.SPARE, True, "", invite)
+    assert store.redeem(token) == GrantRow(Role.SPARE, True, "", invite)
     with pytest.raises(TokenError, match="used up") as raised:
         store.redeem(token)
     assert raised.value.exit_code == ExitCode.INVITE
+
+
+def test_by_which_invite_somebody_came_is_known_after_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    store = Store(path)
+    token, _ = store.make_token(Role.SPARE, founder=False, uses=1, hours=1.0)
+    store.admit("a" * 32, store.redeem(token))
+    invite = store.invites()[0]["id"]
+    store.close()
+    with contextlib.closing(sqlite3.connect(path)) as before:  # and as the version before had it
+        assert Store(path).grant("a" * 32) == GrantRow(Role.SPARE, False, "", str(invite))
+        before.execute("alter table grants drop column invite")
+        before.execute("pragma user_version = 3")
+    assert Store(path).grant("a" * 32) == GrantRow(Role.SPARE, False, "")
 
 
 def test_uses_are_counted_over_a_restart(tmp_path: Path) -> None:
@@ -198,6 +250,7 @@ def test_a_journal_of_before_approval_is_brought_up(tmp_path: Path) -> None:
     store.close()
     with contextlib.closing(sqlite3.connect(path)) as before:
         before.execute("alter table tokens drop column by_hand")
+        before.execute("alter table grants drop column invite")
         before.execute("pragma user_version = 2")
     for _ in range(2):
         store = Store(path)

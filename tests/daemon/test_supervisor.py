@@ -7,6 +7,7 @@ import shlex
 import signal
 import sys
 import time
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -66,6 +67,18 @@ async def test_it_is_told_where_the_daemon_is(tmp_path: Path) -> None:
     supervisor = shell(f'echo "$HOLDFAST_SOCKET $HOLDFAST_MEMBER" > {tmp_path}/told', tmp_path)
     await supervisor.run()
     assert (tmp_path / "told").read_text() == f"{tmp_path}/sock me\n"
+
+
+async def test_the_trainer_does_not_get_the_daemons_invite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_JOIN_INVITE", "holdfast1.secret")
+    monkeypatch.setenv("HOLDFAST_HOME", "/somewhere")
+    monkeypatch.setenv("OTHER", "kept")
+    await shell(f"env > {tmp_path}/env", tmp_path).run()
+    told = (tmp_path / "env").read_text()
+    assert "secret" not in told
+    assert {"HOLDFAST_HOME=/somewhere", "OTHER=kept", "HOLDFAST_MEMBER=me"} <= set(told.split("\n"))
 
 
 async def test_a_failure_is_followed_by_another_try_after_longer_and_longer_pauses(
@@ -250,6 +263,7 @@ async def test_the_whole_session_ends_with_the_daemon(tmp_path: Path, how: str) 
 
         nursery.start_soon(run)
         pids = [int(await until_exists(tmp_path / name)) for name in ("child", "grandchild")]
+        await until_known(supervisor)
         assert supervisor.pid == pids[0]
         assert os.getsid(pids[0]) == pids[0] != os.getsid(0), "Ctrl+C does not reach it"
         if how == "stopped":
@@ -259,6 +273,57 @@ async def test_the_whole_session_ends_with_the_daemon(tmp_path: Path, how: str) 
             nursery.cancel_scope.cancel()
     await until_gone(*pids)
     assert ends == ([TrainerEnd.STOPPED] if how == "stopped" else [])
+
+
+DAEMON = """
+import sys, trio
+from pathlib import Path
+from holdfast.daemon.supervisor import Supervisor
+
+trio.run(Supervisor(["sh", "-c", sys.argv[1]], Path(sys.argv[2]), member="me").run)
+"""
+
+
+async def test_all_that_a_command_started_ends_with_a_daemon_that_is_killed(tmp_path: Path) -> None:
+    """Its children, and those with sessions of their own, as torchrun's ranks have."""
+    script = f"setsid sh -c 'echo $$ > {tmp_path}/rank; sleep 600; true' & " + FAMILY.format(
+        folder=tmp_path, then="wait"
+    )
+    command = [sys.executable, "-c", DAEMON, script, str(tmp_path / "sock")]
+    daemon = await trio.lowlevel.open_process(command)
+    try:
+        names = ("child", "grandchild", "rank")
+        pids = [int(await until_exists(tmp_path / name)) for name in names]
+        assert os.getsid(pids[2]) == pids[2] != os.getsid(pids[0])
+        with trio.fail_after(PATIENCE_S):
+            while not (watchers := watchers_of(pids[0])):
+                await trio.sleep(0.01)
+    finally:
+        daemon.kill()
+        await daemon.wait()
+    await until_gone(*pids, *watchers)
+
+
+async def test_what_a_command_that_ended_well_left_running_stays(tmp_path: Path) -> None:
+    script = f"setsid sh -c 'echo $$ > {tmp_path}/left; sleep 600' & sleep 0.2; exit 0"
+    command = [sys.executable, "-c", DAEMON, script, str(tmp_path / "sock")]
+    await trio.run_process(command)
+    pid = int(await until_exists(tmp_path / "left"))
+    try:
+        assert alive(pid)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+
+
+def watchers_of(group: int) -> list[int]:
+    """Processes that wait for the end of the daemon of this command."""
+    wanted = [module.WATCHER.encode(), str(group).encode()]
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if path.read_bytes().split(b"\0")[3:5] == wanted:
+                found.append(int(path.parent.name))
+    return found
 
 
 async def test_what_a_crashed_command_left_running_is_killed_before_the_next_try(

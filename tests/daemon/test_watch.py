@@ -8,13 +8,18 @@ from typing import Any
 
 import attrs
 import pytest
+import trio
 from rich.console import Console
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
 
 from holdfast.daemon import asked
-from holdfast.daemon.asked import News, RunSeen, Sight, events_of, rounds_of
+from holdfast.daemon.asked import News, RunSeen, Sight, events_of, rounds_of, see_status
 from holdfast.daemon.history import History, PastEvent
 from holdfast.daemon.places import Control
 from holdfast.daemon.watch import Lines, draw, essence
+from holdfast.daemon.web.serve import bind_http, serve_http
+from holdfast.protocol.addresses import Address
 from tests.membership.table import Table
 
 Status = dict[str, Any]
@@ -110,6 +115,26 @@ def test_a_clock_that_moved_is_no_change() -> None:
     status = a_run(2)
     assert essence({**status, "now_s": 7.0}) == essence(status)
     assert essence({**status, "step": 7}) != essence(status)
+
+
+@pytest.mark.real_time
+async def test_who_looks_again_keeps_its_connection() -> None:
+    callers = set()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        callers.add(scope["client"])
+        await JSONResponse({"kind": "peer"})(scope, receive, send)
+
+    listener, url = bind_http(Address("127.0.0.1", 0))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve_http, app, listener)
+        control = Control("peer", url, "", 0)
+        for _ in range(5):
+            assert await trio.to_thread.run_sync(see_status, control) == {"kind": "peer"}
+        nursery.cancel_scope.cancel()
+    asked._client().close()
+    asked._client.cache_clear()
+    assert len(callers) == 1
 
 
 MASTER = Control("master", "http://nowhere", "", 0)

@@ -58,15 +58,29 @@ from holdfast.protocol.lane import (
     Sealer,
 )
 from holdfast.protocol.messages import (
+    TENSORS_MAX,
     BlocksRequest,
     FragmentHead,
     Heartbeat,
     Index,
+    Layout,
+    Message,
     Ready,
     Reduced,
     Role,
+    TensorSpec,
+    TrainerAttached,
 )
 from holdfast.protocol.network import Party
+from holdfast.protocol.phases import (
+    ADMITTING,
+    CLAIM,
+    GREETING,
+    LINK,
+    LINK_GREETING,
+    MEMBER,
+    NEWCOMER,
+)
 from tests.collectives.test_ledger import CHUNK_BYTES, a_ledger
 from tests.fuzz.conversation import talk
 from tests.membership.table import DIGEST, RUN_ID, A, B, C, hello_of
@@ -95,12 +109,38 @@ class Target:
 
 
 def message(data: bytes) -> None:
-    """A control stream's frame."""
+    """A control stream's frame; and what may come of it in each phase of a conversation."""
+    read = _read(data)
+    for phase in (NEWCOMER, ADMITTING, CLAIM, GREETING, MEMBER, LINK_GREETING, LINK):
+        assert phase.types is not None
+        with suppress(RemoteProtocolError):
+            assert wire.decode(data, phase.types) == read
+            assert type(read) in phase.types
+            wire.check_head(data[: wire.HEAD_BYTES_MAX], len(data), phase.types)
+
+
+def _read(data: bytes) -> Message | None:
     try:
-        read = wire.decode(data)
+        read, items = wire.decode_counted(data)
     except RemoteProtocolError:
-        return
+        return None
     assert wire.decode(wire.encode(read)) == read
+    assert items <= max(wire.LIMITS[type(read)].items + 2, len(data))
+    return read
+
+
+def long_message(data: bytes) -> None:
+    """So often one after the other, as a layout's tensors, that items are counted while they are built."""
+    if not data:
+        return
+    count = min(wire.UNCOUNTED_BYTES_MAX // len(data) + 1, TENSORS_MAX)
+    head = wire.encode(TrainerAttached(Layout(())))[:-1]
+    _read(head + b"\xdd" + count.to_bytes(4, "big") + count * data)
+
+
+def _tensors() -> list[bytes]:
+    tensor = TensorSpec("model.layers.0.weight", (4, 4), "float32", "parameter")
+    return [msgpack.packb(wire.to_plain(tensor)), b"\x80", b"\xdd\x00\x01\x00\x00"]
 
 
 def _messages() -> list[bytes]:
@@ -388,6 +428,7 @@ def _of(*seeds: bytes) -> Callable[[], Sequence[bytes]]:
 
 TARGETS: dict[str, Target] = {
     "message": Target(message, _messages),
+    "long_message": Target(long_message, _tensors, 128),
     "frame_header": Target(
         frame_header, lambda: [_frames()[:HEADER_BYTES], Preamble(bytes(16), 3).pack()], 64
     ),

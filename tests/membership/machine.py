@@ -9,8 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from holdfast.membership.coordinator import Grant
 from holdfast.membership.rounds import Phase
 from holdfast.protocol.messages import ReduceFailed, Role, TrainerAttached, TrainerLost
-from tests.membership.model import DEADLINE_S, ModelPeer, World, leaving
-from tests.membership.table import LAYOUT
+from tests.membership.model import DEADLINE_S, ModelPeer, World, layout_of, leaving
 from tests.membership.witness import hashed
 
 GRANTS = (
@@ -230,13 +229,38 @@ class MasterMachine(RuleBasedStateMachine):
         peer = self.peer(index)
         peer.trainer = not peer.trainer
         if peer.connected:
-            peer.outbox.append(TrainerAttached(LAYOUT) if peer.trainer else TrainerLost("crash"))
+            peer.outbox.append(
+                TrainerAttached(layout_of(peer.fragment_count))
+                if peer.trainer
+                else TrainerLost("crash")
+            )
 
-    @rule(index=peers, accused=accusations, bad=booleans, middle=booleans, then=cycles)
-    def accuse(self, index: int, accused: set[int], bad: bool, middle: bool, then: int) -> None:
+    @rule(
+        index=peers,
+        joins=st.none() | peers,
+        accused=accusations,
+        bad=booleans,
+        middle=booleans,
+        then=cycles,
+    )
+    def accuse(
+        self,
+        index: int,
+        joins: int | None,
+        accused: set[int],
+        bad: bool,
+        middle: bool,
+        then: int,
+    ) -> None:
+        """One says it of others, perhaps a second one, too."""
         if middle:
             self.to_the_middle()
-        peer = self.peer(index)
+        self.say_of(self.peer(index), accused, bad)
+        if joins is not None and joins != index:
+            self.say_of(self.peer(joins), accused, bad)
+        self.everybody(then)
+
+    def say_of(self, peer: ModelPeer, accused: set[int], bad: bool) -> None:
         for number in list(peer.orders):
             event(f"accused {len(accused)} {'bad' if bad else 'lost'}")
             names = tuple(self.peer(i).peer for i in sorted(accused))
@@ -247,7 +271,6 @@ class MasterMachine(RuleBasedStateMachine):
                 attempt = peer.reducing[number].attempt
                 peer.outbox.append(ReduceFailed(number, attempt, names, False, "?"))
         self.world.flush(peer)
-        self.everybody(then)
 
     @rule(index=peers, then=cycles)
     def leave(self, index: int, then: int) -> None:

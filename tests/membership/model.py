@@ -34,6 +34,7 @@ from holdfast.membership.journal import (
 from holdfast.membership.rounds import Phase
 from holdfast.membership.spec import RunSpec
 from holdfast.protocol.messages import (
+    NO_DIGEST,
     VERSION_MAX,
     VERSION_MIN,
     Abort,
@@ -49,6 +50,7 @@ from holdfast.protocol.messages import (
     Heartbeat,
     Held,
     Hello,
+    Layout,
     Leaving,
     Message,
     NotReady,
@@ -63,13 +65,22 @@ from holdfast.protocol.messages import (
     Synced,
     SyncFailed,
     SyncFragment,
+    TensorSpec,
     Welcome,
 )
-from tests.membership.table import LAYOUT, LINEAGE, RUN_ID
+from tests.membership.table import LINEAGE, RUN_ID
 from tests.membership.witness import Witness, hashed
 
 DEADLINE_S = 10.0
 SIZE = FragmentSize(5 * 4_096, 0, 1)  # six chunks
+
+
+def layout_of(fragments: int) -> Layout:
+    """Of a model that is cut into so many fragments of that size."""
+    values = TensorSpec("values", (fragments, SIZE.value_count), "float32", "buffer")
+    return Layout((values, TensorSpec("counters", (fragments,), "int64", "counter")))
+
+
 CALM_ROUNDS = 120  # steps of half a second in which a run without faults must get on
 
 
@@ -150,6 +161,11 @@ class ModelPeer:
             for number, (attempt, digest) in sorted(self.results.items())
             if number not in self.pending
         ]
+        undecided += [
+            Reduced(number, running.attempt, NO_DIGEST)
+            for number, running in sorted(self.reducing.items())
+            if number in self.orders and number not in self.pending
+        ]
         return Hello(
             version_min=VERSION_MIN,
             version_max=VERSION_MAX,
@@ -157,7 +173,7 @@ class ModelPeer:
             name=self.peer[0],
             addresses=(),
             incarnation=self.incarnation,
-            layout=LAYOUT if self.trainer else None,
+            layout=layout_of(self.fragment_count) if self.trainer else None,
             heads=tuple(heads),
             lineage=self.lineage,
             undecided=tuple(undecided),
@@ -219,14 +235,24 @@ class ModelPeer:
             self.branch = message.branch
             self.pending.clear()
         self.opens.clear()
-        self.orders.clear()
-        self.reducing.clear()
+        going_on = set(message.going_on)
+        for memory in (self.orders, self.reducing):
+            for number in set(memory) - going_on:
+                del memory[number]
         self.fetching.clear()
         self.results = {
             number: result
             for number, result in self.results.items()
-            if number in told or number in self.pending
+            if number in told or number in self.pending or number in going_on
         }
+        for number in sorted(going_on):
+            running = self.reducing.get(number)
+            if running is not None:
+                running.lost = False  # it says again what it has said
+            if number in self.results:
+                attempt, digest = self.results[number]
+                manifest = () if running is None else running.manifest()
+                self.outbox.append(Reduced(number, attempt, digest, manifest))
         if message.lineage != self.lineage:
             self.lineage, self.state = message.lineage, []
             self.results, self.pending = {}, {}
@@ -470,7 +496,7 @@ def founded_by(peer: ModelPeer) -> Founded:
     )
     peer.lineage = LINEAGE
     peer.state = [(head.version, head.root) for head in heads]
-    return Founded(LAYOUT, (SIZE,) * len(heads), heads, LINEAGE)
+    return Founded(layout_of(len(heads)), (SIZE,) * len(heads), heads, LINEAGE)
 
 
 class MasterDiedError(Exception):

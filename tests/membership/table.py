@@ -79,6 +79,12 @@ def hello_of(
     )
 
 
+def sizes_of(fragments: int) -> tuple[FragmentSize, ...]:
+    """``LAYOUT``'s sixteen values, all but one of them in the first fragments."""
+    counts = [16 - (fragments - 1), *[1] * (fragments - 1)]
+    return tuple(FragmentSize(count, count, 0) for count in counts)
+
+
 class Table:
     """Calls the master, validates it after every call and sorts what it wants done."""
 
@@ -200,7 +206,7 @@ class Table:
             peer,
             Founded(
                 LAYOUT,
-                (FragmentSize(16, 16, 0),) * count,
+                sizes_of(count),
                 tuple(head_of(fragment, 0) for fragment in range(count)),
                 LINEAGE,
             ),
@@ -270,3 +276,10 @@ class Table:
         self.reduced(order, *contributors)
         self.applied(order, *contributors, *others)
         return order
+
+
+def owners_of(table: Table, *owners: str) -> None:
+    """As if the plan had dealt the chunks so."""
+    for round_ in table.master.conductor.rounds.values():
+        attempt = round_.running()
+        attempt.owners, attempt.makers = list(owners), list(owners)

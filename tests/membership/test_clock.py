@@ -204,3 +204,21 @@ def test_one_round_in_time_is_enough_to_stay() -> None:
         table.commit(A, B, C)
     late_rounds(table, LATE_MAX - 1, C, A, B)
     assert table.roles()["c"] == "contributor*"
+
+
+def test_rounds_that_trainers_are_ahead_of_say_nothing_of_the_pace() -> None:
+    """After a master's restart they come one soon after the other: nobody is slow for that."""
+    table = table_of()
+    table.start(A, B, C)
+    for _ in range(3):
+        table.wait(STEP_S, A, B, C)
+        for peer in (A, B, C):
+            table.ready(peer, step=10 * H, step_s=STEP_S)
+        order = table.hear(A, Reduce)
+        table.reduced(order, A, B, C)
+        table.applied(order, A, B, C)
+    table.forget()
+    table.wait(STEP_S, A, B, C)
+    assert not any(is_hurried(table, peer) for peer in (A, B, C))
+    table.ready(A, step=10 * H, step_s=STEP_S)
+    assert is_hurried(table, B), "the first one has come"

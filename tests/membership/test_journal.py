@@ -25,6 +25,7 @@ from holdfast.membership.journal import (
     RootKnown,
     RoundCommitted,
     RoundNumbered,
+    RoundOrdered,
     RunCreated,
     RunFinished,
     RunFounded,
@@ -36,11 +37,21 @@ from holdfast.membership.journal import (
 )
 from holdfast.membership.pace import RETRY_S_MAX, Backoff, due_step, next_fragment
 from holdfast.protocol.errors import LocalProtocolError
-from holdfast.protocol.messages import Commit, Contributor, FragmentSize
+from holdfast.protocol.messages import (
+    Commit,
+    Contributor,
+    FragmentSize,
+    OwnerRun,
+    Plan,
+    Ready,
+    Reduce,
+)
 from holdfast.protocol.wire import from_plain, to_plain
 from tests.membership.table import DIGEST, LAYOUT, LINEAGE, A, Table, head_of
 
 COMMIT = Commit(3, 1, 0, 0, 100, (Contributor(A, 10, 0.5),), DIGEST)
+PLAN = Plan(1024, (OwnerRun(A, 1),), "fp32", "fp32")
+ORDER = Reduce(3, 1, 0, 0, 1, (Contributor(A, 10, 0.5),), (A,), PLAN)
 FOUNDING = RunFounded(LAYOUT, (FragmentSize(16, 16, 0),), LINEAGE, (head_of(0, 0),))
 EXAMPLES: list[JournalRecord] = [
     RunCreated("ab" * 16, "[run]\n"),
@@ -49,6 +60,7 @@ EXAMPLES: list[JournalRecord] = [
     FOUNDING,
     PlaceTaken(A),
     RoundNumbered(3),
+    RoundOrdered(ORDER, 120, (Ready(3, 10, 1.0, DIGEST, 120),)),
     RoundCommitted(COMMIT),
     RootKnown(head_of(0, 1)),
     PlaceVacated(A),

@@ -6,13 +6,13 @@ import json
 
 import pytest
 
+from holdfast.membership.admission import PROCESS_S, PROCESSES_MAX
 from holdfast.membership.coordinator import Grant
 from holdfast.membership.effects import Drop, Send
 from holdfast.membership.journal import (
     PeerAdmitted,
     PlaceTaken,
     PlaceVacated,
-    RoundCommitted,
     RunFounded,
 )
 from holdfast.membership.syncing import SYNC_ATTEMPTS_MAX
@@ -64,6 +64,7 @@ from tests.membership.table import (
     Table,
     head_of,
     hello_of,
+    sizes_of,
 )
 
 OTHER_LAYOUT = Layout((TensorSpec("w", (4, 8), "float32", "parameter"),))
@@ -241,7 +242,7 @@ def test_the_first_founder_with_a_trainer_is_asked() -> None:
 
 def founded(fragments: int = 1, version: int = 0, layout: Layout = LAYOUT) -> Founded:
     heads = tuple(head_of(fragment, version) for fragment in range(fragments))
-    return Founded(layout, (FragmentSize(16, 16, 0),) * fragments, heads, LINEAGE)
+    return Founded(layout, sizes_of(fragments), heads, LINEAGE)
 
 
 def test_when_the_founder_dies_the_next_one_is_asked() -> None:
@@ -286,6 +287,47 @@ def test_who_waits_with_another_layout_is_refused_when_the_run_is_founded() -> N
     assert table.dropped(B) is RefusalCode.LAYOUT
 
 
+HUGE = Layout((TensorSpec("w", (2**25, 2**25), "float32", "parameter"),))
+
+
+@pytest.mark.parametrize(
+    ("layout", "sizes", "fault"),
+    [
+        (HUGE, (FragmentSize(2**50, 2**50, 0),), "at most 68719476736"),
+        (LAYOUT, (FragmentSize(2**50, 2**50, 0),), "its fragments have 1125899906842624 values"),
+        (LAYOUT, (FragmentSize(16, 0, 0),), "0 values with momentum, its tensors 16"),
+        (LAYOUT, (FragmentSize(16, 16, 2**62),), "counters, its tensors 0"),
+        (LAYOUT, (FragmentSize(0, 16, 0), FragmentSize(16, 0, 0)), "2 fragments, where run.toml"),
+        (LAYOUT, (FragmentSize(15, 16, 0),), "its fragments have 15 values"),
+        (
+            Layout((TensorSpec("w", (2**62,) * 16, "float32", "counter"),)),
+            (FragmentSize(0, 0, 2**63 - 1),),
+            "counters, its tensors",
+        ),
+    ],
+)
+def test_sizes_that_are_not_the_layouts_or_no_member_can_hold_found_no_run(
+    layout: Layout, sizes: tuple[FragmentSize, ...], fault: str
+) -> None:
+    table = Table()
+    table.join(A, FOUNDER, hello_of(A, layout=layout))
+    heads = tuple(head_of(fragment, 0) for fragment in range(len(sizes)))
+    table.say(A, Founded(layout, sizes, heads, LINEAGE))
+    assert table.dropped(A) is RefusalCode.PROTOCOL
+    assert not table.records(RunFounded)
+    assert any(fault in event.text for event in table.master.context.events)
+
+
+def test_a_fragment_of_too_many_chunks_founds_no_run() -> None:
+    table = Table("[reduce]\nchunk_bytes = 4096\n")
+    layout = Layout((TensorSpec("w", (2**30,), "float32", "buffer"),))
+    table.join(A, FOUNDER, hello_of(A, layout=layout))
+    size = FragmentSize(2**30, 0, 0)
+    table.say(A, Founded(layout, (size,), (head_of(0, 0),), LINEAGE))
+    assert table.dropped(A) is RefusalCode.PROTOCOL
+    assert any("use larger ones" in event.text for event in table.master.context.events)
+
+
 @pytest.mark.parametrize("message", [founded(1, version=3), founded(1, layout=OTHER_LAYOUT)])
 def test_a_void_founding_ends_the_founder_not_the_run(message: Founded) -> None:
     table = Table()
@@ -295,6 +337,26 @@ def test_a_void_founding_ends_the_founder_not_the_run(message: Founded) -> None:
     assert table.dropped(A) is RefusalCode.PROTOCOL
     table.hear(B, Found)
     assert not table.records(RunFounded)
+
+
+def test_a_key_that_comes_as_ever_new_processes_fills_no_journal() -> None:
+    table = Table()
+    table.start(A, B)
+    before = len(table.records(PeerAdmitted))
+    for incarnation in range(2, 200):
+        table.join(C, hello=hello_of(C, incarnation=incarnation))
+        table.now_s += 0.1
+    many = len(table.records(PeerAdmitted)) - before
+    assert many <= PROCESSES_MAX + 3, "and a few for the time that it took"
+    assert table.dropped(C) is RefusalCode.BUSY
+    # Who reconnects is no new process, and another key is not held up by this one.
+    for _ in range(3 * PROCESSES_MAX):
+        table.join(B, hello=hello_of(B))
+    table.join(D)
+    assert D in table.master.context.roster
+    table.now_s += 2 * PROCESS_S
+    table.join(C, hello=hello_of(C, incarnation=1_000))
+    assert len(table.records(PeerAdmitted)) - before == many + 2
 
 
 def test_nobody_founds_a_run_twice() -> None:
@@ -732,23 +794,6 @@ def test_a_contributor_that_does_not_come_back_is_replaced_after_the_deadline() 
     table.wait(0.1, A, C)
     assert table.roles() == {"a": "contributor*", "c": "contributor*"}
     table.hear(C, Open)
-
-
-def test_a_round_that_was_not_committed_is_void_after_a_restart() -> None:
-    table = Table()
-    table.start(A, B)
-    order = table.reduce(A, B)
-    table.reduced(order, A)
-    table.restart()
-    for peer in (A, B):
-        held = Reduced(order.round, 1, DIGEST)
-        table.join(
-            peer,
-            hello=hello_of(peer, heads=[head_of(0, 0)], lineage=LINEAGE, undecided=[held]),
-        )
-        assert table.hear(peer, Welcome).committed == ()
-    assert table.hear(A, Open).round == order.round + 1
-    assert not table.records(RoundCommitted)
 
 
 def test_a_decision_nobody_heard_of_survives_the_master() -> None:

@@ -6,7 +6,6 @@ The bugs, by what they break:
     any result                 the first digest reported is committed, majority or not
     impatient                  a result is committed when the quorum has it, not all survivors
     waits for the dead         a lost contributor stays in the attempt
-    refused but added          a contribution called bad stays in the committed result
     joiner left out            a joiner is not among the receivers, so it cannot replay
     transfer too early         a joiner fetches while a reduction runs without it
     pins too late              the transfer is ordered before the donors are told to pin
@@ -39,6 +38,18 @@ Some are caught by one conversation with the master each:
     the lost accuse            what a lost peer has said about others still counts
     any manifest               results with one digest agree whatever their manifests
 
+and about what members say of one another:
+
+    refused but added          a contribution that two call bad stays in the committed result
+    one word refuses           an update is refused when one member calls it bad
+    finds everywhere           what a member that owns no chunk has found counts, too
+    one owner's find           an update is refused for what one owner alone has found
+    no disputes                a pair that failed in one round is planned with in the next
+    spares first               whoever reaches nobody costs all spares the results
+    heads are votes            of one invite and line everybody has a vote
+    anybody founds             whoever came by the founder's invite and is ready first founds
+    moves alone                who alone says that bytes move keeps an attempt alive
+
 and about masters and lineage:
 
     deaf to terms              a master does not mind that its peers obey another one
@@ -54,28 +65,49 @@ What a peer's own code could do wrong in a repair is planted in tests/swarm/test
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
 import pytest
+from attrs import evolve
 from hypothesis import Phase as Phases
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from holdfast.membership import conductor, coordinator, course, invariants, repair, roster, syncing
+from holdfast.membership import (
+    conductor,
+    coordinator,
+    course,
+    gauging,
+    invariants,
+    repair,
+    roster,
+    syncing,
+    verdicts,
+    votes,
+)
 from holdfast.membership.attempt import Attempt, Outcome
 from holdfast.membership.context import Context
 from holdfast.membership.detector import Detector
+from holdfast.membership.disputes import Disputes
 from holdfast.membership.effects import Effect, Record, Send
+from holdfast.membership.gauging import Overlong
 from holdfast.membership.journal import History, RoundCommitted, RoundNumbered
 from holdfast.membership.ledger import Ledger
 from holdfast.membership.lineage import Lineage
+from holdfast.membership.roads import Roads
 from holdfast.membership.rounds import Round
 from holdfast.membership.succession import Succession
 from holdfast.protocol.errors import LocalProtocolError
-from holdfast.protocol.messages import Donate, Flush, Message, Repair
-from tests.membership import test_repair, test_rounds, test_succession
+from holdfast.protocol.messages import Donate, Flush, Message, Repair, RoadWanted
+from tests.membership import (
+    test_disputes,
+    test_repair,
+    test_rounds,
+    test_succession,
+    test_voices,
+)
 from tests.membership.machine import MasterMachine
 from tests.membership.model import ModelPeer
 from tests.planting import Bugs, Patch, Plant
@@ -112,7 +144,7 @@ def _(patch: Patch) -> None:
 
 @bug("any result")
 def _(patch: Patch) -> None:
-    def agreed(self: Attempt) -> Outcome | None:
+    def agreed(self: Attempt, _roster: roster.Roster) -> Outcome | None:
         return next(iter(self.outcomes.values()), None)
 
     patch.setattr(Attempt, "agreed", agreed)
@@ -143,17 +175,12 @@ def _(patch: Patch) -> None:
     patch.setattr(Round, "forget", lambda self, peer, why: None)
 
 
-@bug("refused but added")
+@conversation(
+    "refused but added",
+    test_rounds.test_a_result_with_a_refused_update_in_it_is_never_committed,
+)
 def _(patch: Patch) -> None:
-    original = course.Course._contributor_failed
-
-    def failed(self: course.Course, member: Any, message: Any, attempt: Attempt) -> None:
-        if message.bad:
-            self.begin(self.ledger.rounds[message.round], attempt.contributors)
-        else:
-            original(self, member, message, attempt)
-
-    patch.setattr(course.Course, "_contributor_failed", failed)
+    patch.setattr(Ledger, "refuse_update", lambda self, round_, peer, why: None)
 
 
 @bug("joiner left out")
@@ -233,7 +260,7 @@ def _(patch: Patch) -> None:
 
 @bug("forgets the late")
 def _(patch: Patch) -> None:
-    patch.setattr(syncing.Syncing, "late", lambda self, member, fragment, why: None)
+    patch.setattr(syncing.Syncing, "late", lambda self, member, fragment, why, version=None: None)
     patch.setattr(syncing.Syncing, "next_deadline_s", lambda self: math.inf)
 
 
@@ -353,13 +380,12 @@ def _(patch: Patch) -> None:
     patch.setattr(invariants, "check", lambda coordinator: None)
 
 
-@conversation("the lost accuse", test_repair.test_what_a_removed_peer_has_said_about_others_is_void)
+@conversation("the lost accuse", test_repair.test_what_the_lost_have_said_about_others_is_void)
 def _(patch: Patch) -> None:
-    def most_accused(self: Attempt) -> str | None:
-        counts = {p: len(a) for p, a in self.accusers.items() if p not in self.lost}
-        return max(counts, key=lambda peer: counts[peer], default=None)
+    def against(self: Attempt, peer: str, without: Mapping[str, Collection[str]]) -> set[str]:
+        return self.accusers.get(peer, set()).union(without.get(peer, ()))
 
-    patch.setattr(Attempt, "most_accused", most_accused)
+    patch.setattr(Attempt, "against", against)
 
 
 @conversation(
@@ -369,6 +395,82 @@ def _(patch: Patch) -> None:
 def _(patch: Patch) -> None:
     patch.setattr(Outcome, "__eq__", lambda self, other: self.digest == other.digest)
     patch.setattr(Outcome, "__hash__", lambda self: hash(self.digest))
+
+
+@conversation(
+    "one word refuses",
+    test_rounds.test_one_alone_does_not_get_an_update_refused_and_nobody_is_removed,
+)
+def _(patch: Patch) -> None:
+    patch.setattr(course, "ACCUSERS_MIN", 1)
+
+
+@conversation("finds everywhere", test_rounds.test_who_owned_no_chunk_has_found_nothing)
+def _(patch: Patch) -> None:
+    patch.setattr(Attempt, "gauges", lambda self: dict(self.reports))
+
+
+@conversation(
+    "one owner's find",
+    test_rounds.test_what_one_owner_alone_has_found_refuses_nothing_and_keeps_the_two_apart,
+)
+def _(patch: Patch) -> None:
+    original = gauging.understated
+
+    def understated(*arguments: Any) -> list[Overlong]:
+        return [evolve(found, accuser="") for found in original(*arguments)]
+
+    patch.setattr(verdicts, "understated", understated)
+
+
+@conversation(
+    "no disputes",
+    test_rounds.test_whom_one_alone_has_lost_it_need_not_reach_in_the_rounds_to_come,
+)
+def _(patch: Patch) -> None:
+    patch.setattr(Disputes, "note", lambda self, one, other, now_s: 0.0)
+
+
+@conversation(
+    "spares first",
+    partial(
+        test_disputes.test_who_says_that_it_reaches_nobody_leaves_no_spare_without_results,
+        RoadWanted,
+    ),
+)
+def _(patch: Patch) -> None:
+    original = Roads.together
+
+    def together(self: Roads, adding: Any, receivers: Any) -> tuple[list[str], list[str]]:
+        adding, left = original(self, adding, receivers)
+        return adding, left if len(left) == len(receivers) else adding
+
+    patch.setattr(Roads, "together", together)
+
+
+@conversation(
+    "heads are votes",
+    test_voices.test_four_of_one_invite_and_line_do_not_replace_everybodys_weights,
+)
+def _(patch: Patch) -> None:
+    patch.setattr(votes, "voice_of", lambda member: (member.peer, ""))
+
+
+@conversation(
+    "anybody founds", test_voices.test_of_those_who_came_by_one_invite_the_first_one_founds
+)
+def _(patch: Patch) -> None:
+    def founders(self: coordinator.Coordinator) -> list[roster.Member]:
+        return [member for member in self.context.roster.by_number() if member.grant.founder]
+
+    patch.setattr(coordinator.Coordinator, "founders", founders)
+
+
+@conversation(
+    "moves alone", test_rounds.test_one_member_that_says_it_moves_does_not_keep_an_attempt_alive
+)
+def _(patch: Patch) -> None:
+    patch.setattr(Attempt, "moved", lambda self, peer, now_s: setattr(self, "moved_s", now_s))
 
 
 @conversation(

@@ -18,13 +18,7 @@ from holdfast.protocol.messages import (
     Repair,
     SyncFragment,
 )
-from tests.membership.table import DIGEST, A, B, C, D, E, Table
-
-
-def owners_of(table: Table, *owners: str) -> None:
-    """As if the plan had dealt the chunks so."""
-    for round_ in table.master.conductor.rounds.values():
-        round_.running().owners = list(owners)
+from tests.membership.table import DIGEST, A, B, C, D, E, Table, owners_of
 
 
 def test_a_chunk_that_a_survivor_holds_is_spread_and_the_others_are_made_anew() -> None:
@@ -286,6 +280,38 @@ def test_a_repair_is_told_to_people() -> None:
     assert past["why"] == "committed with 3 contributors, repaired once"
 
 
+def test_the_record_of_a_repaired_round_names_what_went_in() -> None:
+    """B is in no chunk, C in some: neither counts for more than that anywhere."""
+    table = Table()
+    table.start(A, B, C, D)
+    order = table.reduce(A, B, C, D)
+    assert [each.peer for each in order.contributors] == [A, B, C, D]
+    weight = order.contributors[0].weight
+    owners_of(table, A, B, C, D)
+    table.leave(B)
+    flush = table.hear(A, Flush)
+    table.hold(flush, A, C, D)
+    repair = table.hear(A, Repair)
+    manifest = (ContributorRun(b"\x0d", 3), ContributorRun(b"\x09", 1))
+    for peer in (A, C, D):
+        table.say(peer, Reduced(order.round, repair.attempt, DIGEST, manifest))
+    status = table.master.status(table.now_s)
+    (past,) = status["past_rounds"]
+    shares = {each["peer"]: each["chunk_share"] for each in past["contributors"]}
+    assert shares == {A: 1.0, C: 0.75, D: 1.0}
+    assert past["chunk_count"] == 4
+    assert past["manifest"] == [
+        {"contributors": (0, 1, 2), "weight": 3 * weight, "chunks": ((0, 3),)},
+        {"contributors": (0, 2), "weight": 2 * weight, "chunks": ((3, 1),)},
+    ]
+    assert past["why"] == (
+        "committed with 3 contributors (1 of them in a part of the chunks), repaired once"
+    )
+    assert status["counts"]["contributed"] == 3
+    assert status["headline"]["tokens"] == round(2.75 * weight)
+    assert list(past["lost"]) == [B]
+
+
 def test_chunks_that_do_not_exist_are_a_violation() -> None:
     table = Table()
     table.start(A, B, C, D)
@@ -319,7 +345,9 @@ def test_a_loss_that_was_told_before_the_repair_may_be_told_again() -> None:
     assert D in table.master.context.roster  # under this attempt nobody has complained yet
     table.say(A, ReduceFailed(order.round, repair.attempt, (D,), False, "reset"))
     table.wait(1.0, A, C, D, E)
-    assert table.dropped(D) is RefusalCode.LAGGING
+    table.hears_no(A, Flush)  # the others may still find the same
+    table.wait(4.0, A, C, D, E)
+    assert [table.hear(C, Flush).lost, table.hear(C, Flush).lost] == [(B,), (B, A)]
 
 
 def test_a_refused_update_is_never_repaired_but_reduced_again_without_it() -> None:
@@ -330,6 +358,9 @@ def test_a_refused_update_is_never_repaired_but_reduced_again_without_it() -> No
     table.leave(B)
     table.hear(A, Flush)
     table.say(A, ReduceFailed(order.round, 1, (D,), True, "not finite"))
+    assert [c.peer for c in table.hear(A, Reduce).contributors] == [A, C, D, E]
+    order = table.hear(C, Reduce)
+    table.say(C, ReduceFailed(order.round, order.attempt, (D,), True, "not finite"))
     again = table.hear(A, Reduce)
     assert [c.peer for c in again.contributors] == [A, C, E]
     assert again.attempt > 2
@@ -363,7 +394,7 @@ def test_chunks_are_dealt_evenly_and_runs_are_joined() -> None:
     )
 
 
-def test_what_a_removed_peer_has_said_about_others_is_void() -> None:
+def test_what_the_lost_have_said_about_others_is_void() -> None:
     table = Table("[membership]\ndeadline_s = 10.0\n")
     table.start(A, B, C, D)
     order = table.reduce(A, B, C, D)
@@ -371,10 +402,14 @@ def test_what_a_removed_peer_has_said_about_others_is_void() -> None:
     for peer in (A, B, C):
         table.say(peer, ReduceFailed(order.round, 1, (D,), False, "no link"))
     table.wait(5.0, A, B, C, D)
-    assert table.dropped(D) is RefusalCode.LAGGING
-    assert {A, B, C} <= set(table.master.context.roster.members)
-    table.hold(table.hear(A, Flush), A, B, C)
+    flush = table.hear(A, Flush)
+    assert flush.lost == (D,)
+    assert order.round in table.master.conductor.rounds, "enough are left"
+    table.hold(flush, A, B, C)
     table.hear(A, Repair)
+    table.wait(5.0, A, B, C, D)
+    table.hears_no(A, Flush)
+    assert {A, B, C, D} <= set(table.master.context.roster.members)
 
 
 def test_who_tells_of_a_loss_that_is_known_already_stays_in_the_round() -> None:

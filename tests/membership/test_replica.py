@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from holdfast.membership.deeds import Deed, ReloadTrainer, TellMaster, TellTrainer
-from holdfast.membership.replica import OVERTAKEN_MAX, Replica
+from holdfast.membership.replica import OVERTAKEN_MAX, WORTH_SHARE, Replica
 from holdfast.protocol.messages import (
     Abort,
     Commit,
     Contributor,
+    ContributorRun,
     FragmentHead,
     MemberInfo,
     Message,
@@ -32,13 +33,13 @@ LINEAGE, ROOT, DIGEST = b"l" * 32, b"r" * 32, b"d" * 32
 ME_ALONE = (Contributor(ME, 80, 1.0),)
 
 
-def a_contributor() -> Replica:
+def a_contributor(fragment_count: int = 1) -> Replica:
     """In sync at version 0, its trainer loaded and at work."""
     replica = Replica(ME)
     replica.sync_every = EVERY
-    head = FragmentHead(0, 0, ROOT)
-    replica.founded(LINEAGE, [head])
-    replica.welcome(Welcome(1, 1, "", None, LINEAGE, (head,), 0, (), 1), 1)
+    heads = tuple(FragmentHead(fragment, 0, ROOT) for fragment in range(fragment_count))
+    replica.founded(LINEAGE, heads)
+    replica.welcome(Welcome(1, 1, "", None, LINEAGE, heads, 0, (), 1), fragment_count)
     me = MemberInfo(ME, "me", 1, (), Role.CONTRIBUTOR, True)
     replica.receive(View(1, (me,), 0))
     replica.trainer_came()
@@ -54,6 +55,7 @@ def reduce_and_commit(
     number: int,
     at_step: int,
     contributors: tuple[Contributor, ...] = ME_ALONE,
+    manifest: tuple[ContributorRun, ...] = (),
 ) -> None:
     """A round from its Open to its Commit; it is not applied yet."""
     version = number - 1
@@ -62,7 +64,7 @@ def reduce_and_commit(
     plan = Plan(1024, (OwnerRun(ME, 1),), "fp32", "fp32")
     replica.receive(Reduce(number, 1, 0, version, 1, contributors, (ME,), plan))
     replica.reduction_done(number, 1, DIGEST)
-    replica.receive(Commit(number, 1, 0, version, at_step, contributors, DIGEST))
+    replica.receive(Commit(number, 1, 0, version, at_step, contributors, DIGEST, manifest))
 
 
 def test_a_trainer_is_held_at_the_step_of_a_round_it_was_not_told_of() -> None:
@@ -101,6 +103,64 @@ def test_after_an_abort_the_trainer_waits_where_the_round_is_opened_again() -> N
     assert (opened.at_step, opened.hold_step) == (5, 10)
 
 
+def test_after_an_abort_the_trainer_goes_on_to_a_later_round_that_is_open() -> None:
+    """The master opens the aborted fragment's round again when the open one is closed."""
+    replica = a_contributor(fragment_count=2)
+    replica.receive(Open(1, 0, 0, 2))
+    replica.posted(Posted(1, 0, 0, 80, 2), 1.0, "")
+    plan = Plan(1024, (OwnerRun(ME, 1),), "fp32", "fp32")
+    replica.receive(Reduce(1, 1, 0, 0, 1, ME_ALONE, (ME,), plan))
+    replica.receive(Open(2, 1, 0, 5))
+    (ended,) = told(replica.receive(Abort(1, "nothing moved")))
+    assert isinstance(ended, RoundEnded)
+    assert not ended.committed
+    assert ended.hold_step > 5, "round 2 is posted at step 5"
+
+
+def opened_at(deeds: list[Deed]) -> tuple[int, int]:
+    """The step and the hold that the trainer is told with a round."""
+    (opened,) = [each for each in told(deeds) if isinstance(each, RoundOpened)]
+    return opened.at_step, opened.hold_step
+
+
+def posted_at(step: int) -> Replica:
+    """Version 1 is there; for it the trainer has posted at that step, the round was for step 5."""
+    replica = a_contributor()
+    replica.receive(Open(1, 0, 0, 5))
+    replica.posted(Posted(1, 0, 0, 80, step), 1.0, "")
+    plan = Plan(1024, (OwnerRun(ME, 1),), "fp32", "fp32")
+    replica.receive(Reduce(1, 1, 0, 0, 1, ME_ALONE, (ME,), plan))
+    replica.reduction_done(1, 1, DIGEST)
+    replica.receive(Commit(1, 1, 0, 0, 5, ME_ALONE, DIGEST))
+    replica.applied(1, FragmentHead(0, 1, ROOT))
+    return replica
+
+
+def test_a_trainer_that_is_ahead_trains_half_a_rounds_steps_before_it_posts_again() -> None:
+    """It went on while the master was away: the next rounds are all due where it is."""
+    half = int(WORTH_SHARE * EVERY)
+    replica = posted_at(47)
+    assert opened_at(replica.receive(Open(2, 0, 1, 10))) == (47 + half, 50)
+    (ended,) = told(replica.receive(Abort(2, "too few")))
+    assert isinstance(ended, RoundEnded)
+    assert ended.hold_step == 47 + half, "it waits where the round is opened again"
+    assert opened_at(replica.receive(Open(3, 0, 1, 10))) == (47 + half, 50)
+    assert opened_at(replica.receive(Open(3, 0, 1, 0))) == (0, 15), "hurried: the others wait"
+
+
+def test_a_trainer_that_is_not_ahead_posts_at_the_rounds_step() -> None:
+    assert opened_at(posted_at(5).receive(Open(2, 0, 1, 10))) == (10, 15)
+    assert opened_at(posted_at(7).receive(Open(2, 0, 1, 10))) == (10, 15)
+
+
+def test_after_a_rewind_no_round_is_posted_before_some_steps_were_trained() -> None:
+    """The run's rounds come again, from the state that a trainer far ahead has just loaded."""
+    replica = posted_at(47)
+    replica.step = 60
+    replica.trainer_came()
+    assert opened_at(replica.receive(Open(2, 0, 1, 10))) == (60 + int(WORTH_SHARE * EVERY), 65)
+
+
 @pytest.mark.parametrize(("ours", "share"), [(80, 0.25), (0, 0.0)])
 def test_a_trainer_is_told_its_share_of_the_weights(ours: int, share: float) -> None:
     replica = a_contributor()
@@ -110,6 +170,22 @@ def test_a_trainer_is_told_its_share_of_the_weights(ours: int, share: float) -> 
     (ended,) = told(replica.applied(1, FragmentHead(0, 1, ROOT)))
     assert isinstance(ended, RoundEnded)
     assert (ended.contributed, ended.share) == (ours > 0, share)
+
+
+@pytest.mark.parametrize(
+    ("runs", "contributed", "share"),
+    [(((b"\x02", 4),), False, 0.0), (((b"\x03", 2), (b"\x02", 2)), True, 0.125)],
+)
+def test_a_trainer_is_told_what_of_its_update_went_in(
+    runs: tuple[tuple[bytes, int], ...], contributed: bool, share: float
+) -> None:
+    """In no chunk: what it has trained is in its local weights alone, and stays there."""
+    replica = a_contributor()
+    both = (Contributor(ME, 80, 1.0), Contributor("b" * 32, 240, 1.0))
+    reduce_and_commit(replica, 1, 5, both, tuple(ContributorRun(*run) for run in runs))
+    (ended,) = told(replica.applied(1, FragmentHead(0, 1, ROOT)))
+    assert isinstance(ended, RoundEnded)
+    assert (ended.committed, ended.contributed, ended.share) == (True, contributed, share)
 
 
 @pytest.mark.parametrize("applied", [True, False])

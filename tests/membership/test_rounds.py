@@ -20,6 +20,7 @@ from holdfast.protocol.messages import (
     Flush,
     Heartbeat,
     Leaving,
+    LinkBroken,
     NotReady,
     Open,
     Progress,
@@ -51,6 +52,7 @@ from tests.membership.table import (
     Table,
     head_of,
     hello_of,
+    owners_of,
     root_of,
 )
 
@@ -296,6 +298,8 @@ def test_who_sends_what_must_not_be_added_is_left_out_and_in_the_end_removed() -
         order = table.reduce(*peers)
         table.forget()
         table.say(A, ReduceFailed(order.round, order.attempt, (C,), True, "chunk 3 is not finite"))
+        table.hears_no(A, Reduce)
+        table.say(B, ReduceFailed(order.round, order.attempt, (C,), True, "chunk 3 is not finite"))
         again = table.hear(A, Reduce)
         assert again.attempt == 2
         assert [c.peer for c in again.contributors] == [A, B, D]
@@ -322,6 +326,7 @@ def test_an_update_far_shorter_than_the_others_is_refused() -> None:
 
 def gauged(table: Table, order: Reduce, norms: dict[str, float]) -> None:
     """Everybody owns as much as the others and has found its part of these norms."""
+    owners_of(table, *[contributor.peer for contributor in order.contributors])
     peers = [contributor.peer for contributor in order.contributors]
     for peer in peers:
         squares = [norms[p] ** 2 / len(peers) for p in peers]
@@ -335,12 +340,12 @@ def test_who_sends_more_than_it_said_is_refused_and_in_the_end_removed() -> None
     for time in range(1, BAD_MAX + 1):
         order = table.reduce(A, B, C, D)  # all say 1
         table.forget()
-        gauged(table, order, {A: 1.0, B: 1.0, C: 1.02, D: 0.3})
+        gauged(table, order, {A: 1.0, B: 1.0, C: 1.2, D: 0.3})
         table.hears_no(B, Commit)
         again = table.hear(A, Reduce)
         assert [c.peer for c in again.contributors] == [A, B, D]
         if time < BAD_MAX:
-            assert "its norm is 1.02, and it had said 1" in table.hear(C, Told).text
+            assert "its norm is 1.2, and it had said 1" in table.hear(C, Told).text
         table.reduced(again, A, B, D)
         table.applied(again, A, B, D, *([C] if time < BAD_MAX else []))
     assert C not in table.master.context.roster
@@ -392,15 +397,88 @@ def test_which_way_an_update_points_is_shown_and_decides_nothing() -> None:
     assert [row["direction"] for row in rows] == pytest.approx([0.6, 0.5, -0.4])
 
 
+def test_what_all_owners_found_together_but_for_one_is_needed_for_a_refusal() -> None:
+    """The rest could be one owner's lie."""
+    table = Table()
+    table.start(A, B, C, D)
+    order = table.reduce(A, B, C, D)
+    gauged(table, order, {A: 1.0, B: 1.0, C: 1.1, D: 0.3})
+    assert len(table.hear(A, Commit).contributors) == 4
+
+
+def found_by(table: Table, order: Reduce, owner: str, norms: dict[str, float]) -> None:
+    """One says that it has found this; the others, what was announced."""
+    peers = [contributor.peer for contributor in order.contributors]
+    for peer in peers:
+        squares = [(norms[p] if peer == owner else 0.4) ** 2 for p in peers]
+        found = b"".join(struct.pack("<3f", square, square, 0.0) for square in squares)
+        table.say(peer, Reduced(order.round, order.attempt, DIGEST, (), found, 0.25))
+
+
+def test_what_one_owner_alone_has_found_refuses_nothing_and_keeps_the_two_apart() -> None:
+    table = Table()
+    table.start(A, B, C, D)
+    order = table.reduce(A, B, C, D)
+    owners_of(table, A, B, C, D)
+    found_by(table, order, D, {A: 9.0, B: 0.4, C: 0.4, D: 0.4})
+    again = table.hear(A, Reduce)
+    assert [c.peer for c in again.contributors] == [A, B, C, D]
+    assert not {run.peer for run in again.plan.owners} & {A, D}
+    table.reduced(again, A, B, C, D)
+    assert table.hear(A, Commit).attempt == again.attempt
+
+
+def test_what_another_owner_finds_when_it_is_tried_again_counts() -> None:
+    table = Table()
+    table.start(A, B, C, D)
+    order = table.reduce(A, B, C, D)
+    owners_of(table, A, B, C, D)
+    found_by(table, order, D, {A: 9.0, B: 0.4, C: 0.4, D: 0.4})
+    again = table.hear(A, Reduce)
+    owners_of(table, B)
+    found_by(table, again, B, {A: 9.0, B: 0.4, C: 0.4, D: 0.4})
+    assert "its norm is 9" in table.hear(A, Told).text
+    for contributors in ([A, B, C, D], [A, B, C, D], [B, C, D]):
+        assert [c.peer for c in table.hear(B, Reduce).contributors] == contributors
+
+
+def test_who_owned_no_chunk_has_found_nothing() -> None:
+    table = Table()
+    table.start(A, B, C, D)
+    order = table.reduce(A, B, C, D)
+    owners_of(table, A, B)
+    found_by(table, order, D, {A: 9.0, B: 0.4, C: 0.4, D: 0.4})
+    assert table.hear(A, Commit).attempt == 1
+
+
 def test_a_result_with_a_refused_update_in_it_is_never_committed() -> None:
     table = Table()
     table.start(A, B, C, D)
     order = table.reduce(A, B, C, D)
-    table.reduced(order, B, C, D)
+    table.reduced(order, D)
     table.say(A, ReduceFailed(order.round, 1, (C,), True, "not finite"))
+    table.reduced(order, C)
+    table.say(B, ReduceFailed(order.round, 1, (C,), True, "not finite"))
     table.leave(A)  # the rest has reported attempt 1, which has C's update in it
     assert not table.records(RoundCommitted)
-    assert "2 of 4" in table.hear(B, Abort).reason
+    assert "2 of 4" in table.hear(D, Abort).reason
+
+
+def test_one_alone_does_not_get_an_update_refused_and_nobody_is_removed() -> None:
+    table = Table("[membership]\ndeadline_s = 10.0\n")
+    table.start(A, B, C, D)
+    for _time in range(2 * BAD_MAX):
+        order = table.reduce(A, B, C, D)
+        table.forget()
+        table.say(D, ReduceFailed(order.round, order.attempt, (A,), True, "not finite"))
+        table.wait(5.0, A, B, C, D)
+        again = table.hear(A, Reduce)
+        assert [c.peer for c in again.contributors] == [A, B, C, D]
+        assert not {run.peer for run in again.plan.owners} & {A, D}
+        table.reduced(again, A, B, C, D)
+        table.applied(again, A, B, C, D)
+        table.wait(200.0, A, B, C, D)
+    assert len(table.master.context.roster) == 4
 
 
 def test_who_calls_everybody_bad_is_left_out_itself() -> None:
@@ -488,7 +566,7 @@ def test_an_accused_that_dies_is_not_held_against_its_accuser() -> None:
     assert table.hear(A, Flush).lost == (B,)
 
 
-def test_an_accused_that_stays_is_removed_after_the_settle_time() -> None:
+def test_an_accused_that_stays_is_left_out_after_the_settle_time_and_stays_a_member() -> None:
     table = Table("[membership]\ndeadline_s = 10.0\n")
     table.start(A, B, C)
     order = table.reduce(A, B, C)
@@ -499,18 +577,142 @@ def test_an_accused_that_stays_is_removed_after_the_settle_time() -> None:
     table.wait(0.9, A, B, C)
     table.hears_no(A, Reduce)
     table.wait(0.1, A, B, C)
-    assert table.dropped(B) is RefusalCode.LAGGING
-    assert table.hear(A, Flush).lost == (B,)
+    flush = table.hear(A, Flush)
+    assert flush.lost == (B,)
+    table.hold(flush, A, C)
+    repair = table.hear(A, Repair)
+    manifest = (ContributorRun(b"\x05" + bytes(7), 1),)
+    for peer in (A, C):
+        table.say(peer, Reduced(order.round, repair.attempt, OTHER_DIGEST, manifest))
+    assert table.records(RoundCommitted)
+    assert table.hear(B, Commit)
+    table.applied(order, A, C)
+    assert table.hear(B, SyncFragment).head.version == 1
 
 
-def test_of_two_that_accuse_each_other_the_newer_one_goes() -> None:
+def test_of_two_that_accuse_each_other_the_newer_one_is_left_out() -> None:
     table = Table()
     table.start(A, B, C)
     order = table.reduce(A, B, C)
+    table.forget()
     table.say(C, ReduceFailed(order.round, 1, (A,), False, "no bytes"))
     table.say(A, ReduceFailed(order.round, 1, (C,), False, "no bytes"))
     table.wait(2.0, A, B, C)
-    assert table.dropped(C) is RefusalCode.LAGGING
+    assert table.hear(A, Flush).lost == (C,)
+    assert C in table.master.context.roster
+
+
+def test_an_accusation_that_nobody_joins_costs_its_accuser_the_round() -> None:
+    table = Table("[membership]\ndeadline_s = 10.0\n")
+    table.start(A, B, C)
+    order = table.reduce(A, B, C)
+    table.forget()
+    table.say(A, ReduceFailed(order.round, 1, (B,), False, "no bytes for 5 s"))
+    table.wait(4.9, A, B, C)
+    table.hears_no(B, Flush)  # the others may still find the same
+    table.wait(0.1, A, B, C)
+    assert table.hear(B, Flush).lost == (A,)
+    assert A in table.master.context.roster
+
+
+def test_who_lost_a_link_to_it_joins_the_accuser() -> None:
+    table = Table("[membership]\ndeadline_s = 10.0\n")
+    table.start(A, B, C)
+    order = table.reduce(A, B, C)
+    table.forget()
+    table.say(A, ReduceFailed(order.round, 1, (B,), False, "no bytes for 5 s"))
+    table.say(C, LinkBroken(B))
+    table.wait(1.0, A, B, C)
+    assert table.hear(A, Flush).lost == (B,)
+
+
+def test_of_two_contributors_one_of_which_accuses_the_other_both_stay() -> None:
+    """There is no third who could tell who is right, and no plan that does without the pair."""
+    table = Table("[membership]\ndeadline_s = 10.0\n")
+    table.start(A, B)
+    order = table.reduce(A, B)
+    table.say(B, ReduceFailed(order.round, 1, (A,), False, "no bytes"))
+    table.wait(5.0, A, B)
+    assert "1 of 2 contributors are left" in table.hear(A, Abort).reason
+    assert len(table.master.context.roster) == 2
+
+
+def left_out(table: Table, accuser: str, accused: tuple[str, ...], *others: str) -> None:
+    """It alone loses these, and the round, which the others end without it; it is synced again."""
+    order = table.reduce(*others, accuser)
+    table.forget()
+    table.say(accuser, ReduceFailed(order.round, order.attempt, accused, False, "no bytes"))
+    table.wait(5.0, *others, accuser)
+    flush = table.hear(others[0], Flush)
+    assert flush.lost == (accuser,)
+    table.hold(flush, *others)
+    again = table.hear(others[0], Repair)
+    for peer in others:
+        table.say(peer, Reduced(order.round, again.attempt, DIGEST))
+    table.applied(order, *others)
+    table.sync(accuser)
+    assert len(table.master.context.roster) == len(others) + 1
+
+
+def test_who_accuses_one_after_the_other_is_left_out_and_nobody_else() -> None:
+    table = Table("[membership]\ndeadline_s = 10.0\n")
+    table.start(A, B, C, D, E)
+    left_out(table, E, (A,), A, B, C, D)
+    left_out(table, E, (B,), A, B, C, D)
+    assert table.master.context.roster.members[E].in_sync
+    order = table.reduce(A, B, C, D, E)
+    assert [c.peer for c in order.contributors] == [A, B, C, D]
+    table.reduced(order, A, B, C, D)
+    assert len(table.records(RoundCommitted)) == 3
+
+
+def test_who_accuses_everybody_at_once_is_left_out_and_nobody_else() -> None:
+    table = Table("[membership]\ndeadline_s = 10.0\n")
+    table.start(A, B, C, D, E)
+    left_out(table, E, (A, B, C, D), A, B, C, D)
+    order = table.reduce(A, B, C, D, E)
+    assert [c.peer for c in order.contributors] == [A, B, C, D]
+
+
+def test_whom_one_alone_has_lost_it_need_not_reach_in_the_rounds_to_come() -> None:
+    """Else one that answers some only would keep these out of rounds, one after the other."""
+    table = Table("[membership]\ndeadline_s = 10.0\n")
+    table.start(A, B, C, D)
+    left_out(table, B, (A,), A, C, D)
+    order = table.reduce(A, B, C, D)
+    assert [c.peer for c in order.contributors] == [A, B, C, D]
+    assert not {run.peer for run in order.plan.owners} & {A, B}
+
+
+def test_a_pair_that_fails_again_is_apart_for_longer_and_in_the_end_tried_again() -> None:
+    table = Table("[membership]\ndeadline_s = 10.0\n")
+    table.start(A, B, C)
+    disputes = table.master.roads.disputes
+    for apart_s in (10, 20, 40, 80, 80):
+        order = table.reduce(A, B, C)
+        table.forget()
+        table.say(C, ReduceFailed(order.round, order.attempt, (A,), True, "not finite"))
+        table.wait(5.0, A, B, C)
+        again = table.hear(A, Reduce)
+        began_s = table.now_s
+        assert [c.peer for c in again.contributors] == [A, B, C]
+        assert {run.peer for run in again.plan.owners} == {B}
+        table.reduced(again, A, B, C)
+        table.applied(again, A, B, C)
+        assert disputes.apart(A, C, began_s)
+        assert not disputes.apart(C, A, began_s + apart_s)
+        table.wait(apart_s + 1.0, A, B, C)
+
+
+def test_one_member_that_says_it_moves_does_not_keep_an_attempt_alive() -> None:
+    table = Table("[membership]\ndeadline_s = 10.0\n")
+    table.start(A, B, C)
+    table.reduce(A, B, C)
+    table.forget()
+    for second in range(1, 12):
+        table.wait(1.0, A, B, C)
+        table.say(C, Progress(1, 1, 1.0, None, "", second, second, 0, {}))
+    assert table.hear(A, Reduce).attempt == 2
 
 
 def test_nobody_waits_for_an_attempt_in_which_nothing_moves() -> None:

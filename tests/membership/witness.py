@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from holdfast.membership.course import ACCUSERS_MIN
 from holdfast.membership.journal import (
     History,
     JournalRecord,
@@ -19,6 +20,7 @@ from holdfast.membership.journal import (
     RootKnown,
     RoundCommitted,
     RoundNumbered,
+    RoundOrdered,
     RunFounded,
     RunRewound,
     VersionAdopted,
@@ -61,7 +63,7 @@ class Witness:
         self.sessions: dict[tuple[int, int], set[str]] = {}  # contributors that have stayed since
         self.reported: dict[tuple[int, int], dict[str, bytes]] = {}
         self.failed: dict[tuple[int, int], set[str]] = {}
-        self.bad: dict[int, set[str]] = {}  # by round: who sent what must not be added
+        self.bad: dict[int, dict[str, set[str]]] = {}  # by round: whose update who called bad
         self.weights: dict[tuple[int, str], int] = {}  # by round and peer, as delivered
         self.numbers: list[int] = []
         self.committed: dict[int, Commit] = {}
@@ -74,6 +76,7 @@ class Witness:
         self.receiving: set[tuple[int, int, str]] = set()  # round, attempt, who gets its result
         self.flushed: dict[tuple[int, int], dict[str, bytes]] = {}  # who said what they hold
         self.owners: dict[int, list[str]] = {}  # by round: who owns which chunk now
+        self.journaled: dict[int, Reduce] = {}  # by round: what the journal knows of it
         self.repairs: set[tuple[int, int]] = set()
         self.undecided: dict[str, tuple[Reduced, ...]] = {}  # as the peer's last Hello said
         self.true: set[tuple[int, int, bytes]] = set()  # every version that the run ever had
@@ -180,13 +183,16 @@ class Witness:
         peers = [c.peer for c in self.orders[key].contributors]
         named = [p for p in message.accused if p in peers and p != peer]
         if message.bad and (len(peers) == 2 or 2 * len(named) <= len(peers) - 1):
-            self.bad.setdefault(message.round, set()).update(named)
+            for accused in named:
+                self.bad.setdefault(message.round, {}).setdefault(accused, set()).add(peer)
 
     def recorded(self, record: JournalRecord, world: World) -> None:
         match record:
             case RoundNumbered():
                 assert record.round > max(self.numbers, default=0), "a round number was reused"
                 self.numbers.append(record.round)
+            case RoundOrdered():
+                self.journaled[record.order.round] = record.order
             case RoundCommitted():
                 self._commit(record.commit, world)
             case RootKnown():
@@ -247,7 +253,9 @@ class Witness:
         first = self.orders[min(k for k in self.orders if k[0] == commit.round)]
         needed = world.master.conductor.ledger.quorum(len(first.contributors))
         assert len(stayed) >= needed, "committed below the quorum"
-        assert not set(peers) & self.bad.get(commit.round, set()), "a refused update was added"
+        called = self.bad.get(commit.round, {})
+        refused = {peer for peer, accusers in called.items() if len(accusers) >= ACCUSERS_MIN}
+        assert not set(peers) & refused, "a refused update was added"
         self.committed[commit.round] = commit
         self.versions[commit.fragment] = commit.version + 1
         self.truth[commit.fragment] = hashed(self.truth[commit.fragment], commit.digest)
@@ -260,6 +268,8 @@ class Witness:
                 held = {(r.round, r.digest) for r in self.undecided.get(peer, ())}
                 for commit in message.committed:
                     assert (commit.round, commit.digest) in held, "it holds another result"
+                for number in message.going_on:
+                    self._goes_on(number, peer, now_s)
             case View():
                 self._view(message)
             case Open():
@@ -313,6 +323,26 @@ class Witness:
         self.owners[message.round] = [
             run.peer for run in message.plan.owners for _ in range(run.chunk_count)
         ]
+
+    def _goes_on(self, number: int, peer: str, now_s: float) -> None:
+        """One of those who were in a reduction when the master died is back in it."""
+        order = self.journaled[number]
+        key = (number, order.attempt)
+        under_way = {(r.round, r.attempt) for r in self.undecided[peer]}
+        assert key in under_way, "it does not have that attempt"
+        if key not in self.orders:
+            self.orders[key], self.sessions[key] = order, set()
+            self.reported[key], self.failed[key] = {}, set()
+            self.running[order.fragment] = order
+            self.owners[number] = [
+                run.peer for run in order.plan.owners for _ in range(run.chunk_count)
+            ]
+        for each in order.contributors:
+            self.weights[number, each.peer] = each.weight
+            if each.peer == peer:
+                self.sessions[key].add(peer)
+        self.receiving.add((*key, peer))
+        self.moved_s[key] = now_s
 
     def _repair(self, message: Repair, now_s: float) -> None:
         key = (message.round, message.attempt)

@@ -57,6 +57,16 @@ def test_what_is_copied_is_there_and_let_through() -> None:
         assert f"!{name.partition('/')[0]}" in let_through, name
 
 
+def test_prometheus_asks_by_a_name_that_the_master_answers_to() -> None:
+    scraped = yaml.safe_load((DOCKER / "prometheus.yml").read_text())["scrape_configs"]
+    targets = [
+        each for job in scraped for group in job["static_configs"] for each in group["targets"]
+    ]
+    names = SERVICES["master"]["environment"]["HOLDFAST_MASTER_HTTP_HOST"].split()
+    assert targets
+    assert {target.partition(":")[0] for target in targets} <= set(names)
+
+
 def test_nobody_is_root_and_state_is_a_volume() -> None:
     base = stage("base")
     assert re.search(r"^USER (\d+)$", base, re.M)

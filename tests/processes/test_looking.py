@@ -22,6 +22,7 @@ from tests.processes.harness import WAIT_S, Fleet, environment, member, spec
 
 pytestmark = pytest.mark.timeout(180)
 COLUMNS, LINES = 80, 24
+NAME = "train.example.org"  # that the master's owner has given it
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """A run of two: one trains, the other keeps a copy."""
     fleet = Fleet(tmp_path_factory.mktemp("looking"))
     try:
-        fleet.start_master(spec(min_members=1))
+        fleet.start_master(spec(min_members=1), more=("--http-host", NAME))
         fleet.join("alder", founder=True)
         fleet.join("birch", command=())
         fleet.until(lambda s: s["committed"] >= 3 and s["counts"]["live"] == 2, "three rounds")
@@ -52,6 +53,18 @@ def said(fleet: Fleet, *arguments: str) -> str:
 
 
 HOLDFAST = (sys.executable, "-m", "holdfast")
+
+
+def test_a_daemon_is_read_under_its_own_names_only(fleet: Fleet) -> None:
+    for node, host, status in (
+        ("master", NAME, 200),
+        ("master", f"other.{NAME}", 421),
+        ("alder", "localhost:1", 200),
+        ("alder", NAME, 421),
+    ):
+        url = fleet.nodes[node].control()["url"]
+        told = fleet._client.get(f"{url}/api/status", headers={"host": host})
+        assert told.status_code == status, (node, host)
 
 
 def test_members_are_listed(fleet: Fleet) -> None:

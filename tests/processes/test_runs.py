@@ -202,6 +202,7 @@ def test_a_script_with_other_shapes_is_refused_by_name_and_touches_nobody(fleet:
     assert [line for line in lines if "AttachRefused: " in line and difference in line], (
         "the script's own last line says it, too"
     )
+    assert "checkpoint" not in odd.log, "it has had no part in the run"
     before = {name: fleet.peer(name)["trainer_pid"] for name in "ab"}
     fleet.until_committed(3)
     assert before == {name: fleet.peer(name)["trainer_pid"] for name in "ab"}

@@ -1,4 +1,4 @@
-"""Arenas: bytes that are written by system calls are the bytes that both sides see."""
+"""Arenas: both sides see the same bytes; nobody takes a torn copy or waits for a dead writer."""
 
 import gc
 import os
@@ -6,7 +6,14 @@ import os
 import numpy as np
 import pytest
 
-from holdfast.protocol.arena import Arena, arena_bytes, create_arena_file, map_arena
+from holdfast.protocol.arena import (
+    NOTHING_WHOLE,
+    Arena,
+    NotWholeError,
+    arena_bytes,
+    create_arena_file,
+    map_arena,
+)
 from holdfast.protocol.messages import FragmentSize
 
 SIZES = (FragmentSize(5_000, 0, 3), FragmentSize(1, 0, 0), FragmentSize(3_000, 0, 1))
@@ -42,3 +49,80 @@ def test_an_arena_that_nobody_needs_holds_no_file() -> None:
     gc.collect()
     os.close(file)
     assert len(set(os.listdir("/proc/self/fd"))) < len(before)
+
+
+# ---------------------------------------------------------------- a reader and its writer
+
+
+def memory_arena() -> Arena:
+    return Arena(bytearray(arena_bytes(SIZES)), SIZES)
+
+
+def never() -> None:
+    pytest.fail("there is nothing to copy and nobody to wait for")
+
+
+def test_memory_that_nobody_wrote_to_holds_nothing_whole() -> None:
+    arena = memory_arena()
+    assert arena.version(0) == NOTHING_WHOLE
+    with pytest.raises(NotWholeError):
+        arena.read(0, never, never)
+
+
+def test_a_reader_waits_for_its_writer_however_long_that_writes() -> None:
+    arena, look_s, looks_s = memory_arena(), 0.001, [0.0]
+    with arena.writing(0, 6):
+        arena.values(0)[:] = 1.0
+    writing = arena.writing(0, 7)
+    writing.__enter__()
+
+    def wait() -> None:
+        """A moment passes; after a minute of them the writer is done."""
+        looks_s.append(look_s)
+        if sum(looks_s) >= 60.0:
+            arena.values(0)[:] = 2.0
+            writing.__exit__(None, None, None)
+
+    seen = np.zeros(SIZES[0].value_count, np.float32)
+    assert arena.read(0, lambda: np.copyto(seen, arena.values(0)), wait) == 7
+    assert sum(looks_s) >= 60.0
+    assert (seen == 2.0).all()
+
+
+def test_what_changes_while_it_is_copied_is_copied_again() -> None:
+    arena = memory_arena()
+    with arena.writing(0, 0):
+        pass
+    versions = [1, 2]
+
+    def copy() -> None:
+        if versions:
+            with arena.writing(0, versions.pop(0)):
+                pass
+
+    assert arena.read(0, copy, never) == 2
+
+
+def test_a_writer_that_fails_leaves_nothing_to_read_and_nobody_waiting() -> None:
+    arena = memory_arena()
+    with arena.writing(0, 3):
+        pass
+    with pytest.raises(ZeroDivisionError), arena.writing(0, 4):
+        raise ZeroDivisionError
+    with pytest.raises(NotWholeError):
+        arena.read(0, never, never)
+    with arena.writing(0, 5):
+        pass
+    assert arena.read(0, lambda: None, never) == 5
+
+
+def test_a_reader_of_a_dead_writer_ends_with_what_its_waiting_says() -> None:
+    arena = memory_arena()
+    writing = arena.writing(0, 3)  # kept: it would end with its last reference
+    writing.__enter__()
+
+    def dead() -> None:
+        raise EOFError
+
+    with pytest.raises(EOFError):
+        arena.read(0, never, dead)

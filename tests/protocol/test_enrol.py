@@ -19,7 +19,6 @@ from holdfast.protocol.addresses import Address
 from holdfast.protocol.authority import Authority, holder_of, load_certificate
 from holdfast.protocol.credentials import Credentials
 from holdfast.protocol.enrol import (
-    NEWCOMER_FRAME_BYTES_MAX,
     Admission,
     Refusal,
     answer_newcomer,
@@ -44,6 +43,7 @@ from holdfast.protocol.messages import (
     Role,
 )
 from holdfast.protocol.network import Channel, Party
+from holdfast.protocol.phases import NEWCOMER
 from holdfast.protocol.sockets import SocketNetwork
 from holdfast.protocol.stream import MessageStream
 
@@ -250,7 +250,7 @@ async def test_a_newcomer_can_do_nothing_but_enrol(desk: Desk) -> None:
             tls = trio.SSLStream(tcp, context)
             messages = MessageStream(tls)
             if attempt is None:
-                await tls.send_all((NEWCOMER_FRAME_BYTES_MAX + 1).to_bytes(4, "big"))
+                await tls.send_all((NEWCOMER.frame_bytes_max + 1).to_bytes(4, "big"))
             else:
                 await messages.send(attempt)
             with trio.fail_after(5), pytest.raises((trio.EndOfChannel, trio.BrokenResourceError)):

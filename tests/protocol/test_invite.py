@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.errors import UserError
 from holdfast.protocol.invite import PREFIX, Invite, generate_token
-from holdfast.protocol.messages import Role
+from holdfast.protocol.messages import RUN_ID, Role
 
 INVITE = Invite(
     "demo",
@@ -36,14 +36,14 @@ def invite_of(*fields: object) -> str:
 @given(
     st.builds(
         Invite,
-        st.text(min_size=1, max_size=20),
+        st.from_regex(RUN_ID, fullmatch=True),
         st.lists(
             st.builds(Address, st.ip_addresses().map(str), st.integers(0, 65_535)),
             min_size=1,
             max_size=16,
         ).map(tuple),
         st.binary(min_size=32, max_size=32).map(bytes.hex),
-        st.text(st.characters(codec="ascii"), min_size=1, max_size=128),
+        st.text(st.characters(codec="ascii", exclude_categories=["Cc"]), min_size=1, max_size=128),
         st.sampled_from(Role),
         st.integers(1, 2**63 - 1),
     )
@@ -52,6 +52,17 @@ def test_invites_round_trip(invite: Invite) -> None:
     text = invite.encode()
     assert text.startswith("holdfast1.")
     assert Invite.decode(text, now_s=0) == invite
+
+
+@pytest.mark.parametrize(
+    "run_id",
+    ["../../../../.ssh", "..", ".", "", "a/b", "/etc", "a\\b", "a\0b", "-rf", "a b", "a" * 65, "é"],
+)
+def test_an_invite_that_names_a_folder_is_refused_before_anything_is_done(run_id: str) -> None:
+    address = ["203.0.113.7:7700"]
+    text = invite_of(run_id, address, bytes(32), "token", "contributor", 2_000_000_000)
+    with pytest.raises(UserError, match="damaged"):
+        Invite.decode(text, NOW_S)
 
 
 def test_line_breaks_and_spaces_of_a_copy_do_no_harm() -> None:

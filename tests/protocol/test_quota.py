@@ -1,4 +1,4 @@
-"""A member that floods a control stream is cut off and named; nobody honest comes near."""
+"""Who says too much to one of us is heard more slowly; nobody honest comes near."""
 
 from __future__ import annotations
 
@@ -8,47 +8,104 @@ import trio.testing
 
 from holdfast.protocol import quota
 from holdfast.protocol.errors import RemoteProtocolError
-from holdfast.protocol.messages import Heartbeat, Told
-from holdfast.protocol.quota import BYTES_MAX, BYTES_PER_S, MESSAGES_MAX, MESSAGES_PER_S, Quota
+from holdfast.protocol.messages import (
+    BlocksRequest,
+    Heartbeat,
+    Layout,
+    TensorSpec,
+    Told,
+    TrainerAttached,
+)
+from holdfast.protocol.quota import (
+    BYTES_MAX,
+    BYTES_PER_S,
+    ITEMS_AT_ONCE,
+    ITEMS_PER_S,
+    MESSAGE_ITEMS,
+    Quota,
+    Quotas,
+)
 from holdfast.protocol.stream import MessageStream
 
 
-def test_messages_run_out_and_come_back_with_time() -> None:
+def test_items_run_out_and_come_back_with_time() -> None:
     left = Quota(0.0)
-    for _ in range(int(MESSAGES_MAX)):
-        assert left.take(1, 0.0) == ""
-    assert "messages a second" in left.take(1, 0.0)
-    assert "messages a second" in left.take(1, 0.5 / MESSAGES_PER_S)
-    assert left.take(1, 10.0) == ""
-    assert all(left.take(1, 10.0 + n / MESSAGES_PER_S) == "" for n in range(100_000)), "for ever"
+    left.spend(int(ITEMS_AT_ONCE) - MESSAGE_ITEMS, 1, 0.0)
+    assert left.wait_s(0.0) == 0.0
+    left.spend(int(ITEMS_PER_S), 1, 0.0)
+    assert left.wait_s(0.0) == pytest.approx(1.0 + MESSAGE_ITEMS / ITEMS_PER_S)
+    assert left.wait_s(1.0) == pytest.approx(MESSAGE_ITEMS / ITEMS_PER_S)
+    assert left.wait_s(2.0) == 0.0
 
 
 def test_bytes_run_out_and_come_back_with_time() -> None:
     left = Quota(0.0)
-    assert left.take(int(BYTES_MAX), 0.0) == ""
-    assert "4 MiB a second" in left.take(1, 0.0)
-    assert left.take(int(BYTES_PER_S), 2.0) == ""
+    left.spend(0, int(BYTES_MAX), 0.0)
+    assert left.wait_s(0.0) == 0.0
+    left.spend(0, int(BYTES_PER_S), 0.0)
+    assert left.wait_s(0.0) == pytest.approx(1.0)
+    assert left.wait_s(2.0) == 0.0
 
 
-async def test_who_floods_is_cut_off_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quota, "MESSAGES_MAX", 50.0)
-    monkeypatch.setattr(quota, "MESSAGES_PER_S", 10.0)
+def test_of_members_the_one_that_spoke_longest_ago_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(quota, "QUOTAS_MAX", 2)
+    known = Quotas()
+    first = known.of("a", 0.0)
+    known.of("b", 0.0)
+    assert known.of("a", 0.0) is first
+    known.of("c", 0.0)
+    assert known.of("a", 0.0) is first
+    assert len(known._by_peer) == 2
+
+
+async def test_who_floods_is_heard_at_the_rate_that_there_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(quota, "ITEMS_AT_ONCE", 5_000.0)
     ours, theirs = trio.testing.memory_stream_pair()
-    hearing = MessageStream(ours, quota=Quota(trio.current_time()))
+    hearing = MessageStream(ours, quota=Quota(trio.current_time(), 1_000.0, 5_000.0))
     speaking = MessageStream(theirs)
     for number in range(500):  # as an honest one does, for long
         await speaking.send(Heartbeat(number))
         assert await hearing.receive() == Heartbeat(number)
-        await trio.sleep(0.11)
-    for _ in range(40):
+        await trio.sleep(1.0)
+    assert not hearing.slowed
+    began_s = trio.current_time()
+    for _ in range(100):
         await speaking.send(Told("flood"))
+    for _ in range(100):
         await hearing.receive()
-    for _ in range(20):
-        await speaking.send(Told("flood"))
-    with pytest.raises(RemoteProtocolError, match="over its quota"):
-        await hear(hearing, 20)
+    assert hearing.slowed
+    spent = 99 * (MESSAGE_ITEMS + 9) - 5_000
+    assert trio.current_time() - began_s == pytest.approx(spent / 1_000.0, rel=0.01)
 
 
-async def hear(stream: MessageStream, count: int) -> None:
-    for _ in range(count):
-        await stream.receive()
+async def test_a_message_counts_by_its_items() -> None:
+    ours, theirs = trio.testing.memory_stream_pair()
+    left = Quota(trio.current_time())
+    hearing = MessageStream(ours, quota=left)
+    tensor = TensorSpec("x" * 100, (2, 3), "float32", "parameter")
+    await MessageStream(theirs).send(TrainerAttached(Layout((tensor,) * 5_000)))
+    await hearing.receive()
+    assert ITEMS_AT_ONCE - left._items == 5_000 * (1 + 2 * 5 + 2) + 4 + 2 + MESSAGE_ITEMS
+
+
+async def test_a_short_one_counts_by_its_bytes_for_half_of_what_it_could_have() -> None:
+    ours, theirs = trio.testing.memory_stream_pair()
+    left = Quota(trio.current_time())
+    hearing = MessageStream(ours, quota=left)
+    await MessageStream(theirs).send(BlocksRequest(0, 0, 0, (0,) * 60_000))
+    await hearing.receive()
+    assert 0 <= ITEMS_AT_ONCE - left._items - MESSAGE_ITEMS - 60_000 / 2 < 50
+
+
+async def test_what_is_no_message_counts_as_much_as_it_could_be() -> None:
+    ours, theirs = trio.testing.memory_stream_pair()
+    left = Quota(trio.current_time())
+    hearing = MessageStream(ours, quota=left)
+    await theirs.send_all((1_000).to_bytes(4, "big") + bytes(1_000))
+    with pytest.raises(RemoteProtocolError):
+        await hearing.receive()
+    assert ITEMS_AT_ONCE - left._items == 1_004 + MESSAGE_ITEMS

@@ -260,27 +260,88 @@ async def test_strangers_are_hung_up_on_and_members_do_not_notice(run: Run, data
         nursery.cancel_scope.cancel()
 
 
-@pytest.mark.parametrize("limit", ["STRANGERS_PER_ADDRESS_MAX", "STRANGERS_MAX"])
-async def test_silent_strangers_cannot_take_all_places(
-    run: Run, monkeypatch: pytest.MonkeyPatch, limit: str
+@pytest.mark.parametrize("said", [b"", b"\x16"], ids=["nothing", "a byte"])
+async def test_who_fills_all_places_keeps_no_member_out(
+    run: Run, monkeypatch: pytest.MonkeyPatch, said: bytes
 ) -> None:
-    monkeypatch.setattr(strangers, limit, 3)
-    network = SocketNetwork(run.credentials(), greeting_s=1.5)
+    """From four addresses, again and again; the member has not been here before."""
+    monkeypatch.setattr(strangers, "STRANGERS_MAX", 8)
+    monkeypatch.setattr(strangers, "STRANGERS_PER_ADDRESS_MAX", 2)
+    monkeypatch.setattr(strangers, "STRANGERS_HURRY_S", 0.0)
     async with trio.open_nursery() as nursery:
+        network = run.network()
         address = await serve(nursery, network)
-        member = await run.network().dial(address, party=Party.PEER)
-        silent = [await sockets.open_tcp(address) for _ in range(6)]
-        with trio.fail_after(1.2):  # the surplus goes before anybody's time is up
-            for stranger in silent[3:]:
-                await expect_hang_up(stranger)
-        await say(member)
-        with trio.fail_after(5):
-            for stranger in silent[:3]:
-                await expect_hang_up(stranger)
-        again = await run.network().dial(address, party=Party.PEER)
-        await say(again)
-        for stream in (*silent, member.stream, again.stream):
+        holders = []
+        for number in range(12):
+            holders.append(await bound_at(address, f"127.0.0.{10 + number % 4}"))
+            if said:
+                await holders[-1].send_all(said)
+        assert network._door is not None
+        while sum(not place.silent for place in network._door.strangers._held) < 8 * len(said):
+            await trio.sleep(0.01)
+        assert len(network._door.strangers._held) == 8
+        await say(channel := await dial_from(run, address, "127.0.0.2"))
+        assert len(network._door.strangers._held) == 7, "one gave way"
+        for stream in (*holders, channel.stream):
             await trio.aclose_forcefully(stream)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_member_that_came_before_has_a_place_whoever_fills_all_others(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """400 addresses of one site, then 40 others; all have begun a handshake a moment ago."""
+    monkeypatch.setattr(strangers, "STRANGERS_MAX", 16)
+    monkeypatch.setattr(strangers, "STRANGERS_PER_ADDRESS_MAX", 4)
+    monkeypatch.setattr(strangers, "STRANGERS_HURRY_S", 60.0)
+    hosts: list[str] = []  # of those to come; who accepts asks for the next
+    monkeypatch.setattr(sockets, "_remote_sockaddr", lambda _stream: (hosts.pop(0), 1))
+    held: list[trio.abc.Stream] = []
+    async with trio.open_nursery() as nursery:
+        network = run.network()
+        address = await serve(nursery, network)
+        assert network._door is not None
+
+        async def crowd(addresses: list[str]) -> int:
+            """How many places are held when all of them have begun a handshake."""
+            assert network._door is not None
+            for host in addresses:
+                hosts.append(host)
+                held.append(await sockets.open_tcp(address))
+                with contextlib.suppress(trio.BrokenResourceError):
+                    await held[-1].send_all(b"\x16")
+                places = network._door.strangers._held
+                while hosts or any(place.silent for place in places):
+                    await trio.sleep(0.001)
+            return len(network._door.strangers._held)
+
+        async def member(host: str) -> None:
+            hosts.append(host)
+            await say(channel := await run.network().dial(address, party=Party.PEER))
+            held.append(channel.stream)
+
+        await member("2001:db8:7:1::1")
+        assert await crowd([f"2001:db8:1:{number:x}::1" for number in range(400)]) == 8
+        await member("2001:db8:8:1::1")  # who was never here
+        assert await crowd([f"192.0.2.{number}" for number in range(40)]) == 16
+        with pytest.raises(OSError, match="hung up"):
+            await member("2001:db8:9:1::1")
+        await member("2001:db8:7:1::2")
+        for stream in held:
+            await trio.aclose_forcefully(stream)
+        nursery.cancel_scope.cancel()
+
+
+async def test_who_says_nothing_is_not_waited_for_long(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sockets, "FIRST_BYTE_S", 0.2)
+    async with trio.open_nursery() as nursery:
+        address = await serve(nursery, run.network())
+        silent = await sockets.open_tcp(address)
+        with trio.fail_after(sockets.GREETING_S / 2):
+            await expect_hang_up(silent)
+        await trio.aclose_forcefully(silent)
         nursery.cancel_scope.cancel()
 
 
@@ -378,7 +439,10 @@ async def dial_from(run: Run, address: Address, host: str) -> Channel:
     return Channel(tls, Party.PEER, "", b"", "")
 
 
-async def test_newcomers_keep_a_strangers_place(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_newcomers_have_places_of_their_own(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(strangers, "NEWCOMERS_PER_ADDRESS_MAX", 2)
     monkeypatch.setattr(strangers, "STRANGERS_PER_ADDRESS_MAX", 2)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
@@ -388,10 +452,12 @@ async def test_newcomers_keep_a_strangers_place(run: Run, monkeypatch: pytest.Mo
         newcomers = [trio.SSLStream(await sockets.open_tcp(address), context) for _ in range(2)]
         for newcomer in newcomers:
             await say(Channel(newcomer, Party.NEWCOMER, "", b"", ""))
-        surplus = await sockets.open_tcp(address)
+        surplus = trio.SSLStream(await sockets.open_tcp(address), context)
         with trio.fail_after(5):
+            await surplus.do_handshake()
             await expect_hang_up(surplus)
-        for stream in (*newcomers, surplus):
+        await say(member := await run.network().dial(address, party=Party.MASTER))
+        for stream in (*newcomers, surplus, member.stream):
             await trio.aclose_forcefully(stream)
         nursery.cancel_scope.cancel()
 
@@ -451,6 +517,34 @@ async def test_closing_does_not_wait_for_a_peer_that_does_not_read(run: Run) -> 
         with trio.fail_after(5):
             await MessageStream(channel.stream).aclose()
         nursery.cancel_scope.cancel()
+
+
+def caps_retransmission() -> bool:
+    """Whether this kernel can be told how long to wait for another try at most."""
+    with contextlib.suppress(OSError), socket.socket() as probe:
+        return probe.getsockopt(socket.IPPROTO_TCP, sockets.TCP_RTO_MAX_MS) > 0
+    return False
+
+
+@pytest.mark.skipif(not caps_retransmission(), reason="a kernel before Linux 6.15")
+async def test_both_ends_try_again_soon_after_a_gap(run: Run) -> None:
+    accepted: list[Channel] = []
+
+    async def keep(channel: Channel) -> None:
+        accepted.append(channel)
+        await echo(channel)
+
+    async with trio.open_nursery() as nursery:
+        (address,) = await nursery.start(run.network().serve, ANY_PORT, keep, None)
+        dialled = await run.network().dial(address, party=Party.PEER)
+        await say(dialled)
+        for end in (dialled, *accepted):
+            assert isinstance(end.stream, trio.SSLStream)
+            option = (socket.IPPROTO_TCP, sockets.TCP_RTO_MAX_MS)
+            most_ms = end.stream.transport_stream.socket.getsockopt(*option)
+            assert most_ms == sockets.RETRANSMIT_MS_MAX
+        nursery.cancel_scope.cancel()
+    await trio.aclose_forcefully(dialled.stream)
 
 
 # ---------------------------------------------------------------- addresses

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import pytest
 
 from holdfast.protocol import strangers
-from holdfast.protocol.strangers import CREDIT_MAX, Credit, Places, line_of
+from holdfast.protocol.strangers import (
+    CREDIT_MAX,
+    CREDIT_PER_SITE,
+    PLACES_PER_SITE,
+    Credit,
+    Door,
+    Line,
+    Places,
+    line_of,
+)
 
 
 class Clock:
@@ -43,35 +54,120 @@ def test_what_is_kept_of_addresses_is_bounded(monkeypatch: pytest.MonkeyPatch) -
     assert credit.left("again and again") < 0.0, "who failed last is not who is forgotten"
 
 
+def test_what_a_site_may_cost_is_bounded_too() -> None:
+    door = Door()
+    door._credit._now = door._site_credit._now = Clock()
+    count = int(CREDIT_PER_SITE * CREDIT_MAX)
+    for number in range(count):  # each address once
+        line = line_of(f"2001:db8:1:{number:x}::1")
+        assert door.open_to(line)
+        door.charge(line)
+    last = line_of("2001:db8:1:ffff::1")
+    assert not door.open_to(last)
+    assert door.open_to(line_of("2001:db8:2::1")), "another site"
+    assert door.open_to(line_of("192.0.2.1"))
+    door.member_came(last)
+    assert door.open_to(last), "members come from there"
+
+
+A, B, C, D = map(Line, "abcd")
+
+
+def places(count_max: int, per_line_max: int, clock: Clock) -> Places:
+    return Places(count_max, per_line_max, 2.0, clock)
+
+
 def test_places_are_given_back_once() -> None:
-    places = Places(3, 2)
-    with places.place("a") as first, places.place("a") as second, places.place("a") as third:
+    room = places(3, 2, Clock())
+    with room.place(A) as first, room.place(A) as second:
         assert first is not None
         assert second is not None
-        assert third is None, "two from one address"
-        with places.place("b") as other, places.place("c") as surplus:
+        first.silent = second.silent = False
+        with room.place(A) as third:
+            assert third is None, "two from one address"
+        with room.place(B) as other:
             assert other is not None
-            assert surplus is None, "three in all"
-        first()
-        first()
-        with places.place("b") as one, places.place("c") as two, places.place("d") as surplus:
+            other.silent = False
+            with room.place(C) as surplus:
+                assert surplus is None, "three in all"
+        first.release()
+        first.release()
+        with room.place(B) as one, room.place(C) as two:
             assert one is not None
             assert two is not None, "what was released is free"
-            assert surplus is None, "once"
-    with places.place("a") as again:
-        assert again is not None
+            one.silent = two.silent = False
+            with room.place(D) as surplus:
+                assert surplus is None, "once"
+    assert not room._held
+    assert not room._by_line
+
+
+def test_the_oldest_that_is_silent_gives_way_and_then_who_is_in_no_hurry() -> None:
+    clock = Clock()
+    room = places(3, 3, clock)
+    with room.place(A) as first, room.place(B) as second, room.place(C) as third:
+        assert first is not None
+        assert second is not None
+        assert third is not None
+        first.silent = False
+        with room.place(D) as fourth:
+            assert fourth is not None
+            assert [each.gave_way for each in (first, second, third)] == [0, 1, 0]
+            third.silent = fourth.silent = False
+            with room.place(D) as surplus:
+                assert surplus is None, "all have begun a moment ago"
+            clock.now_s += 2.0
+            with room.place(D) as late:
+                assert late is not None
+                assert first.gave_way
+                assert not third.gave_way
+
+
+def test_who_fills_an_address_drives_out_only_its_own() -> None:
+    room = places(4, 2, Clock())
+    with room.place(A) as quiet, room.place(B) as one, room.place(B) as two, room.place(B) as three:
+        assert None not in (quiet, one, two, three)
+        assert quiet is not None
+        assert one is not None
+        assert one.gave_way
+        assert not quiet.gave_way
+
+
+def test_some_places_are_for_lines_from_which_members_came() -> None:
+    room = places(2, 2, Clock())
+    with room.place(A) as one, room.place(B) as two:
+        assert one is not None
+        assert two is not None
+        one.silent = two.silent = False
+        with room.place(C) as stranger, room.place(C, known=True) as member:
+            assert stranger is None
+            assert member is not None
+
+
+def test_a_site_has_not_all_places() -> None:
+    room = places(100, 3, Clock())
+    lines = [line_of(f"2001:db8:1:{number:x}::1") for number in range(10)]
+    with ExitStack() as stack:
+        held = [stack.enter_context(room.place(line)) for line in lines]
+        for each in held:
+            assert each is not None
+        assert len(room._held) == 3 * PLACES_PER_SITE
+        assert stack.enter_context(room.place(line_of("2001:db8:2::1"))) is not None
+        assert len(room._held) == 3 * PLACES_PER_SITE + 1
+        assert stack.enter_context(room.place(lines[0], known=True)) is not None
+        assert len(room._held) == 3 * PLACES_PER_SITE + 2, "nobody gave way to a member's line"
 
 
 @pytest.mark.parametrize(
     ("host", "line"),
     [
-        ("192.0.2.7", "192.0.2.7"),
-        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
-        ("2001:db8:1:2::9", "2001:db8:1:2::/64"),
-        ("fe80::1%eth0", "fe80::/64"),
-        ("::ffff:192.0.2.7", "192.0.2.7"),
-        ("somebody who left", "somebody who left"),
+        ("192.0.2.7", Line("192.0.2.7")),
+        ("2001:db8:1:2:3:4:5:6", Line("2001:db8:1:2::/64", "2001:db8:1::/48")),
+        ("2001:db8:1:2::9", Line("2001:db8:1:2::/64", "2001:db8:1::/48")),
+        ("fe80::1%eth0", Line("fe80::/64", "fe80::/48")),
+        ("::ffff:192.0.2.7", Line("192.0.2.7")),
+        ("somebody who left", Line("somebody who left")),
     ],
 )
-def test_an_ipv6_line_is_one(host: str, line: str) -> None:
+def test_an_ipv6_line_is_one_and_in_a_site(host: str, line: Line) -> None:
     assert line_of(host) == line

@@ -9,9 +9,18 @@ import trio
 import trio.testing
 from attrs import evolve
 
-from holdfast.protocol import wire
+from holdfast.protocol import limits, phases, wire
 from holdfast.protocol.errors import HoldfastError, LocalProtocolError, RemoteProtocolError
-from holdfast.protocol.messages import Heartbeat, Message, RefusalCode, Refused, Told
+from holdfast.protocol.messages import (
+    Heartbeat,
+    Layout,
+    Message,
+    RefusalCode,
+    Refused,
+    Told,
+    TrainerAttached,
+)
+from holdfast.protocol.phases import Phase
 from holdfast.protocol.stream import MessageStream, run_handler
 
 
@@ -95,7 +104,7 @@ async def test_a_send_that_was_cancelled_before_it_began_tears_nothing() -> None
 
 async def test_a_message_that_cannot_travel_breaks_nothing() -> None:
     near, far = (MessageStream(stream) for stream in trio.testing.memory_stream_pair())
-    small = MessageStream(trio.testing.memory_stream_pair()[0], frame_bytes_max=100)
+    small = MessageStream(trio.testing.memory_stream_pair()[0], Phase(None, 100))
     with pytest.raises(LocalProtocolError):
         await small.send(Told("x" * 200))
     with pytest.raises(LocalProtocolError):
@@ -107,7 +116,7 @@ async def test_a_message_that_cannot_travel_breaks_nothing() -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        struct.pack(">I", wire.FRAME_BYTES_MAX + 1),
+        struct.pack(">I", limits.FRAME_BYTES_MAX + 1),
         struct.pack(">I", 0),
         struct.pack(">I", 4) + b"\xc1\xc1\xc1\xc1",
         b"GET / HTTP/1.1\r\nHost: example\r\n\r\n",
@@ -126,9 +135,27 @@ async def test_junk_is_the_other_sides_fault(data: bytes) -> None:
 
 async def test_an_over_long_frame_is_refused_before_it_is_read() -> None:
     raw, far = trio.testing.memory_stream_pair()
-    near = MessageStream(raw, frame_bytes_max=1_000)
+    near = MessageStream(raw, Phase(None, 1_000))
     await far.send_all(struct.pack(">I", 1_001))
     with pytest.raises(RemoteProtocolError, match="1001 bytes"):
+        await near.receive()
+
+
+async def test_a_message_longer_than_any_of_its_type_is_refused_by_its_first_bytes() -> None:
+    raw, far = trio.testing.memory_stream_pair()
+    near = MessageStream(raw)
+    body = wire.encode(Heartbeat(1)).ljust(wire.HEAD_BYTES_MAX)
+    await far.send_all(struct.pack(">I", 2**20) + body)  # and no more of it
+    with pytest.raises(RemoteProtocolError, match="a Heartbeat of 1048576 bytes is over-long"):
+        await near.receive()
+
+
+async def test_a_message_that_may_not_come_yet_is_refused_by_its_first_bytes() -> None:
+    raw, far = trio.testing.memory_stream_pair()
+    near = MessageStream(raw, phases.GREETING)
+    body = wire.encode(TrainerAttached(Layout(())))[:20].ljust(wire.HEAD_BYTES_MAX)
+    await far.send_all(struct.pack(">I", 2**20) + body)
+    with pytest.raises(RemoteProtocolError, match="TrainerAttached instead of"):
         await near.receive()
 
 

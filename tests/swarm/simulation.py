@@ -1,48 +1,95 @@
 """What the files test_simulation_*.py have in common: each lives through its share of the seeds.
 
+Some seeds are the same every time, all that ever failed among them; as many rotate: they follow from
+the commit, so that each change is tried with seeds that nobody chose. A failing test names its seed
+in a line that runs it again.
+
 They are files of their own so that they are spread over the machine's cores.
 """
 
 from __future__ import annotations
 
 import gc
+from collections.abc import Sequence
 
 import pytest
 
 from holdfast.daemon.simulation.run import Outcome, simulate
 from holdfast.daemon.simulation.scenario import Instant, Kind, Scenario
+from tools.rotating_start import rotating_start
 
 BLOCK = 25
-BLOCKS = 20  # of a shard
+SHARDS = 4
+# Seeds that broke a promise once, and what it was.
+FAILED = {
+    7_000_929: "a pair whose road was forgotten at one end never linked again",
+    8_001_275: "trainers were held before the step of the round that was open",
+    8_002_519: "as 8001275, with a clock that leapt",
+    8_004_034: "as 7000929, after one was alone",
+    8_004_481: "as 7000929, after one was alone",
+}
+FIXED = (*range(300 - len(FAILED)), *FAILED)
+# Seeds that still break a promise, and which: expected to fail, and listed at the end of the tests.
+KNOWN: dict[int, str] = {}
+ROTATING_START = rotating_start()
+ROTATING = range(ROTATING_START, ROTATING_START + 300)
 
 
-def blocks(shard: int) -> pytest.MarkDecorator:
-    """The first seeds of the shard's blocks, as its test's parameter."""
-    first = shard * BLOCK * BLOCKS
-    firsts = range(first, first + BLOCK * BLOCKS, BLOCK)
-    return pytest.mark.parametrize("first", firsts, ids=lambda n: f"seeds-{n}-")
+def blocks(seeds: Sequence[int], shard: int) -> pytest.MarkDecorator:
+    """The shard's blocks of these seeds, as its test's parameter; known failures by themselves."""
+    firsts = range(shard * BLOCK, len(seeds), SHARDS * BLOCK)
+    found = [seeds[first : first + BLOCK] for first in firsts]
+    known = [seed for block in found for seed in block if seed in KNOWN]
+    return pytest.mark.parametrize(
+        "seeds",
+        [
+            *(
+                pytest.param(
+                    [seed for seed in block if seed not in KNOWN],
+                    id=f"seeds-{block[0]}-to-{block[-1]}-",
+                )
+                for block in found
+            ),
+            *(
+                pytest.param(
+                    [seed], id=f"seed-{seed}-", marks=pytest.mark.xfail(reason=KNOWN[seed])
+                )
+                for seed in known
+            ),
+        ],
+    )
 
 
-def live_through(first: int) -> None:
+def live_through(seeds: Sequence[int]) -> list[Outcome]:
     """A block of seeds."""
     gc.collect()
     gc.freeze()  # thousands of histories make garbage, and what pytest holds is none
     try:
-        check([simulate(seed) for seed in range(first, first + BLOCK)], first)
+        return [outcome_of(seed) for seed in seeds]
     finally:
         gc.unfreeze()
 
 
-def check(outcomes: list[Outcome], first: int) -> None:
-    """A loss that leaves everything to do is repaired, if enough are left; nothing is run again."""
+def outcome_of(seed: int) -> Outcome:
+    """One seed; a crash that leaves everything to do is repaired, if enough are left."""
+    scenario = Scenario.of(seed)
+    try:
+        outcome = simulate(seed)
+        if [fault.kind for fault in scenario.faults] == [Kind.CRASH] and scenario.aimed:
+            crash = scenario.faults[0]
+            if crash.instant is Instant.REDUCTION and not crash.after_s and crash.who != "master":
+                assert outcome.repairs or outcome.aborts, outcome
+    except BaseException as error:
+        error.add_note(f"again: holdfast simulate --start {seed} --seeds 1")
+        raise
+    return outcome
+
+
+def check_reruns(seeds: Sequence[int], outcomes: Sequence[Outcome]) -> None:
+    """After losses of peers at chosen instants hardly anything is run again from nothing."""
     reruns = 0
-    for seed, outcome in enumerate(outcomes, start=first):
+    for seed, outcome in zip(seeds, outcomes, strict=True):
         scenario = Scenario.of(seed)
-        kinds = [fault.kind for fault in scenario.faults]
-        if not scenario.aimed or any(fault.who == "master" for fault in scenario.faults):
-            continue
-        reruns += outcome.reruns
-        loss = scenario.faults[0]
-        if kinds == [Kind.CRASH] and loss.instant is Instant.REDUCTION and not loss.after_s:
-            assert outcome.repairs or outcome.aborts, outcome
+        if scenario.aimed and all(fault.who != "master" for fault in scenario.faults):
+            reruns += outcome.reruns
     assert reruns <= 1

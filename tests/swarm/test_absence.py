@@ -6,6 +6,8 @@ import pytest
 import trio
 
 from holdfast.daemon.simulation.swarm import Swarm
+from holdfast.daemon.simulation.trainer import small_layout
+from holdfast.membership.replica import WORTH_SHARE
 from tests.swarm.test_swarm import a_swarm, settled, spec
 
 STEP_S = 0.05
@@ -40,17 +42,37 @@ async def test_trainers_go_on_without_a_master() -> None:
 
 
 async def test_rounds_that_trainers_are_ahead_of_are_caught_up_with() -> None:
-    """Two seconds are forty steps: ten rounds. None is void, and the steps agree again."""
+    """Two seconds are forty steps: ten rounds. None is void, and the steps agree again, two more by
+    each round."""
     async with a_swarm("abc") as swarm:
         swarm.crash_master()
         await trio.sleep(2.0)
         await swarm.start_master()
         committed = swarm.committed
-        await swarm.until(lambda: swarm.committed >= committed + 20, within_s=20)
+        await swarm.until(lambda: swarm.committed >= committed + 28, within_s=20)
         assert swarm.master is not None
         assert swarm.master.coordinator.conductor.ledger.abort_count == 0
         run_step = swarm.master.coordinator.context.history.step
         assert all(abs(step - run_step) <= SYNC_EVERY for step in steps(swarm))
+        await settled(swarm, "abc")
+
+
+@pytest.mark.parametrize("fragments", [1, 2])
+async def test_no_round_of_almost_nothing_follows_a_masters_restart(fragments: int) -> None:
+    """Everybody is ten rounds ahead then: each round would be due at once, one step after the other."""
+    every = "sync_every = {}\n".format
+    toml = spec(fragments=fragments).replace(every(SYNC_EVERY), every(8))
+    async with a_swarm("abc", toml=toml) as swarm:
+        swarm.crash_master()
+        await trio.sleep(2.0)
+        await swarm.start_master()
+        committed = swarm.committed
+        await swarm.until(lambda: swarm.committed >= committed + 32, within_s=20)
+        for commit in swarm.witness.commits[committed:]:
+            assert all(c.weight >= 64 * 8 * WORTH_SHARE for c in commit.contributors)
+        assert swarm.master is not None
+        run_step = swarm.master.coordinator.context.history.step
+        assert all(abs(step - run_step) <= 8 for step in steps(swarm)), "the steps agree again"
         await settled(swarm, "abc")
 
 
@@ -87,6 +109,31 @@ async def test_a_round_in_flight_when_the_master_goes_is_counted_once(at_s: floa
                 lambda: swarm.master is not None and bool(swarm.master.coordinator.conductor.rounds)
             )
         await settled(swarm, "abc", more=10)
+
+
+async def test_a_reduction_outlives_the_master_and_is_committed_by_the_next_one() -> None:
+    """It takes six seconds of the lines; the master is away for three of them."""
+    async with a_swarm("abc", layout=small_layout((300_000,)), bytes_per_s=2.5e5) as swarm:
+        assert swarm.master is not None
+        conductor = swarm.master.coordinator.conductor
+        await swarm.until(lambda: any(r.attempt for r in conductor.rounds.values()))
+        (order,) = [r.attempt.order for r in conductor.rounds.values() if r.attempt is not None]
+        assert order is not None
+        began_s, committed = trio.current_time(), swarm.committed
+        sent_bytes = sum(swarm.world.sent_bytes.values())
+        await trio.sleep(2.0)
+        swarm.crash_master()
+        await trio.sleep(3.0)
+        await swarm.start_master()
+        await swarm.until(lambda: swarm.committed > committed)
+        took_s = trio.current_time() - began_s
+        commit = swarm.witness.commits[committed]
+        assert (commit.round, commit.contributors) == (order.round, order.contributors)
+        assert 5.0 < took_s < 8.0, "as long as it would have taken"
+        # Each peer sends two thirds of the fragment as its own and two thirds as results.
+        once_bytes = 3 * (2 / 3 + 2 / 3) * 4 * 300_000
+        assert sum(swarm.world.sent_bytes.values()) - sent_bytes < 1.1 * once_bytes
+        await settled(swarm, "abc")
 
 
 async def test_a_healthy_run_is_not_lifted() -> None:

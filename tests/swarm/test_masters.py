@@ -340,6 +340,30 @@ async def test_a_full_disk_stops_commits_and_nothing_else(monkeypatch: pytest.Mo
         assert "the journal can be written again" in told(master)
 
 
+@pytest.mark.parametrize("lost", ["", "c"])
+async def test_nobody_is_late_with_what_a_full_disk_kept_from_being_sent(lost: str) -> None:
+    """For longer than the run waits for lost versions. What is decided at its begin, a commit or the
+    flush after a death, goes out when there is room again."""
+    async with machines(spec(rewind_s=20)) as run:
+        await run.start("abc")
+        swarm, master = run.swarm, run.swarm.master
+        assert master is not None
+        ledger = master.coordinator.conductor.ledger
+        await swarm.when(ledger.reducing, within_s=60)
+        swarm.store.full = True
+        for name in lost:
+            swarm.crash(name)
+        await trio.sleep(60)
+        assert master.why_stuck()
+        swarm.store.full = False
+        await settled(swarm, master, "ab" if lost else "abc")
+        events = told(master)
+        assert "removed" not in events
+        assert "no longer in sync" not in events
+        assert "holds version" not in events
+        assert ledger.abort_count == 0
+
+
 async def test_what_the_owner_wants_is_done_when_it_is_on_disk(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -370,8 +394,12 @@ async def test_a_slow_disk_delays_commits_and_no_heartbeat() -> None:
         await trio.sleep(10)
         assert "disk is slow" in master.why_stuck()
         assert len(master.sessions) == 3
+        target = swarm.committed + 2
+        await swarm.until(lambda: swarm.committed >= target)
+        master.network.run_sync = quick  # type: ignore[method-assign]
         await settled(swarm, master, "abc", more=2)
         assert "gone" not in told(master)
+        assert "no longer in sync" not in told(master)
 
 
 # ---------------------------------------------------------------- lineage

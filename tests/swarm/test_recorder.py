@@ -13,14 +13,16 @@ import jsonschema
 import pytest
 import trio
 
-from holdfast.daemon import event_log
+from holdfast.daemon import event_log, recorder
+from holdfast.daemon.asked import round_row
 from holdfast.daemon.event_log import EVENT_LOG_FILE, EventLog, line_of
 from holdfast.daemon.history import HISTORY_FILE, PastEvent, as_columns
 from holdfast.daemon.recorder import LOOK_S, POINT_S, Recorder
+from holdfast.daemon.show_run import said_round, show_rounds
 from holdfast.daemon.simulation.swarm import Swarm
 from holdfast.daemon.web.answers import compact
 from holdfast.daemon.web.app import DESCRIPTION
-from holdfast.protocol.messages import Role
+from holdfast.protocol.messages import Commit, Role
 
 SPEC = """
 [run]
@@ -147,6 +149,108 @@ async def test_every_round_is_kept_with_who_did_what_when(tmp_path: Path) -> Non
         assert any(state.get("c") == "lost" for state in states)
         assert states[-1] == {"a": "contributed", "b": "contributed", "d": "contributed"}
         assert [row for kind, row in stage.published if kind == "round"] == rows
+
+
+async def test_records_of_repaired_rounds_name_what_went_in_chunk_by_chunk(tmp_path: Path) -> None:
+    """One of four dies at several moments of a reduction; the witness checks what was applied."""
+    seen: set[str] = set()
+    for delay_s in (0.0, 0.01, 0.03, 0.05):
+        async with a_stage(tmp_path / str(delay_s), "abcd") as stage:
+            await until_reducing(stage.swarm)
+            await trio.sleep(delay_s)
+            stage.swarm.crash("d")
+            await stage.commit(2)
+            made = {commit.round: commit for commit in stage.swarm.witness.commits}
+            for row in stage.rounds():
+                check_schema("RecordedRound", row)
+                if row["outcome"] == "committed":
+                    seen.add(compare(row, made[row["round"]]))
+    assert seen == {"all in all", "somebody in none"}
+
+
+async def until_reducing(swarm: Swarm) -> None:
+    assert swarm.master is not None
+    ledger = swarm.master.coordinator.conductor.ledger
+    await swarm.until(lambda: bool(ledger.reducing()))
+
+
+def compare(row: dict[str, Any], commit: Commit) -> str:
+    """Who is in each chunk is the same in both; returns what kind of a round it was."""
+    peers = [each["peer"] for each in row["contributors"]]
+    order = [each.peer for each in commit.contributors]
+    sets = [set(peers) for _ in range(row["chunk_count"])]
+    for part in row["manifest"]:
+        for first, count in part["chunks"]:
+            inside = {peers[place] for place in part["contributors"]}
+            sets[first : first + count] = [inside] * count
+    if not commit.manifest:
+        assert sets == [set(order)] * len(sets)
+        return "all in all"
+    true = [
+        {
+            peer
+            for at, peer in enumerate(order)
+            if int.from_bytes(run.contributors, "little") >> at & 1
+        }
+        for run in commit.manifest
+        for _ in range(run.chunk_count)
+    ]
+    assert sets == true
+    return "somebody in none" if len(peers) < len(order) else "somebody in some"
+
+
+async def test_rounds_committed_before_a_kill_come_back_from_the_journal(tmp_path: Path) -> None:
+    async with a_stage(tmp_path) as stage:
+        await stage.commit(2)
+        full = stage.rounds()
+        stage.scope.cancel()  # from now on nothing is written down, as in a process that is killed
+        await stage.commit(3)
+        stage.swarm.crash_master()
+        stage.recorder._history.close()
+        stage.recorder._event_log.close()
+        await stage.swarm.start_master()
+        stage.record()
+        rows = stage.rounds()
+        assert rows[: len(full)] == full
+        bare = rows[len(full) :]
+        made = {commit.round: commit for commit in stage.swarm.witness.commits}
+        assert [row["round"] for row in rows] == sorted(made)
+        assert len(bare) >= 3
+        for row in bare:
+            check_schema("RecordedRound", row)
+            assert row["digest"] == made[row["round"]].digest.hex()
+            assert {mark["name"] for mark in row["marks"].values()} == {"a", "b", "c"}
+            assert row["opened_at"] <= row["ended_at"]  # the journal's clock stands still here
+            assert [row["open_s"], row["reduce_s"], row["plan"], row["repairs"]] == [None] * 4
+            shown = round_row(row)
+            assert said_round(shown).startswith(f"round {row['round']} committed by ")
+            assert "what the journal has" in said_round(shown)
+        show_rounds([round_row(row) for row in rows])
+
+
+async def test_rounds_of_a_full_disk_are_kept_when_it_has_room_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with a_stage(tmp_path) as stage:
+        db = stage.recorder.history._db
+        size = db.execute("pragma page_count").fetchone()[0]
+        db.execute(f"pragma max_page_count = {size}")
+        await stage.commit(25)
+        kept = len(stage.rounds())
+        assert kept < len(stage.swarm.witness.commits) - 2
+        monkeypatch.setattr(recorder, "ROUNDS_WAITING_BYTES_MAX", 5_000)  # some are forgotten
+        await stage.commit(1)
+        db.execute("pragma max_page_count = 1000000")
+        await stage.commit(1)
+        rows = stage.rounds()
+        made = [commit.round for commit in stage.swarm.witness.commits]
+        assert [row["round"] for row in rows] == made[: len(rows)]
+        assert len(rows) >= len(made) - 1
+        times = [row["open_s"] is not None for row in rows]
+        assert times.count(False) > 3, "what waited was too much: these are of the journal"
+        assert all(times[-3:])
+        log = (tmp_path / EVENT_LOG_FILE).read_text().splitlines()
+        assert log == [line_of(event) for event in stage.events()], "each once"
 
 
 async def test_events_are_in_the_history_the_log_and_the_stream(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import trio
 from holdfast.daemon import dial_back
 from holdfast.daemon.simulation.swarm import Swarm
 from holdfast.protocol.addresses import Address
+from holdfast.protocol.resumption import KEPT_MAX
 from tests.swarm.test_swarm import a_swarm, settled, spec
 
 
@@ -306,6 +307,17 @@ async def test_a_peer_whose_network_is_away_for_a_moment_keeps_its_session() -> 
         swarm.world.go_offline("b", offline=False)
         await trio.sleep(4)
         assert swarm.master.coordinator.context.roster.view_number == view
+        await settled(swarm, "abc")
+
+
+async def test_a_session_of_which_nothing_is_confirmed_ends_as_one_whose_master_is_gone() -> None:
+    async with a_swarm("abc", toml=spec(contributors=0)) as swarm:
+        service = swarm.peers["b"].service
+        lifted = service.replica.lift_count
+        for _ in range(KEPT_MAX + 1):
+            service.session.tell(service.progress())
+        await swarm.until(lambda: service.replica.lift_count > lifted)
+        await swarm.until(lambda: service.session.connected and swarm.in_sync("b"))
         await settled(swarm, "abc")
 
 

@@ -5,12 +5,20 @@ holdfast simulate --start SEED --seeds 1
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
-from tests.swarm.simulation import blocks, live_through
+from tests.swarm.simulation import FIXED, ROTATING, blocks, check_reruns, live_through
 
 
 @pytest.mark.timeout(300)
-@blocks(2)
-def test_a_run_survives_faults_at_any_instant(first: int) -> None:
-    live_through(first)
+@blocks(FIXED, 2)
+def test_a_run_survives_faults_at_any_instant(seeds: Sequence[int]) -> None:
+    check_reruns(seeds, live_through(seeds))
+
+
+@pytest.mark.timeout(300)
+@blocks(ROTATING, 2)
+def test_a_run_survives_faults_that_nobody_chose(seeds: Sequence[int]) -> None:
+    live_through(seeds)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from holdfast.collectives.allreduce import Reduction
 from holdfast.daemon.simulation.swarm import Swarm
 from holdfast.daemon.simulation.trainer import small_layout
+from holdfast.membership.effects import Effect
 from holdfast.membership.replica import Phase
 from holdfast.protocol.messages import Layout, Role, TensorSpec
 
@@ -283,6 +284,24 @@ async def test_a_partition_of_two_peers_does_not_stop_the_run() -> None:
         swarm.world.heal("b", "c")
         await swarm.until(lambda: all(swarm.in_sync(n) for n in "abcd"))
         await settled(swarm, "abcd")
+
+
+async def test_a_round_that_is_aborted_behind_the_next_one_is_run_again_after_it() -> None:
+    """The next one, of another fragment, is open for a later step: trainers go on to that."""
+    async with a_swarm("abc", toml=spec(fragments=2), bytes_per_s=1e5) as swarm:
+        assert swarm.master is not None
+        coordinator = swarm.master.coordinator
+        ledger = coordinator.conductor.ledger
+        await swarm.when(lambda: ledger.reducing() and ledger.opened(), within_s=60)
+        (aborted,), (later,) = ledger.reducing(), ledger.opened()
+        assert later.at_step > aborted.at_step
+
+        def abort(now_s: float) -> list[Effect]:
+            ledger.abort(aborted, "nothing moved")
+            return coordinator.settle(now_s)
+
+        swarm.master.decide(abort)
+        await settled(swarm, "abc")
 
 
 # ---------------------------------------------------------------- the master

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import trio
 
+from holdfast.daemon import training
 from holdfast.daemon.simulation.swarm import Swarm
 from holdfast.protocol.messages import FailureKind, Remedy, Role, TrainerFailed
 from tests.swarm.test_swarm import a_swarm, settled, spec
@@ -108,12 +110,31 @@ async def test_one_that_takes_no_step_is_ended_after_the_deadline() -> None:
         await settled(swarm, "abc")
 
 
-async def test_waiting_for_the_run_is_no_hanging() -> None:
+@pytest.mark.parametrize("deadline_s", [0, 600])
+async def test_one_that_takes_no_step_is_named_long_before_it_is_ended(
+    deadline_s: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "STILL_SAID_S", 6.0)
+    toml = spec() + f"[trainer]\nstep_deadline_s = {deadline_s}\n"
+    async with a_swarm("abc", toml=toml) as swarm:
+        swarm.peers["b"].trainer.stuck = True
+        await trio.sleep(10.0)
+        assert member(swarm, "b")["why"] == "its trainer has taken no step for 6 s"
+        assert "no step" not in member(swarm, "a")["why"] + member(swarm, "c")["why"]
+        swarm.peers["b"].trainer.crash()
+        await contributes(swarm, "b")
+        assert member(swarm, "b")["why"] == ""
+        await settled(swarm, "abc")
+
+
+async def test_waiting_for_the_run_is_no_hanging(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "STILL_SAID_S", 6.0)
     toml = spec() + "[trainer]\nstep_deadline_s = 2\n"
     async with a_swarm("abc", "d", toml=toml) as swarm:
         assert swarm.master is not None
         swarm.master.decide(swarm.master.coordinator.pause)
         await trio.sleep(15.0)
+        assert not [name for name in "abcd" if "no step" in member(swarm, name)["why"]]
         swarm.crash_master()
         await trio.sleep(15.0)
         await swarm.start_master()

@@ -42,7 +42,8 @@ export class Pending {
     this.lines = new Lines("pending", (row) =>
       line(
         "",
-        `${row.name} (${format.short(row.peer)}) at ${row.host} wants in as ${row.role}.`,
+        `${format.short(row.peer)} at ${row.host} wants in as ${row.role}` +
+          `${row.founder ? " and founder" : ""}. It calls itself “${row.name}”.`,
         button("Approve", row.name, "main small", () => answer(row, false)),
         button("Refuse…", row.name, "plain small", () => answer(row, true)),
       ),
@@ -51,7 +52,9 @@ export class Pending {
 
   show(status) {
     const rows = status.pending ?? [];
-    this.lines.show(rows.map(({ peer, name, host, role }) => ({ peer, name, host, role })));
+    this.lines.show(
+      rows.map(({ peer, name, host, role, founder }) => ({ peer, name, host, role, founder })),
+    );
   }
 }
 

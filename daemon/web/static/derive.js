@@ -21,11 +21,11 @@ function placeIn(round, peer) {
   return round.contributors.some((each) => each.peer === peer) ? "reducing" : null;
 }
 
-/** Of a round's weight, by peer. */
+/** Of what a round's mean was divided by, by peer. */
 export function shares(round) {
   const contributors = round?.contributors ?? [];
   const all = contributors.reduce((sum, each) => sum + each.weight, 0);
-  return new Map(contributors.map((each) => [each.peer, all ? each.weight / all : 0]));
+  return new Map(contributors.map((each) => [each.peer, each.weight_share ?? (all ? each.weight / all : 0)]));
 }
 
 /** How far a member's copy and its trainer are behind. */

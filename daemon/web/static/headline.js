@@ -59,6 +59,13 @@ export function showWhy(sentence, waits) {
   say(why, sentence[0].toUpperCase() + sentence.slice(1));
 }
 
+/** What the owner should look at, though nothing waits for it. */
+function showWarnings(warnings) {
+  const place = byId("warnings");
+  place.hidden = !warnings.length;
+  say(place, warnings.join(" · "));
+}
+
 export class Headline {
   #figures = new Figures(byId("figures"), [
     "Loss",
@@ -76,6 +83,7 @@ export class Headline {
     const figures = this.#figures;
     showState(status.state);
     showWhy(whyOf(status), !["training", "finished"].includes(status.state));
+    showWarnings(status.warnings ?? []);
     figures.set("Loss", format.loss(headline.loss), `step ${format.count(headline.step ?? status.step)}`);
     figures.set("Tokens", format.large(headline.tokens), "in committed rounds");
     figures.set("Tokens a second", format.large(headline.tokens_per_s), people(counts.participating, "contributor"));

@@ -340,7 +340,7 @@ export class Rounds {
       ...rounds.map((round) => {
         const cells = [
           String(round.round),
-          format.clock(round.opened_at),
+          format.clock(began(round)),
           round.outcome,
           format.duration(round.open_s),
           format.duration(round.reduce_s),
@@ -355,7 +355,12 @@ export class Rounds {
 }
 
 /** How long a round was, or is. */
-const length = (round) => round.open_s + (round.reduce_s ?? 0);
+const length = (round) => (known(round) ? round.open_s + (round.reduce_s ?? 0) : Math.max(0, round.ended_at - began(round)));
+
+/** Whether it is known what went on in it: the master may have ended before that was written down. */
+const known = (round) => round.open_s !== null;
+
+const began = (round) => round.opened_at ?? round.ended_at;
 
 /** Each round gets the same width, with one scale for all: a longer round fills more of its slot. */
 function sideBySide(rounds, label, width) {
@@ -371,12 +376,12 @@ function sideBySide(rounds, label, width) {
 
 /** Rounds where they were in time; one that is too short to be seen is a pixel wide. */
 function toScale(rounds, label, width) {
-  const from = rounds[0].opened_at;
-  const to = Math.max(...rounds.map((round) => round.opened_at + length(round)), from + 1e-3);
+  const from = began(rounds[0]);
+  const to = Math.max(...rounds.map((round) => began(round) + length(round)), from + 1e-3);
   const perSecond = (width - label - 4) / (to - from);
   return rounds.map((round) => ({
     round,
-    x: label + (round.opened_at - from) * perSecond,
+    x: label + (began(round) - from) * perSecond,
     width: Math.max(1, length(round) * perSecond),
     perSecond,
   }));
@@ -391,6 +396,10 @@ function paintMark(context, slot, mark, top, height, ink, pattern) {
     context.fillStyle = fill;
     context.fillRect(x + from * perSecond, top + (height - high) / 2, Math.max(1, (to - from) * perSecond), high);
   };
+  if (!known(round)) {
+    bar(0, end, ink.muted, 2);
+    return;
+  }
   const receives = mark.ready_s === null && mark.reduced_s !== null; // it added nothing
   if (receives) bar(round.open_s, mark.reduced_s, ink.reduce, height / 3);
   else bar(0, Math.min(ready, end), ink.train);
@@ -438,7 +447,8 @@ function markText(round, peer, name) {
   const mark = round.marks[peer];
   const said = [`Round ${round.round}, ${name}`];
   if (!mark) return `${said[0]}: takes no part`;
-  if (mark.ready_s === null) said.push(mark.reduced_s === null ? "not ready" : "adds nothing, gets the result");
+  if (!known(round)) said.push("it is in the mean; when it was ready nobody knows any more");
+  else if (mark.ready_s === null) said.push(mark.reduced_s === null ? "not ready" : "adds nothing, gets the result");
   else {
     said.push(`ready after ${format.duration(mark.ready_s)}`);
     const waited = round.open_s - mark.ready_s;
@@ -446,12 +456,19 @@ function markText(round, peer, name) {
   }
   if (mark.reduced_s !== null) said.push(`had the result after ${format.duration(mark.reduced_s)}`);
   if (bad(mark)) said.push(WORDS[mark.state]);
+  const share = shareOf(round, peer);
+  if (partial(share)) said.push(inPart(share));
   const reason = round.lost?.[peer] ?? round.declined?.[peer];
   if (reason) said.push(reason);
   return `${said.join("; ")}. ${round.outcome}${round.why ? `: ${round.why}` : ""}`;
 }
 
 const WORDS = { excluded: "left out", lost: "lost", missed: "did not get the result" };
+
+/** Of the chunks of a round that was committed, those whose mean this one is in. */
+const shareOf = (round, peer) => round.contributors.find((each) => each.peer === peer)?.chunk_share;
+const partial = (share) => share > 0 && share < 1; // no others are told, nor what earlier versions wrote
+const inPart = (share) => `in ${format.percent(share)} of the chunks`;
 
 function slowest(round) {
   const ready = Object.values(round.marks).filter((mark) => mark.ready_s !== null);
@@ -463,6 +480,7 @@ function slowest(round) {
 function remarks(round) {
   const name = (peer) => round.marks[peer]?.name ?? format.short(peer);
   const said = round.why ? [round.why] : [];
+  for (const { peer, chunk_share: share } of round.contributors) if (partial(share)) said.push(`${name(peer)} is ${inPart(share)}`);
   for (const [peer, reason] of Object.entries(round.lost ?? {})) said.push(`without ${name(peer)}: ${reason}`);
   for (const [peer, reason] of Object.entries(round.declined ?? {})) said.push(`${name(peer)}: ${reason}`);
   return said.join("; ");

@@ -1,0 +1,361 @@
+"""The section about kills: whatever dies when, values are equal everywhere and records tell the truth.
+
+    python -m benchmarks.kills --kills 200 --json kills.json
+
+A master and four peers on loopback, with trainers whose updates are powers of two (``kills_trainer``), so
+that a mean says who is in it. Peers, now and then two at once or the master, get SIGKILL at random moments
+of reductions and are started again. In the end all that every trainer has seen is compared: at equal
+versions all values must be equal bit for bit; and who is in each chunk of a mean must be what
+``holdfast rounds --json`` says of that round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from attrs import Factory, define
+
+from benchmarks.commands import HOLDFAST, ROOT, BenchError
+from benchmarks.grounds import Loopback
+from benchmarks.kills_trainer import PLACES, TOKENS, VALUES
+from benchmarks.lab_run import LabRun, Status, stop_on_signals
+from benchmarks.progress import say
+from benchmarks.report import Table, keep_json
+from benchmarks.sections import Measured
+
+KILLS = 200
+PEERS = ("alder", "birch", "cedar", "douglas")
+assert len(PEERS) == PLACES
+TRAINER = Path(__file__).with_name("kills_trainer.py")
+UPLOAD_MB_S = 1.5  # of each peer, so that a reduction of a mebibyte lasts a second
+REDUCTION_S = 1.2  # within which the moment of a kill is drawn
+TWICE_SHARE = 0.2  # of the kills, so many are followed by that of another peer
+MASTER_SHARE = 0.1  # and so many are the master's
+PAUSE_S = 0.5  # at most, until who was killed is started again
+WAIT_S = 120.0
+POLL_S = 0.02
+
+SPEC = f"""\
+[run]
+name = "kills"
+[diloco]
+sync_every = 5
+outer_lr = 1.0
+outer_momentum = 0.0
+[membership]
+contributors = {len(PEERS)}
+min_members = 2
+deadline_s = 5
+grace_s = 2
+[reduce]
+chunk_bytes = 16384
+codec_up = "fp32"
+codec_down = "fp32"
+"""
+
+Row = dict[str, Any]
+Sets = list[frozenset[int]]  # by chunk: places
+
+
+@define
+class Found:
+    """What all trainers' lines and the records come to.
+
+    Attributes:
+      versions_checked: versions whose values several trainers have seen.
+      differing: of these, those that two saw unlike.
+      rounds_checked: rounds whose mean was read, chunk by chunk.
+      in_part: of these, those in which somebody is in some chunks alone.
+      records_wrong: of these, those whose record says something else, or is missing.
+      faults: what is wrong, as sentences.
+    """
+
+    versions_checked: int = 0
+    differing: int = 0
+    rounds_checked: int = 0
+    in_part: int = 0
+    records_wrong: int = 0
+    faults: list[str] = Factory(list)
+
+
+# ---------------------------------------------------------------- what was seen against what is recorded
+
+
+def check(
+    seen: Mapping[str, Iterable[Row]], records: Iterable[Row], places: Mapping[str, int]
+) -> Found:
+    """Compare the trainers' lines with each other, and with the records.
+
+    Args:
+      seen: by trainer.
+      places: by peer id.
+    """
+    found = Found()
+    digests: dict[int, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    means: dict[int, list[tuple[str, list[list[int]]]]] = defaultdict(list)
+    for name, lines in seen.items():
+        for line in lines:
+            digests[line["version"]][line["digest"]].add(name)
+            if "round" in line:
+                means[line["round"]].append((name, line["sets"]))
+    for version, held in sorted(digests.items()):
+        found.versions_checked += len(set().union(*held.values())) > 1
+        if len(held) > 1:
+            found.differing += 1
+            found.faults.append(f"version {version}: {sorted(map(sorted, held.values()))} differ")
+    recorded = {row["round"]: row for row in records if row["outcome"] == "committed"}
+    for number, told in sorted(means.items()):
+        found.rounds_checked += 1
+        why = _fault(number, told, recorded.get(number), places)
+        if why:
+            found.records_wrong += 1
+            found.faults.append(why)
+        found.in_part += len(told[0][1]) > 1
+    return found
+
+
+def _fault(
+    number: int,
+    told: Sequence[tuple[str, list[list[int]]]],
+    row: Row | None,
+    places: Mapping[str, int],
+) -> str:
+    """What is wrong with a round; empty: nothing."""
+    if row is None:
+        return f"round {number} has no record"
+    recorded = sets_of(row, places)
+    for name, runs in told:
+        in_values = [(frozenset(_places(bits)), count) for bits, count in runs]
+        if any(not inside for inside, _count in in_values):
+            return f"round {number} at {name}: no contributors have such a mean"
+        if len(recorded) == 1:  # all in all, and nobody knows any more in how many chunks
+            recorded_values = [(recorded[0], VALUES)]
+        else:
+            recorded_values = _joined((inside, VALUES // len(recorded)) for inside in recorded)
+        if in_values != recorded_values:
+            said = [(sorted(inside), count) for inside, count in recorded_values]
+            true = [(sorted(inside), count) for inside, count in in_values]
+            return f"round {number} at {name}: the record says {said}, the values {true}"
+    return ""
+
+
+def sets_of(row: Row, places: Mapping[str, int]) -> Sets:
+    """Who is in each chunk, as a program reads a record."""
+    peers = [places[each["peer"]] for each in row["contributors"]]
+    sets: Sets = [frozenset(peers)] * (row["chunk_count"] or 1)
+    for part in row["manifest"]:
+        inside = frozenset(peers[at] for at in part["contributors"])
+        if part["weight"] != TOKENS * len(inside):
+            return [frozenset()]
+        for first, count in part["chunks"]:
+            sets[first:] = [*[inside] * count, *sets[first + count :]]
+    return sets
+
+
+def _places(bits: int) -> list[int]:
+    return [place for place in range(PLACES) if bits >> place & 1]
+
+
+def _joined(runs: Iterable[tuple[frozenset[int], int]]) -> list[tuple[frozenset[int], int]]:
+    joined: list[tuple[frozenset[int], int]] = []
+    for inside, count in runs:
+        if joined and joined[-1][0] == inside:
+            joined[-1] = inside, joined[-1][1] + count
+        else:
+            joined.append((inside, count))
+    return joined
+
+
+def read_seen(path: Path) -> list[Row]:
+    """A trainer's lines; the last one may be torn by its death."""
+    rows: list[Row] = []
+    for text in path.read_text().splitlines():
+        try:
+            rows.append(json.loads(text))
+        except ValueError:
+            continue
+    return rows
+
+
+# ---------------------------------------------------------------- the run
+
+
+class Kills:
+    """A run in which somebody dies again and again."""
+
+    def __init__(self, run: LabRun, folder: Path, seed: int) -> None:
+        self._run = run
+        self._folder = folder
+        self._chance = random.Random(f"kills {seed}")
+        self.kill_count = self.master_count = 0
+
+    def start(self) -> None:
+        self._run.start_master(SPEC)
+        for name in PEERS:
+            self._join(name)
+        self._run.until(self._all_here, "all are in sync and contribute", WAIT_S)
+
+    def _join(self, name: str) -> None:
+        place = PEERS.index(name)
+        self._run.join(
+            name,
+            1 + place,
+            founder=place == 0,
+            more=["--place", str(place), "--seen", str(self._folder / f"{name}.seen")],
+            options=["--max-upload", str(UPLOAD_MB_S)],
+        )
+
+    def one(self) -> None:
+        """Kill somebody in a reduction of all, or two; start them again, and wait until all are back."""
+        self._run.note_trainers()
+        self._run.until(self._reducing, "a reduction of all begins", WAIT_S)
+        time.sleep(self._chance.uniform(0.0, REDUCTION_S))
+        if self._chance.random() < MASTER_SHARE:
+            self._kill("master")
+            self.master_count += 1
+            time.sleep(self._chance.uniform(0.0, PAUSE_S))
+            self._run.restart_master()
+        else:
+            victims = self._chance.sample(PEERS, 2 if self._chance.random() < TWICE_SHARE else 1)
+            for name in victims:
+                self._kill(name)
+                time.sleep(self._chance.uniform(0.0, PAUSE_S))
+            for name in victims:
+                self._join(name)
+        self._run.until(self._all_here, "all are back", WAIT_S)
+
+    def _kill(self, name: str) -> None:
+        self._run.kill(name)
+        self.kill_count += 1
+
+    def check(self) -> Found:
+        self._run.act("pause", {})
+        status = self._run.until(
+            lambda s: not s["rounds"] and _equal(s), "all hold the last", WAIT_S
+        )
+        time.sleep(1.0)  # the trainers' last lines
+        places = {m["peer"]: PEERS.index(m["name"]) for m in status["members"]}
+        seen = {name: read_seen(self._folder / f"{name}.seen") for name in PEERS}
+        command = [*HOLDFAST, "rounds", "--json", "--limit", "100000"]
+        command += ["--state", str(self._folder / "master")]
+        said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        found = check(seen, json.loads(said.stdout)["rounds"], places)
+        if found.rounds_checked < 0.9 * status["committed"]:
+            found.faults.append(f"{status['committed']} rounds, {found.rounds_checked} were read")
+        return found
+
+    @staticmethod
+    def _all_here(status: Status) -> bool:
+        return (
+            len(status["members"]) == len(PEERS)
+            and status["counts"]["participating"] == len(PEERS)
+            and all(member["in_sync"] for member in status["members"])
+        )
+
+    @staticmethod
+    def _reducing(status: Status) -> bool:
+        return any(
+            each["phase"] == "reducing" and len(each["contributors"]) == len(PEERS)
+            for each in status["rounds"]
+        )
+
+
+def _equal(status: Status) -> bool:
+    return all(
+        head["state"] == "held" and head["version"] == status["committed"]
+        for member in status["members"]
+        for head in member["heads"]
+    )
+
+
+def run_with_kills(kills: int, seed: int, subnet: int = 0) -> dict[str, Any]:
+    """A run with so many of them, on this subnet of loopback, and what was found of it."""
+    with (
+        tempfile.TemporaryDirectory(prefix="holdfast-bench-") as directory,
+        Loopback(subnet) as ground,
+        LabRun(ground, Path(directory), [str(TRAINER)]) as run,
+    ):
+        began_s = time.monotonic()
+        course = Kills(run, Path(directory), seed)
+        course.start()
+        while course.kill_count < kills:
+            course.one()
+            if course.kill_count % 10 < 2:
+                say(f"{course.kill_count} kills, {run.master()['committed']} rounds")
+        status = run.master()
+        found = course.check()
+        return {
+            "kills": course.kill_count,
+            "master_kills": course.master_count,
+            "seed": seed,
+            "seconds": time.monotonic() - began_s,
+            "rounds_committed": status["committed"],
+            "versions_checked": found.versions_checked,
+            "differing": found.differing,
+            "rounds_checked": found.rounds_checked,
+            "rounds_in_part": found.in_part,
+            "records_wrong": found.records_wrong,
+            "faults": found.faults,
+        }
+
+
+def kills() -> Measured:
+    """The section of RESULTS.md."""
+    say(f"{KILLS} kills")
+    found = run_with_kills(KILLS, seed=1)
+    return [table_of(found)], found
+
+
+def table_of(found: Mapping[str, Any]) -> Table:
+    return Table(
+        f"{found['kills']} times SIGKILL in the middle of reductions",
+        [f"python -m benchmarks.kills --kills {found['kills']} --seed {found['seed']}"],
+        ["what", "measured", "promised"],
+        [
+            ["kills, of these the master's", f"{found['kills']}, {found['master_kills']}", ""],
+            ["versions whose values were compared", str(found["versions_checked"]), ""],
+            ["versions at which two peers' values differ", str(found["differing"]), "0"],
+            ["rounds whose mean was read, chunk by chunk", str(found["rounds_checked"]), ""],
+            ["of these, with unlike contributors in its chunks", str(found["rounds_in_part"]), ""],
+            ["rounds whose record says something else", str(found["records_wrong"]), "0"],
+        ],
+        [
+            "A master and four peers on loopback, "
+            f"{UPLOAD_MB_S:g} MB/s up, a mebibyte in 64 chunks. Peer i's update is a power of two at "
+            "every value, another one than all others', so a mean tells who is in it. Records are what "
+            "`holdfast rounds --json` prints in the end; a round that the master could not write "
+            "down before it was killed is among them, from its journal."
+        ],
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--kills", type=int, default=KILLS)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    stop_on_signals()
+    try:
+        found = run_with_kills(options.kills, options.seed)
+    except BenchError as error:
+        print(f"kills: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    print(keep_json(found, options.json))
+    return 1 if found["faults"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""How large a message of each type can be: what its fields' types and validators allow, added up.
+
+Nothing is listed here by hand, so a limit cannot differ from the validator that it comes from. ``wire``
+looks at these before it builds anything: a length that no message of the type can have is refused where it
+is claimed.
+"""
+
+from __future__ import annotations
+
+import enum
+import types
+import typing
+from typing import Any
+
+import attrs
+from attrs import frozen
+
+from . import messages
+
+FRAME_BYTES_MAX = 16 * 2**20  # a layout of 65,536 tensors takes 5 to 12 MB; the rest is tiny
+# In one message; an item is an entry of an array, a key or a value of a map. A layout of 65,536 tensors of
+# four dimensions, each with four more names, has so many; building one takes a second or less.
+ITEMS_MAX = 24 * messages.TENSORS_MAX
+PATTERN_CHARS_MAX = 64  # of a text that has to match a pattern: ids and words
+SCALAR_BYTES = 9  # an integer or a float, with what says so
+HEAD_BYTES = 5  # before a text, bytes, an array or a map: what it is and how long
+CHAR_BYTES = 4  # of UTF-8, at most
+# In every record there is room for one field that it does not have, and in every map for one key too many:
+# they are refused by name, so that people learn that the other side runs another version.
+UNKNOWN_NAME_BYTES = 64
+
+
+@frozen
+class Limits:
+    """Of one type.
+
+    Attributes:
+      frame_bytes: of a message; of a value with all that is in it.
+      items: in it, see ``ITEMS_MAX``.
+      array: entries of the longest array in it.
+      map: entries of the longest map.
+    """
+
+    frame_bytes: int = SCALAR_BYTES
+    items: int = 0
+    array: int = 0
+    map: int = 0
+
+    def beside(self, other: Limits) -> Limits:
+        """Of two values in one message."""
+        return self._joined(other, self.frame_bytes + other.frame_bytes, self.items + other.items)
+
+    def either(self, other: Limits) -> Limits:
+        """Of one value that is this or that."""
+        both = max(self.frame_bytes, other.frame_bytes), max(self.items, other.items)
+        return self._joined(other, *both)
+
+    def times(self, count: int) -> Limits:
+        return attrs.evolve(self, frame_bytes=count * self.frame_bytes, items=count * self.items)
+
+    def _joined(self, other: Limits, frame_bytes: int, items: int) -> Limits:
+        return Limits(
+            frame_bytes,
+            items,
+            max(self.array, other.array),
+            max(self.map, other.map),
+        )
+
+
+def limits_of(cls: type[messages.Message]) -> Limits:
+    """What a message of this type can be at most."""
+    found = _record(cls)
+    return attrs.evolve(
+        found,
+        frame_bytes=min(found.frame_bytes + HEAD_BYTES + len(cls.__name__), FRAME_BYTES_MAX),
+        items=min(found.items, ITEMS_MAX),
+    )
+
+
+def _record(cls: Any) -> Limits:
+    attrs.resolve_types(cls)
+    fields: tuple[attrs.Attribute[Any], ...] = attrs.fields(cls)
+    total = Limits(HEAD_BYTES + SCALAR_BYTES, 2 * (len(fields) + 1), map=len(fields) + 1)
+    total = total.beside(_text(UNKNOWN_NAME_BYTES))
+    for field in fields:
+        name = _text(len(field.name.encode()))
+        total = total.beside(name).beside(_value(field.type, field.validator))
+    return total
+
+
+def _value(wanted: Any, validator: object) -> Limits:
+    origin, arguments = typing.get_origin(wanted), typing.get_args(wanted)
+    if origin in (types.UnionType, typing.Union):
+        found = Limits()
+        for each in arguments:
+            found = found.either(_value(each, validator))
+        return found
+    if origin is tuple:
+        count = _longest(validator, messages.TENSORS_MAX)
+        inner = _value(arguments[0], getattr(validator, "member_validator", None))
+        outer = Limits(HEAD_BYTES, count, array=count)
+        return outer.beside(inner.times(count))
+    if origin is dict:
+        count = _longest(validator, messages.TENSORS_MAX)
+        pair = _text(CHAR_BYTES * messages.TEXT_CHARS_MAX).beside(_value(arguments[1], None))
+        outer = Limits(HEAD_BYTES, 2 * (count + 1), map=count + 1)
+        return outer.beside(pair.times(count + 1))
+    if wanted is str:
+        return _text(CHAR_BYTES * _longest(validator, PATTERN_CHARS_MAX))
+    if wanted is bytes:
+        size = _longest(validator, FRAME_BYTES_MAX)
+        return Limits(HEAD_BYTES + size)
+    if isinstance(wanted, type) and issubclass(wanted, enum.Enum):
+        return _text(PATTERN_CHARS_MAX)
+    return _record(wanted) if attrs.has(wanted) else Limits()
+
+
+def _text(size_bytes: int) -> Limits:
+    return Limits(HEAD_BYTES + size_bytes)
+
+
+def _longest(validator: object, otherwise: int) -> int:
+    """The length that a validator allows; ``otherwise`` if it does not say."""
+    each = getattr(validator, "_validators", None) or (validator,)
+    each = [getattr(one, "iterable_validator", None) or one for one in each]
+    lengths = [one.max_length for one in each if hasattr(one, "max_length")]
+    return min(lengths, default=otherwise)

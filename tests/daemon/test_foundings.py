@@ -1,0 +1,49 @@
+"""A journal that founds a run on what no machine can hold ends its master with a sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.daemon.exit_codes import ExitCode
+from holdfast.daemon.run_master import Master, MasterOptions
+from holdfast.membership.journal import RunFounded
+from holdfast.protocol.addresses import Address
+from holdfast.protocol.errors import UserError
+from holdfast.protocol.messages import FragmentHead, FragmentSize, Layout, TensorSpec
+
+LOOPBACK = Address("127.0.0.1", 0)
+
+
+def a_master(folder: Path) -> Master:
+    (folder / "run.toml").write_text('[run]\nname = "first"\n[diloco]\nfragments = 1\n')
+    state = folder / "state"
+    options = MasterOptions(folder / "run.toml", state, [LOOPBACK], [], LOOPBACK, invite=False)
+    return Master(options, lambda _line: None)
+
+
+def found(folder: Path, value_count: int) -> None:
+    """As an older version recorded it."""
+    master = a_master(folder)
+    layout = Layout((TensorSpec("w", (4, 4), "float32", "parameter"),))
+    sizes = (FragmentSize(value_count, 16, 0),)
+    master.store.append(
+        RunFounded(layout, sizes, b"L" * 32, (FragmentHead(0, 0, b"r" * 32),)),
+    )
+    master.store.close()
+
+
+def test_sizes_that_an_older_version_recorded_are_named(tmp_path: Path) -> None:
+    found(tmp_path, 2**50)
+    with pytest.raises(
+        UserError, match="founds the run on what cannot be: its fragments"
+    ) as raised:
+        a_master(tmp_path)
+    assert raised.value.exit_code == ExitCode.CONFIG
+    assert "--state" in raised.value.hint
+
+
+def test_a_journal_with_the_layouts_own_sizes_is_taken_up(tmp_path: Path) -> None:
+    found(tmp_path, 16)
+    assert a_master(tmp_path).coordinator.context.history.founded

@@ -1,0 +1,91 @@
+"""Under which names the HTTP side answers: its own, and none that a stranger could give this machine."""
+
+from __future__ import annotations
+
+import socket
+
+import httpx
+import pytest
+from starlette.types import ASGIApp
+
+from holdfast.daemon.web.app import HEADERS, make_app
+from holdfast.daemon.web.host_names import MISDIRECTED, HostNames
+
+HERE = "192.0.2.7"  # where the connection came in
+
+
+def app(*named: str, bound: str = "127.0.0.1") -> ASGIApp:
+    return make_app(token="t", reads={"status": dict}, actions={}, names=HostNames(bound, named))
+
+
+async def ask(app: ASGIApp, host: str, path: str = "/api/status") -> httpx.Response:
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url=f"http://{HERE}:80") as client:
+        return await client.get(path, headers={"host": host})
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "evil.example:29780",
+        "127.0.0.1.evil.example",
+        "localhost.evil.example",
+        "notlocalhost",
+        "203.0.113.9",  # not where the connection came in
+        "[2001:db8::9]:80",
+        "0.0.0.0",  # it is bound to loopback
+        "",
+        "two words",
+        "localhost:port",
+        "[::1",
+        "localhost, evil.example",
+        "a" * 10_000,
+        "<script>",
+    ],
+)
+@pytest.mark.parametrize("path", ["/", "/api/status", "/healthz", "/metrics", "/none"])
+async def test_a_foreign_name_is_refused_with_a_sentence(host: str, path: str) -> None:
+    response = await ask(app(), host, path)
+    assert response.status_code == MISDIRECTED
+    assert set(response.json()) == {"error", "hint"}
+    assert "--http-host" in response.json()["hint"]
+    assert len(response.content) < 1_000
+    assert all(response.headers[name] == value for name, value in HEADERS.items())
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "localhost",
+        "LocalHost:29780",
+        "localhost.",
+        "localhost:1",  # the end of a tunnel
+        "run.localhost",
+        "127.0.0.1",
+        "127.9.9.9:8080",
+        "[::1]",
+        "[::1]:29780",
+        HERE,
+        f"{HERE}:29780",
+        f"[::ffff:{HERE}]:29780",
+        socket.gethostname(),
+        f"{socket.gethostname().partition('.')[0]}.local:29780",
+    ],
+)
+async def test_its_own_names_are_answered_to(host: str) -> None:
+    assert (await ask(app(), host)).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["train.example.org", "TRAIN.example.org:443", "203.0.113.9"])
+async def test_its_owner_names_more(host: str) -> None:
+    named = app("train.Example.org", "203.0.113.9")
+    assert (await ask(named, host)).status_code == 200
+    assert (await ask(named, f"other.{host}")).status_code == MISDIRECTED
+
+
+@pytest.mark.parametrize(
+    ("bound", "host"), [("0.0.0.0", "0.0.0.0:29780"), ("::", "[::]:29780"), ("box.lan", "box.lan")]
+)
+async def test_what_it_is_bound_to_and_prints_is_answered_to(bound: str, host: str) -> None:
+    assert (await ask(app(bound=bound), host)).status_code == 200

@@ -1,0 +1,281 @@
+"""Whatever a daemon answers, and whatever is logged, a terminal gets text: a property of every sink.
+
+Daemons refuse such texts today; a journal of an older version, or somebody else's daemon, may hold them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from holdfast.checkpoint.place import FolderPlace
+from holdfast.daemon import asked, cli, cli_ask, cli_look, logs, places
+from holdfast.daemon.asked import Sight
+from holdfast.daemon.cli_options import tell
+from holdfast.daemon.doctor.findings import fault
+from holdfast.daemon.event_log import line_of
+from holdfast.daemon.history import PastEvent
+from holdfast.daemon.places import Control
+from holdfast.daemon.show_doctor import show_findings
+from holdfast.daemon.watch import Lines, draw
+from holdfast.membership.effects import EventKind
+from holdfast.protocol.errors import EvictedError, RemoteProtocolError, UserError
+from holdfast.protocol.text import unprintable
+from tests.membership.table import A, B, Table
+from tests.protocol.test_text import HOSTILE
+
+MARKUP = {"a closing tag": "[/x]", "a tag": "[bold red]x", "an emoji": ":warning:"}
+TEXTS = HOSTILE | MARKUP
+# Every other one, and all together: a name between two of them stays a name.
+ALL = " ".join(TEXTS.values())
+KEPT = {"peer", "kind", "outcome", "role", "root"}  # what a command takes apart, or looks up
+
+
+def spoilt(value: Any, text: str, key: str = "") -> Any:
+    """The same with this text in every place for one, but for ids and for what commands look up."""
+    if isinstance(value, str) and key not in KEPT:
+        return text
+    if isinstance(value, list):
+        return [spoilt(each, text, key) for each in value]
+    if isinstance(value, dict):
+        return {name: spoilt(each, text, name) for name, each in value.items()}
+    return value
+
+
+def a_status(kind: str) -> dict[str, Any]:
+    table = Table()
+    table.start(A, B)
+    status = table.master.status(table.now_s)
+    if kind == "peer":
+        return {
+            "kind": "peer",
+            "name": "x",
+            "peer": A,
+            "role": "spare",
+            "in_sync": True,
+            "phase": "x",
+            "why": "x",
+            "told": ["x", "x"],
+            "step": 1,
+            "tokens": 1,
+            "tokens_per_s": 1.0,
+            "loss": 1.0,
+            "trainer_state": "x",
+            "limits": {"hours": "x"},
+            "checkpoints": {"newest": "x", "step": 1, "place": "x", "error": "x"},
+            "bulk_sent_bytes": 1,
+            "bulk_received_bytes": 1,
+            "links": [],
+        }
+    row = {"peer": B, "host": "x", "waits_s": 1.0, "name": "x", "founder": True}
+    road = {"peers": [A, B], "dials": None, "relay": None, "road": "x", "tried": ["x"]}
+    return {
+        **status,
+        "name": "x",
+        "why_waiting": "x",
+        "pending": [{**row, "role": "spare"}],
+        "quarantined": [{"peer": B, "name": "x", "why": "x"}],
+        "barred": [A],
+        "roads": [{**road, "names": ["x", "x"], "works": False}],
+        "departed": [{**status["members"][0], "name": "x", "why": "x"}],
+    }
+
+
+def answers(kind: str, text: str) -> dict[str, Any]:
+    """What a daemon says to each question."""
+    recorded = {
+        "round": 1,
+        "opened_at": 1e9,
+        "fragment": 0,
+        "outcome": "aborted",
+        "marks": {A: {"name": "x"}},
+        "contributors": [{"peer": A}],
+        "lost": [A],
+        "open_s": 1.0,
+        "reduce_s": 1.0,
+        "why": "x",
+        "repairs": 1,
+        "reruns": 1,
+        "plan": None,
+    }
+    event = {"id": 1, "at": 1e9, "kind": "join", "peer": A, "name": "x", "text": "x"}
+    verified = {"peer": A, "name": "x", "text": "x"}
+    plain = {
+        "status": a_status(kind),
+        "rounds": {"rounds": [recorded]},
+        "events": {"events": [event]},
+        "approve": {"approved": True, "name": "x", "peer": A},
+        "kick": {"peer": A},
+        "clear": {"peer": A},
+        "invites": {"invites": []},
+        "verify": {
+            "same": True,
+            "peers": [verified],
+            "differences": [{**verified, "fragment": 0, "version": 1}],
+        },
+        "checkpoint": {"text": "x", "peers": [{**verified, "writes": False, "why": "x"}]},
+    }
+    spoiled: dict[str, Any] = spoilt(plain, text)
+    return spoiled
+
+
+COMMANDS: list[tuple[str, list[str]]] = [
+    ("master", ["status"]),
+    ("peer", ["status"]),
+    ("master", ["peers"]),
+    ("master", ["peers", "--gone"]),
+    ("master", ["rounds"]),
+    ("master", ["events"]),
+    ("master", ["approve"]),
+    ("master", ["approve", A]),
+    ("master", ["kick", A]),
+    ("master", ["clear", A]),
+    ("master", ["verify"]),
+    ("master", ["checkpoint", "now"]),
+]
+
+
+@pytest.fixture
+def daemon(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Answers as whoever is put into the list says: its kind and its text, or an error's text."""
+    who: list[Any] = ["master", ""]
+    control = Control("master", "http://127.0.0.1:1", "t", 1)
+
+    def found(*_given: object) -> Control:
+        return Control(who[0], control.url, control.token, control.pid)
+
+    def replied(_client: object, url: str, **_given: object) -> httpx.Response:
+        if who[0] == "error":
+            return httpx.Response(422, json={"error": who[1], "hint": who[1]})
+        return httpx.Response(200, json=answers(who[0], who[1])[url.rpartition("/")[2]])
+
+    for module in (cli_ask, cli_look, asked, places):
+        monkeypatch.setattr(module, "find_control", found)
+    monkeypatch.setattr(httpx.Client, "get", replied)
+    monkeypatch.setattr(httpx.Client, "post", replied)
+    monkeypatch.setenv("COLUMNS", "10000")
+    return who
+
+
+def plain_lines(text: str) -> list[str]:
+    lines = text.split("\n")
+    assert [fault for fault in map(unprintable, lines) if fault] == []
+    return lines
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "command"), COMMANDS, ids=[f"{' '.join(c)[:20]} at a {k}" for k, c in COMMANDS]
+)
+def test_no_command_prints_what_a_terminal_obeys(
+    daemon: list[Any], kind: str, command: list[str], as_json: bool
+) -> None:
+    daemon[:] = [kind, "fine"]
+    words = [*command, *(["--json"] if as_json else [])]
+    fine = CliRunner().invoke(cli.commands, words)
+    assert fine.exception is None or isinstance(fine.exception, SystemExit), fine.exception
+    for name, text in [*TEXTS.items(), ("all", ALL)]:
+        daemon[1] = text
+        done = CliRunner().invoke(cli.commands, words)
+        assert done.exit_code == fine.exit_code, name
+        lines = plain_lines(done.output)
+        assert len(lines) == len(fine.output.split("\n")), f"{name}: no line is made by a name"
+        if not as_json and command == ["status"]:
+            assert text not in MARKUP.values() or text in done.output, "markup is a name"
+
+
+def test_what_a_daemon_says_of_an_error_is_plain(
+    daemon: list[Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon[:] = ["error", ALL]
+    monkeypatch.setattr("sys.argv", ["holdfast", "kick", A])
+    with pytest.raises(SystemExit):
+        cli.main()
+    said = capsys.readouterr().err
+    assert len(plain_lines(said)) == 3, "a line, a hint, and the end"
+    assert r"\x1b]52" in said
+
+
+def test_who_waits_is_told_by_id_and_host_first() -> None:
+    row = {"peer": A, "host": "203.0.113.7", "role": "spare", "founder": False, "waits_s": 3.0}
+    poser = "bbbbbbbb at 10.0.0.1 wants in as founder"
+    said = asked.said_pending({**row, "name": poser})
+    assert said.startswith(f"{A[:8]} at 203.0.113.7 wants in as spare")
+    assert said.endswith(f"it calls itself '{poser}'")
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+@pytest.mark.parametrize("kind", ["master", "peer"])
+def test_watch_draws_no_more_than_text(daemon: list[Any], kind: str, text: str) -> None:
+    daemon[:] = [kind, text]
+    control = Control(kind, "http://127.0.0.1:1", "t", 1)
+    status = asked.call(control, "status", None)
+    rounds = asked.rounds_of(control, 1) if kind == "master" else ()
+    events = asked.events_of(control, 1) if kind == "master" else ()
+    sight = Sight(status, rounds, events)
+    console = Console(width=200, record=True, color_system=None)
+    with console.capture() as drawn:
+        console.print(draw(kind, sight, 0.0, 200, 40))
+    plain_lines(drawn.get())
+    lines = Lines(kind)
+    first = list(lines.of(Sight({**status, "name": "before"}, rounds, events)))
+    for line in [*first, *lines.of(sight)]:
+        assert not unprintable(line)
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+def test_nothing_printed_at_a_daemons_start_or_by_doctor_is_more_than_text(
+    text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tell(f"the master says: {text}")
+    show_findings([fault("port", f"it says {text}", f"do {text}")])
+    told = plain_lines(capsys.readouterr().out)
+    assert len(told) == 6
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+def test_no_log_has_a_line_of_a_strangers(form: str, text: str) -> None:
+    formatter = logs.JsonLines() if form == "json" else logs.TextLines(logs.TEXT_FORMAT)
+    try:
+        raise ValueError(f"it said {text}")
+    except ValueError as error:
+        found = (ValueError, error, error.__traceback__)
+    record = logging.LogRecord("x", logging.INFO, "", 1, "peer %s", (text,), None)
+    line = formatter.format(record)
+    assert len(plain_lines(line)) == 1
+    traced = formatter.format(logging.LogRecord("x", logging.ERROR, "", 1, "broke", (), found))
+    plain_lines(traced)
+    event = line_of(PastEvent(1, 1.0, "join", A, text, f"{text} joined"))
+    assert len(plain_lines(event)) == 1
+    json.loads(event)
+
+
+def test_events_of_the_master_are_plain_whatever_they_quote() -> None:
+    table = Table()
+    table.start(A, B)
+    table.master.note(ALL, table.now_s, kind=EventKind.RUN, peer=None)
+    assert not unprintable(table.master.context.events[-1].text)
+    table.master.kick(B, ALL, table.now_s)
+    assert not any(unprintable(event.text) for event in table.master.context.events)
+
+
+def test_names_of_checkpoints_and_errors_of_places_are_plain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = FolderPlace(tmp_path)
+    for text in HOSTILE.values():
+        if "\x00" not in text:
+            (tmp_path / f"1-000000001-000001-{text.replace('/', '')}.safetensors").write_bytes(b"")
+    done = CliRunner().invoke(cli.commands, ["checkpoint", "list", "--checkpoints", str(place)])
+    plain_lines(done.output)
+    for error in (EvictedError("full", ALL), RemoteProtocolError(ALL), UserError("x", hint=ALL)):
+        assert not unprintable(str(error))
+        assert not unprintable(getattr(error, "reason", ""))

@@ -1,0 +1,114 @@
+"""A reduction that was under way when the master ended goes on under the next one, or is void."""
+
+from __future__ import annotations
+
+import attrs
+
+from holdfast.membership.journal import RoundCommitted
+from holdfast.protocol.messages import (
+    NO_DIGEST,
+    Abort,
+    Commit,
+    Flush,
+    Open,
+    Reduce,
+    Reduced,
+    ReduceFailed,
+    Repair,
+    View,
+    Welcome,
+)
+from tests.membership.table import DIGEST, LINEAGE, A, B, C, Table, head_of, hello_of
+
+
+def under_way(table: Table) -> Reduce:
+    """A, B and C reduce when the master ends. Another one has just begun."""
+    table.start(A, B, C)
+    order = table.reduce(A, B, C)
+    table.restart()
+    return order
+
+
+def come_back(table: Table, order: Reduce, peer: str, digest: bytes = NO_DIGEST) -> Welcome:
+    held = Reduced(order.round, order.attempt, digest)
+    table.join(peer, hello=hello_of(peer, heads=[head_of(0, 0)], lineage=LINEAGE, undecided=[held]))
+    return table.hear(peer, Welcome)
+
+
+def test_a_reduction_that_is_under_way_goes_on_after_a_restart() -> None:
+    table = Table()
+    order = under_way(table)
+    for peer, digest in ((A, DIGEST), (B, NO_DIGEST), (C, NO_DIGEST)):
+        table.hears_no(A, View)  # it would cut links to those on their way back
+        welcome = come_back(table, order, peer, digest)
+        assert (welcome.committed, welcome.going_on) == ((), (order.round,))
+        table.reduced(order, peer)  # the first two before it is known that all are back
+    for peer in (A, B, C):
+        commit = table.hear(peer, Commit)
+        assert (commit.round, commit.digest, commit.contributors) == (
+            order.round,
+            DIGEST,
+            order.contributors,
+        )
+    assert [record.commit.round for record in table.records(RoundCommitted)] == [order.round]
+    table.applied(order, A, B, C)
+    assert table.hear(A, Open).version == 1
+
+
+def test_what_failed_while_the_master_was_away_is_mended_when_it_is_back() -> None:
+    table = Table()
+    order = under_way(table)
+    for peer in (A, B, C):
+        come_back(table, order, peer)
+    table.say(A, ReduceFailed(order.round, order.attempt, (C,), False, "its link broke"))
+    table.leave(C)
+    flush = table.hear(A, Flush)
+    table.hold(flush, A, B)
+    table.hear(B, Repair)
+
+
+def test_a_reduction_is_void_if_somebody_comes_back_without_it() -> None:
+    table = Table()
+    order = under_way(table)
+    assert come_back(table, order, A, DIGEST).going_on == (order.round,)
+    table.join(B, hello=hello_of(B, heads=[head_of(0, 0)], lineage=LINEAGE))
+    assert table.hear(B, Welcome).going_on == ()
+    assert table.hear(A, Abort).round == order.round
+    assert come_back(table, order, C).going_on == ()
+    assert table.hear(A, Open).round == order.round + 1
+    assert not table.records(RoundCommitted)
+
+
+def test_a_reduction_is_void_if_somebody_does_not_come_back_in_time() -> None:
+    table = Table("[membership]\ndeadline_s = 10.0\n")
+    order = under_way(table)
+    for peer in (A, B):
+        come_back(table, order, peer, DIGEST)
+        table.reduced(order, peer)
+    table.wait(9.9, A, B)
+    table.hears_no(A, Abort)
+    table.hears_no(A, View)
+    table.wait(0.1, A, B)
+    assert table.hear(A, Abort).round == order.round
+    assert table.roles() == {"a": "contributor*", "b": "contributor*"}
+    assert table.hear(A, Open).round == order.round + 1
+
+
+def test_who_leaves_again_before_all_are_back_ends_the_reduction() -> None:
+    table = Table()
+    order = under_way(table)
+    for peer in (A, B):
+        come_back(table, order, peer, DIGEST)
+    table.leave(B)
+    assert table.hear(A, Abort).round == order.round
+
+
+def test_an_attempt_that_the_journal_does_not_know_is_void_after_a_restart() -> None:
+    """It was repaired since: others are lost, and other owners make the chunks."""
+    table = Table()
+    order = under_way(table)
+    again = attrs.evolve(order, attempt=order.attempt + 1)
+    for peer in (A, B, C):
+        assert come_back(table, again, peer, DIGEST).going_on == ()
+    assert table.hear(A, Open).round == order.round + 1
+    assert not table.records(RoundCommitted)

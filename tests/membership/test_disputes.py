@@ -1,0 +1,65 @@
+"""Who is left out of a round, by what members say of one another."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.membership.disputes import DISPUTES_MAX, Disputes
+from holdfast.protocol.messages import LinkBroken, RoadWanted
+from tests.membership.table import A, B, C, D, E, Table
+
+S = "5" * 32
+T = "6" * 32
+U = "7" * 32
+
+
+@pytest.mark.parametrize("word", [RoadWanted, LinkBroken])
+def test_who_says_that_it_reaches_nobody_leaves_no_spare_without_results(word: type) -> None:
+    table = Table()
+    table.start(A, B, C, D, E, spares=[S, T, U])
+    for other in (A, B, C, D, S, T, U):
+        wanted = word is RoadWanted
+        table.say(E, RoadWanted(other, 0, True, "because") if wanted else LinkBroken(other))
+    table.wait(5.0, A, B, C, D, E, S, T, U)
+    order = table.reduce(A, B, C, D, E)
+    assert [c.peer for c in order.contributors] == [A, B, C, D]
+    assert order.receivers == (A, B, C, D, S, T, U)
+
+
+def test_a_spare_that_says_that_it_reaches_nobody_is_left_out_alone() -> None:
+    table = Table()
+    table.start(A, B, C, spares=[S, T])
+    for other in (A, B, C, T):
+        table.say(S, RoadWanted(other, 0, True, "because"))
+    order = table.reduce(A, B, C)
+    assert [c.peer for c in order.contributors] == [A, B, C]
+    assert order.receivers == (A, B, C, T)
+
+
+def test_spares_that_no_contributor_reaches_go_before_contributors() -> None:
+    table = Table()
+    table.start(A, B, spares=[S, T, U])
+    for spare in (S, T, U):
+        for other in (A, B):
+            table.say(spare, RoadWanted(other, 0, True, "because"))
+    order = table.reduce(A, B)
+    assert [c.peer for c in order.contributors] == [A, B]
+    assert order.receivers == (A, B)
+
+
+def test_whom_many_disputes_have_in_common_is_the_one_who_goes() -> None:
+    disputes = Disputes(10.0)
+    disputes.note(E, A, 0.0)
+    assert disputes.quarrelsome([A, B, C, D, E], 1.0) == []
+    disputes.note(B, E, 1.0)
+    assert disputes.quarrelsome([A, B, C, D, E], 2.0) == [E]
+    assert disputes.quarrelsome([A, B, C, D, E], 10.5) == []  # the first is over
+    assert disputes.quarrelsome([A, E], 2.0) == []  # of two there is no third
+
+
+def test_what_is_kept_of_disputes_is_bounded() -> None:
+    disputes = Disputes(10.0)
+    for number in range(2 * DISPUTES_MAX):
+        disputes.note(E, f"{number:032x}", 0.0)
+    inside = {E, *(f"{number:032x}" for number in range(2 * DISPUTES_MAX))}
+    assert len(list(disputes.pairs(inside, 1.0))) == DISPUTES_MAX

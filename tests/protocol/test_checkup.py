@@ -1,0 +1,95 @@
+"""What a newcomer can learn by asking to be looked at: whether it is reached, and nothing of others."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from holdfast.protocol.addresses import Address
+from holdfast.protocol.checkup import CHECKED_PORTS_MAX, DIAL_BACK_S, Checkups
+from holdfast.protocol.messages import CheckAnswer, CheckRequest
+from holdfast.protocol.stream import MessageStream
+
+HOST = "203.0.113.7"
+NONCE = bytes(range(32))
+NEEDS = CheckAnswer(0.0, "", (), 0, 1, 0, 0, 0)
+
+
+async def looked_at() -> None:
+    """The token is good."""
+
+
+class FakeNetwork:
+    """Where a dial leads is what the test says; everything that was dialled is kept."""
+
+    def __init__(self, lead: Callable[[Address], bytes | OSError | None]) -> None:
+        self.dialled: list[Address] = []
+        self._lead = lead
+
+    async def dial_lane(self, address: Address) -> trio.abc.Stream:
+        self.dialled.append(address)
+        said = self._lead(address)
+        if said is None:
+            await trio.sleep_forever()
+        if isinstance(said, OSError):
+            raise said
+        near, far = trio.testing.memory_stream_pair()
+        await far.send_all(said or b"")
+        await far.send_eof()
+        return near
+
+
+async def ask(network: Any, addresses: tuple[str, ...], host: str = HOST) -> tuple[str, ...]:
+    """The faults that the master finds."""
+    checkups = Checkups(network, lambda _token: looked_at(), lambda: NEEDS)
+    ours, theirs = (MessageStream(stream) for stream in trio.testing.memory_stream_pair())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(checkups.answer, ours, CheckRequest("t", addresses, NONCE), host)
+        answer = await theirs.receive_expected(CheckAnswer)
+        nursery.cancel_scope.cancel()
+    return answer.faults
+
+
+async def test_it_is_dialled_where_it_comes_from_at_the_ports_that_it_names() -> None:
+    network = FakeNetwork(lambda address: NONCE if address.port == 29700 else b"")
+    faults = await ask(network, ("10.0.0.5:22", "internal.example:29700", "[::1]:29700", "junk"))
+    assert network.dialled == [Address(HOST, 22), Address(HOST, 29700)]
+    assert [bool(fault) for fault in faults] == [True, False, False, True]
+
+
+async def test_only_few_ports_are_dialled() -> None:
+    network = FakeNetwork(lambda _address: NONCE)
+    faults = await ask(network, tuple(f"a:{port}" for port in range(1, 5)))
+    assert len(network.dialled) == CHECKED_PORTS_MAX
+    assert ["not looked at" in fault for fault in faults] == [False] * 2 + [True] * 2
+
+
+async def test_who_comes_from_nowhere_is_not_dialled() -> None:
+    network = FakeNetwork(lambda _address: NONCE)
+    await ask(network, ("a:1",), host="")
+    assert network.dialled == []
+
+
+@pytest.mark.parametrize(
+    "there",
+    [
+        OSError(errno.ECONNREFUSED, "refused"),
+        OSError(errno.EHOSTUNREACH, "no route"),
+        OSError("no such name"),
+        None,  # filtered
+        b"SSH-2.0-OpenSSH_9.9 and more than a nonce's length",
+        b"",
+    ],
+    ids=["refused", "unreachable", "unknown", "filtered", "another service", "a mute one"],
+)
+async def test_what_is_there_instead_is_not_told(there: bytes | OSError | None) -> None:
+    """Neither by what is said, nor by when."""
+    began_s = trio.current_time()
+    (fault,) = await ask(FakeNetwork(lambda _address: there), ("a:25",))
+    assert fault == f"no answer of this machine at {HOST}:25"
+    assert trio.current_time() - began_s == DIAL_BACK_S

@@ -1,0 +1,141 @@
+"""How large a message can be follows from its fields; nothing is built of what cannot be one."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import Any
+
+import attrs
+import msgpack
+import pytest
+
+from holdfast.protocol import limits, messages, wire
+from holdfast.protocol.errors import RemoteProtocolError
+from holdfast.protocol.limits import ITEMS_MAX, PATTERN_CHARS_MAX
+from holdfast.protocol.messages import (
+    MEMBERS_MAX,
+    TENSORS_MAX,
+    TEXT_CHARS_MAX,
+    Heartbeat,
+    Layout,
+    LinkLoad,
+    Measured,
+    Refused,
+    TensorSpec,
+    Told,
+    TrainerAttached,
+)
+from holdfast.protocol.phases import NEWCOMER
+
+STRANGERS_BYTES = NEWCOMER.frame_bytes_max
+
+
+def array(count: int) -> bytes:
+    return b"\xdd" + count.to_bytes(4, "big")
+
+
+def nested(name: str, size_bytes: int) -> bytes:
+    """Arrays in arrays, each of which says that it is long; then maps, for as long as there is room."""
+    frame: bytes = b"\x92" + msgpack.packb(name) + b"\xdc\x7d\x00" * 1_000
+    return frame.ljust(size_bytes, b"\x80")
+
+
+def test_limits_are_those_of_the_validators() -> None:
+    of = wire.LIMITS
+    assert (of[Heartbeat].array, of[Heartbeat].items) == (0, 2 * 3)
+    assert of[Heartbeat].frame_bytes < 200
+    assert of[Measured].array == MEMBERS_MAX
+    fields, unknown = 2 * 5 + MEMBERS_MAX * (1 + 2 * 3), 2 + 2 * MEMBERS_MAX
+    assert of[Measured].items == fields + unknown
+    assert of[TrainerAttached].array == TENSORS_MAX
+    assert of[TrainerAttached].items == ITEMS_MAX
+    assert 4 * TEXT_CHARS_MAX < of[Told].frame_bytes < 5 * TEXT_CHARS_MAX
+    assert all(of[each].frame_bytes <= STRANGERS_BYTES for each in NEWCOMER.types or ())
+
+
+def test_the_largest_of_a_type_is_within_its_limits() -> None:
+    peer, count = "f" * 32, 2**63 - 1
+    largest = Measured(count, 1.5, count, 1.5, (LinkLoad(peer, count, 1.5),) * MEMBERS_MAX)
+    assert wire.decode(wire.encode(largest)) == largest
+    for message in (Told("\U0001f600" * TEXT_CHARS_MAX), Heartbeat(count, count)):
+        assert wire.decode(wire.encode(message)) == message
+
+
+def test_what_matches_a_pattern_is_short() -> None:
+    """The limit of such a text is not its validator's, which has none."""
+    accepted = {
+        "[0-9a-f]{32}": 32,
+        "([0-9a-f]{32})?": 32,
+        "parameter|buffer|counter": 9,
+        "[A-Za-z0-9][A-Za-z0-9._-]{0,63}": 64,
+    }
+    found = set()
+    for cls in vars(messages).values():
+        if attrs.has(cls):
+            for field in attrs.fields(cls):
+                for each in (field.validator, getattr(field.validator, "member_validator", None)):
+                    if (pattern := getattr(each, "pattern", None)) is not None:
+                        found.add(pattern.pattern)
+    assert found == set(accepted)
+    assert max(accepted.values()) <= PATTERN_CHARS_MAX
+
+
+def test_what_a_type_is_is_known_before_anything_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_args: Any, **_options: Any) -> Any:
+        raise AssertionError("something was built")
+
+    monkeypatch.setattr(msgpack, "unpackb", never)
+    for frame in (
+        nested("EnrolHello", STRANGERS_BYTES),  # longer than any of its type
+        nested("Heartbeat", 1_000),
+        nested("Nonsense", STRANGERS_BYTES),
+        wire.encode(Refused(messages.RefusalCode.FULL, "a type that may not come")),
+    ):
+        with pytest.raises(RemoteProtocolError):
+            wire.decode(frame, NEWCOMER.types)
+    for name in ("Hello", "Measured", "TrainerAttached"):  # arrays that are not there
+        with pytest.raises(RemoteProtocolError, match="cannot be unpacked"):
+            wire.decode(nested(name, STRANGERS_BYTES))
+
+
+@pytest.mark.parametrize("name", ["EnrolHello", "CheckRequest", "Hello", "Reduced", "Audited"])
+def test_a_frame_made_to_waste_memory_wastes_little(name: str) -> None:
+    """32 KiB of claimed lengths took 82 MB."""
+    frame = nested(name, STRANGERS_BYTES)
+    tracemalloc.start()
+    try:
+        with pytest.raises(RemoteProtocolError):
+            wire.decode(frame)
+        assert tracemalloc.get_traced_memory()[1] < 2**19
+    finally:
+        tracemalloc.stop()
+
+
+def test_items_are_counted_while_they_are_built() -> None:
+    """16 MiB of empty maps would take a gigabyte."""
+    rows = TENSORS_MAX // 4 * b"\x80"
+    frame = wire.encode(TrainerAttached(Layout(())))[:17] + b"\x81\xa6layout\x81\xa7tensors"
+    frame += array(1_000) + 1_000 * (array(len(rows)) + rows)
+    assert len(frame) <= limits.FRAME_BYTES_MAX
+    with pytest.raises(RemoteProtocolError, match=f"more than {ITEMS_MAX} items"):
+        wire.decode(frame)
+
+
+def test_a_field_at_fault_is_found_without_building_all_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tensor = TensorSpec("a", (2,), "float32", "parameter")
+    plain = wire.to_plain(TrainerAttached(Layout((tensor,) * 1_000)))
+    plain["layout"]["tensors"][-1] = wire.to_plain(tensor) | {"kind": "none", "shape": [2]}
+    built = 0
+    init = TensorSpec.__init__
+
+    def count(self: TensorSpec, *args: Any, **fields: Any) -> None:
+        nonlocal built
+        built += 1
+        init(self, *args, **fields)
+
+    monkeypatch.setattr(TensorSpec, "__init__", count)
+    with pytest.raises(RemoteProtocolError, match=r"layout\.tensors\[999\].*'kind' must match"):
+        wire.decode(msgpack.packb(["TrainerAttached", plain]))
+    assert built == 1_000

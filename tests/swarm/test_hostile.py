@@ -1,0 +1,145 @@
+"""One hostile member among five and a spare: the others do not suffer, and each rule is needed for that.
+
+The rules, each of which is taken out here by a planted bug that the runs must find:
+
+    lone words          one member's word gets an update refused
+    found elsewhere     what a member that owns no chunk has found is believed, and one alone, too
+    heads that lie      the first root that is reported is the run's
+    any result          the first result that is reported is the run's
+    mover alone         who alone says that bytes move keeps an attempt alive
+    blamed donors       one receiver's word names a donor as bad
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from holdfast.daemon.simulation.batch import Choice, try_seed
+from holdfast.daemon.simulation.harassing import live_with_hostile
+from holdfast.daemon.simulation.hostile import Falsehood, Hostile
+from holdfast.membership import course, gauging, syncing, verdicts
+from holdfast.membership.attempt import Attempt, Outcome
+from holdfast.membership.effects import EventKind
+from holdfast.membership.gauging import Overlong
+from holdfast.membership.votes import Votes
+from tests.planting import Bugs, Patch
+
+BLOCK = 10
+SEEDS_MAX = 400  # of which those are lived through that tell the lie that should be found
+
+BUGS = Bugs()
+bug = BUGS.named
+LIES: dict[str, set[Falsehood]] = {}
+
+
+def lies(name: str, *kinds: Falsehood) -> None:
+    LIES[name] = set(kinds)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("first", range(0, 40, BLOCK))
+def test_nobody_honest_suffers_and_rounds_go_on(first: int) -> None:
+    for seed in range(first, first + BLOCK):
+        outcome = live_with_hostile(seed)
+        assert outcome.committed >= 10
+
+
+def test_the_same_seed_tells_the_same_lies() -> None:
+    assert live_with_hostile(3) == live_with_hostile(3)
+
+
+def test_every_kind_of_lie_is_told_by_some_seed() -> None:
+    told = {kind for seed in range(200) for kind in Hostile.of(seed).kinds}
+    assert told == set(Falsehood)
+
+
+lies("lone words", Falsehood.BAD_ONE)
+
+
+@bug("lone words")
+def _(patch: Patch) -> None:
+    patch.setattr(course, "ACCUSERS_MIN", 1)
+
+
+lies("found elsewhere", Falsehood.FOUND)
+
+
+@bug("found elsewhere")
+def _(patch: Patch) -> None:
+    original = gauging.understated
+
+    def understated(*arguments: Any) -> list[Overlong]:
+        return [Overlong(found.peer, "", found.why) for found in original(*arguments)]
+
+    patch.setattr(verdicts, "understated", understated)
+    patch.setattr(Attempt, "gauges", lambda self: dict(self.reports))
+
+
+lies("heads that lie", Falsehood.ROOT)
+
+
+@bug("heads that lie")
+def _(patch: Patch) -> None:
+    def winner(self: Votes, fragment: int, version: int, *, force: bool) -> bytes:
+        return next(iter(self.of(fragment, version).values()), b"")
+
+    patch.setattr(Votes, "winner", winner)
+
+
+lies("any result", Falsehood.DIGEST)
+
+
+@bug("any result")
+def _(patch: Patch) -> None:
+    def agreed(self: Attempt, _roster: Any) -> Outcome | None:
+        return next(iter(self.outcomes.values()), None)
+
+    patch.setattr(Attempt, "agreed", agreed)
+
+
+lies("mover alone", Falsehood.MOVES)
+
+
+@bug("mover alone")
+def _(patch: Patch) -> None:
+    def moved(self: Attempt, peer: str, now_s: float) -> None:
+        self.moved_s, self.quorum_s = now_s, None
+
+    patch.setattr(Attempt, "moved", moved)
+
+
+lies("blamed donors", Falsehood.DONORS)
+
+
+@bug("blamed donors")
+def _(patch: Patch) -> None:
+    original = syncing.Syncing._name_bad_donors
+
+    def name(self: syncing.Syncing, member: Any, fetch: Any, bad: Any) -> None:
+        original(self, member, fetch, bad)
+        for peer in bad:
+            self.context.announce(EventKind.BAD, peer, "it serves wrong blocks")
+
+    patch.setattr(syncing.Syncing, "_name_bad_donors", name)
+
+
+@pytest.mark.timeout(600)  # dozens of runs, until one shows it
+@pytest.mark.parametrize("name", BUGS)
+def test_a_rule_that_is_taken_out_is_missed(name: str, monkeypatch: Patch) -> None:
+    BUGS[name](monkeypatch)
+    for seed in range(SEEDS_MAX):
+        if Hostile.of(seed).kinds & LIES[name]:
+            found = try_seed(seed, Choice(hostile=True)).violation
+            if found is not None:
+                print(f"{name}: seed {seed}: {found.what[:150]}")
+                return
+    raise AssertionError(f"nobody misses it in {SEEDS_MAX} seeds")
+
+
+def test_every_rule_is_listed_above() -> None:
+    assert __doc__ is not None
+    assert set(BUGS) == set(LIES)
+    for name in BUGS:
+        assert f"    {name} " in __doc__
