@@ -3,7 +3,8 @@
     run found --faults, each at its moment--> aimed: a round more --peace--> whole again, rounds more
 
 ``simulate`` is the one line that reproduces a seed. After the peace all must be as it was: whoever
-has not left takes part, rounds are committed, every copy has the same bits.
+has not left takes part, rounds are committed, every copy has the same bits. And where all that happened is
+that one contributor died, its round was repaired, neither aborted nor run again.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ...membership.rounds import Round
 from ...protocol.messages import Role
 from ...protocol.virtual_time import run_virtually
 from .faults import carry_out
-from .scenario import HEIR, MASTER, SPARE, Fault, Instant, Scenario
+from .scenario import HEIR, MASTER, SPARE, Fault, Instant, Kind, Scenario
 from .swarm import Swarm
 from .trainer import small_layout
 from .witness import Tell, ViolationError
@@ -292,6 +293,16 @@ class _History:
         left = [n for n in self.scenario.names if swarm.peers[n].alive and not stopped(n)]
         if len(left) >= self.scenario.min_members:
             await swarm.when(lambda: swarm.committed >= target, within_s=QUIET_S)
+        self._check_repaired()
+
+    def _check_repaired(self) -> None:
+        """The death of one contributor costs its chunks, never the round."""
+        if [fault.kind for fault in self.scenario.faults] != [Kind.CRASH]:
+            return
+        if self.scenario.faults[0].who == MASTER:
+            return
+        if self._ledger.abort_count or self._ledger.rerun_count:
+            raise ViolationError(f"one death cost a whole round: {self.swarm.story()}")
 
     async def _make_peace(self) -> None:
         """End what lasts, then demand that the run is whole again."""

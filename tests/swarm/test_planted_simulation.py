@@ -189,21 +189,8 @@ def first_seen(seeds_max: int = SEEDS_MAX) -> int | None:
     return None
 
 
-# Since a stalled attempt goes on without who is in the way, the run recovers from these: no promise is
-# broken that a witness could see. Listed at the end of each run of the tests until one does.
-UNSEEN = {"dead owner awaited"}
-
-
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.xfail(reason="no witness sees it", strict=False))
-        if name in UNSEEN
-        else name
-        for name in BUGS
-    ],
-)
+@pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_shows(name: str, monkeypatch: Patch) -> None:
     BUGS[name](monkeypatch)
     assert first_seen() is not None
