@@ -47,7 +47,14 @@ from ..protocol.errors import (
     RemoteProtocolError,
 )
 from ..protocol.lane import Buffer, FrameHeader, FrameKind
-from ..protocol.messages import ContributorRun, FragmentSize, Reduce, Repair
+from ..protocol.messages import (
+    ContributorRun,
+    Diagnosis,
+    FragmentSize,
+    OwnedDigest,
+    Reduce,
+    Repair,
+)
 from ..protocol.network import Network
 from ..protocol.notary import SEAL_BYTES, Notary
 from .arithmetic import Counters, Factors, Layout, Term, Values, reduce_counters, reduce_values
@@ -405,6 +412,20 @@ class Reduction:
                 scope.cancel()
         self._put_to_work(complete)
         return self._ledger.held()
+
+    def diagnosis(self) -> Diagnosis:
+        """Whom this node waits for, and what it holds of whom."""
+        contributions, results = self._ledger.lacking()
+        held: dict[str, list[int]] = {}
+        for index, owner in self._ledger.owners():
+            held.setdefault(owner, []).append(index)
+        owned = [
+            OwnedDigest(owner, digest)
+            for owner, chunks in held.items()
+            if owner not in results and (digest := self._result.digest_of_chunks(chunks))
+        ]
+        round_, attempt = self._order.round, self.attempt
+        return Diagnosis(round_, attempt, tuple(contributions), tuple(results), tuple(owned))
 
     def repair(self, order: Repair) -> None:
         """Go on without the lost: others take over the chunks that they owned.

@@ -330,6 +330,22 @@ class Ledger:
         with self._lock:
             return list(self._owed)
 
+    def lacking(self) -> tuple[list[str], list[str]]:
+        """Whose contributions our own chunks lack, and who owes us results; sorted."""
+        contributors: set[str] = set()
+        owners: set[str] = set()
+        with self._lock:
+            for chunk in self._chunks:
+                contributors |= chunk.missing if chunk.part.gathers else set()
+                if not chunk.held and chunk.part.parent is not None:
+                    owners.add(chunk.part.parent)
+        return sorted(contributors), sorted(owners)
+
+    def owners(self) -> list[tuple[int, str]]:
+        """Every chunk, and who gives its result now; that may be us."""
+        with self._lock:
+            return [(i, chunk.part.parent or self._me) for i, chunk in enumerate(self._chunks)]
+
     def held(self) -> bytes:
         """A bit for each chunk, the first one lowest: whether its result is here."""
         with self._lock:

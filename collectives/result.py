@@ -12,7 +12,7 @@ contributors.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from blake3 import blake3
@@ -187,6 +187,16 @@ class Result:
         A chunk's digest is BLAKE3 of its encoding (what a frame carries before it is compressed).
         """
         return digest_of(self._digests, self._packed_sets() if self._sets else ())
+
+    def digest_of_chunks(self, indices: Iterable[int]) -> bytes:
+        """BLAKE3 of these chunks' digests and of who is in them; empty: one of them is not done."""
+        hasher = blake3()
+        for index in indices:
+            if not self._digests[index]:
+                return b""
+            hasher.update(self._digests[index])
+            hasher.update(self.present(index))
+        return hasher.digest()
 
     def digests(self) -> list[bytes]:
         """Of the chunks, once all are done."""

@@ -57,6 +57,7 @@ from ..protocol.messages import (
     Audit,
     Carry,
     Commit,
+    Diagnose,
     Donate,
     EvidenceRefused,
     EvidenceRequest,
@@ -408,6 +409,8 @@ class PeerService:
                     self.reducer.start(order, contribute=contribute)
                 case deeds.FlushReduction(order=Flush() as order):
                     self.reducer.flush(order)
+                case deeds.DiagnoseReduction(order=Diagnose() as order):
+                    self.reducer.diagnose(order)
                 case deeds.RepairReduction(order=Repair() as order):
                     self.reducer.repair(order)
                 case deeds.StopReduction(round=round_id):

@@ -27,6 +27,8 @@ from ..protocol.arena import Values
 from ..protocol.errors import BadContributionError, PeerLostError, RemoteProtocolError
 from ..protocol.messages import (
     Commit,
+    Diagnose,
+    Diagnosis,
     Flush,
     FragmentHead,
     Held,
@@ -146,6 +148,14 @@ class Reducer:
         if running is not None:  # else it failed here, and the master was told
             results = running.reduction.flush(order.lost)
             self._parts.tell_master(Held(order.round, order.attempt, results))
+
+    def diagnose(self, order: Diagnose) -> None:
+        """Say what it waits for, and what it holds."""
+        running = self._running.get(order.round)
+        if running is None or running.reduction.attempt != order.attempt:
+            self._parts.tell_master(Diagnosis(order.round, order.attempt))
+        else:
+            self._parts.tell_master(running.reduction.diagnosis())
 
     def repair(self, order: Repair) -> None:
         """Go on without the lost."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from attrs import Factory, define, frozen
 
-from ..protocol.messages import Assignment, Contributor, ContributorRun, Reduce
+from ..protocol.messages import Assignment, Contributor, ContributorRun, Diagnosis, Reduce
 from .gauging import Report
 from .plan import PlanEstimate
 from .repair import holds
@@ -76,6 +76,11 @@ class Attempt:
     order: Reduce | None = None
     makers: list[str] = Factory(lambda self: list(self.owners), takes_self=True)
     look: Look | None = None  # at what owners made, before it is committed
+    asked: tuple[str, ...] = ()  # who was to say what it waits for, or holds: see ``inquiry``
+    asked_s: float = math.inf  # when, until what they said was looked at
+    told: dict[str, Diagnosis] = Factory(dict)
+    two_faced: list[str] = Factory(list)  # owners that gave two or more others different results
+    misled: dict[str, str] = Factory(dict)  # who holds another result: by which owner
 
     @property
     def flushing(self) -> bool:
@@ -114,6 +119,11 @@ class Attempt:
         """The outcome of more than half of the survivors; None if there is none."""
         found = elect(self.outcomes, voices_of(roster, self.survivors()))
         return found.winner if found is not None and found.majority else None
+
+    def disagrees(self) -> bool:
+        """Whether survivors, all of whom have reported, hold different results."""
+        left = self.survivors()
+        return len({outcome for peer, outcome in self.outcomes.items() if peer in left}) > 1
 
     def gauges(self) -> dict[str, Report]:
         """What those have found who added something up: of the chunks of others nobody can know.
@@ -175,6 +185,21 @@ class Attempt:
         if len(self.moves) > 1:
             self.moved_s = max(self.moved_s, sorted(self.moves.values())[-2])
 
+    # ------------------------------------------------------------ inquiry
+
+    @property
+    def inquiring(self) -> bool:
+        return self.asked_s < math.inf
+
+    def begin_inquiry(self, asked: Iterable[str], now_s: float) -> None:
+        """Once under each number."""
+        self.asked, self.asked_s = tuple(asked), now_s
+        self.told.clear()
+
+    def unanswered(self) -> list[str]:
+        """Who may still say what is with it."""
+        return [p for p in self.served() if p in self.asked and p not in self.told]
+
     # ------------------------------------------------------------ flush and repair
 
     def begin_flush(self, now_s: float) -> None:
@@ -182,6 +207,7 @@ class Attempt:
         self.flush_number = max(self.number, self.flush_number) + 1
         self.flush_s = now_s
         self.held.clear()
+        self.asked_s = math.inf  # somebody is lost, and the answers would be of before
 
     def unheard(self) -> list[str]:
         """Without whose answer to the flush nothing can be repaired."""
@@ -208,6 +234,7 @@ class Attempt:
         self.accusers.clear()
         self.moves.clear()
         self.accused_s, self.quorum_s = math.inf, None
+        self.asked = ()
         for peer, wanting in list(self.blind.items()):
             if wanting <= self.shut:  # it is given now what it lacked
                 del self.blind[peer]

@@ -45,6 +45,8 @@ from ..protocol.messages import (
     Assignment,
     Commit,
     Contributor,
+    Diagnose,
+    Diagnosis,
     Flush,
     Held,
     Reduce,
@@ -59,6 +61,7 @@ from .bandwidth import Bandwidths, Lines
 from .context import Context, quoted, said
 from .effects import EventKind
 from .gauging import makes_sense
+from .inquiry import Findings, differing, waiting
 from .journal import RoundCommitted, RoundOrdered
 from .ledger import Ledger
 from .manifest import fits, said_committed, went_in
@@ -80,6 +83,9 @@ STALLS_MAX = 2  # attempts of a round in which nothing moved and nobody could be
 # the round again after a restart.
 ORDER_KEPT_MAX = 256
 HEIRS_SAID_MAX = 4  # named in an event
+INQUIRY_MIN = (
+    3  # contributors; of two there is no third who could tell, and no plan without the pair
+)
 ACCUSERS_MIN = 2  # of one member; what one alone says of another may be its own fault, or a lie
 
 
@@ -153,6 +159,12 @@ class Course:
             self._violation(member, "it holds chunks that the round does not have")
             return
         attempt.held[member.peer] = message.results
+
+    def diagnosed(self, member: Member, message: Diagnosis) -> None:
+        """What it waits for, or holds."""
+        attempt = self.ledger.attempt(message.round, message.attempt)
+        if attempt is not None and attempt.inquiring and member.peer in attempt.asked:
+            attempt.told[member.peer] = message
 
     def reduce_failed(self, member: Member, message: ReduceFailed) -> None:
         attempt = self.ledger.attempt(message.round, message.attempt)
@@ -344,10 +356,14 @@ class Course:
             self._remove_mute(round_)
         elif now_s >= self._settle_limit_s(attempt):
             self._leave_out_accused(round_)
+        elif attempt.inquiring and now_s >= self._answers_limit_s(attempt):
+            self._hear_of_waiting(round_)
         elif now_s >= self._lag_limit_s(attempt):
-            self._leave_behind(attempt)
+            if not self._inquire(round_, attempt.unreported()):
+                self._leave_behind(attempt)
         elif now_s >= self._stall_limit_s(attempt):
-            self._stalled(round_)
+            if not self._inquire(round_, attempt.survivors()):
+                self._stalled(round_)
         else:
             return False
         return True
@@ -358,12 +374,14 @@ class Course:
         for round_ in self.ledger.reducing():
             attempt = round_.running()
             if not attempt.unreported():
-                limits.append(self.audits.due_s(attempt))  # only auditors are waited for
+                # Only auditors are waited for, or who says what it holds.
+                limits += [self.audits.due_s(attempt), self._answers_limit_s(attempt)]
                 continue
             limits += [
                 self._listeners_limit_s(attempt),
                 self._flush_limit_s(attempt),
                 self._settle_limit_s(attempt),
+                self._answers_limit_s(attempt),
                 self._lag_limit_s(attempt),
                 self._stall_limit_s(attempt),
             ]
@@ -401,16 +419,22 @@ class Course:
         alone = self._who_is_out(attempt)[1] is None
         return attempt.accused_s + (spec.link_deadline_s if alone else spec.settle_s)
 
+    def _answers_limit_s(self, attempt: Attempt) -> float:
+        """What was said of an attempt is looked at when all have, or by then."""
+        if not attempt.inquiring:
+            return math.inf
+        return attempt.asked_s + self.context.spec.settle_s if attempt.unanswered() else -math.inf
+
     def _lag_limit_s(self, attempt: Attempt) -> float:
         """Who needs more than twice the quorum's time (and a deadline) holds everybody up."""
-        if attempt.quorum_s is None:
+        if attempt.quorum_s is None or attempt.inquiring or attempt.most_accused() is not None:
             return math.inf
         taken_s = attempt.quorum_s - attempt.started_s
         return attempt.quorum_s + max(self.context.spec.membership.deadline_s, taken_s)
 
     def _stall_limit_s(self, attempt: Attempt) -> float:
-        if attempt.flushing or attempt.most_accused() is not None:
-            return math.inf  # we know already who is in the way; another limit runs
+        if attempt.flushing or attempt.inquiring or attempt.most_accused() is not None:
+            return math.inf  # we know already who is in the way, or soon; another limit runs
         return attempt.moved_s + self.context.spec.membership.deadline_s
 
     # ------------------------------------------------------------ who is in the way
@@ -431,9 +455,14 @@ class Course:
         if len(accusers) > 1:
             return peer, accusers
         (accuser,) = accusers
-        if attempt.against(accuser, without):
+        if attempt.against(accuser, without) or self._quarrels_more(peer, accuser, attempt):
             return peer, accusers
         return accuser, None
+
+    def _quarrels_more(self, peer: str, other: str, attempt: Attempt) -> bool:
+        """Whether it is apart from more of the others; who has failed one may fail the next."""
+        counts = self.roads.disputes.counts(attempt.peers(), self.context.now_s)
+        return counts[peer] > counts[other]
 
     def _leave_out_accused(self, round_: Round) -> None:
         """Go on without somebody who is a member as before; its copy is synced again."""
@@ -478,6 +507,33 @@ class Course:
         text = f"round {round_.number}: {why}; for {lasts_s:.0f} s rounds do without this pair"
         self.context.announce(EventKind.ROAD, accuser, text)
         return why
+
+    def _inquire(self, round_: Round, asked: Sequence[str]) -> bool:
+        """Ask what it is that does not get on; False: they were asked, or it cannot be told."""
+        attempt = round_.running()
+        if attempt.asked or attempt.sites or len(attempt.peers()) < INQUIRY_MIN:
+            return False
+        attempt.begin_inquiry(asked, self.context.now_s)
+        for peer in attempt.unanswered():
+            self.context.send(peer, Diagnose(round_.number, attempt.number))
+        return True
+
+    def _hear_of_waiting(self, round_: Round) -> None:
+        """All who were asked have said whom they wait for, or had the time to."""
+        attempt = round_.running()
+        attempt.asked_s = math.inf
+        left = set(attempt.takes_part(attempt.receivers)) - attempt.lost.keys()
+        findings = waiting(attempt.told, left)
+        self._note(findings)
+        for peer, accusers in findings.against.items():
+            for accuser in accusers:
+                attempt.accuse(peer, accuser, self.context.now_s)
+
+    def _note(self, findings: Findings) -> None:
+        """Plans do without these pairs for a while, and so without whom many of them have in common."""
+        for peer, accusers in findings.against.items():
+            for accuser in accusers:
+                self.roads.disputes.note(accuser, peer, self.context.now_s)
 
     def _leave_behind(self, attempt: Attempt) -> None:
         for peer in attempt.unreported():
@@ -614,9 +670,15 @@ class Course:
     def _decide(self, round_: Round) -> bool:
         """Every survivor has reported. False: auditors are waited for."""
         attempt = round_.running()
+        if attempt.inquiring:
+            if self.context.now_s < self._answers_limit_s(attempt):
+                return False
+            self._hear_of_results(attempt)
+        elif attempt.disagrees() and self._inquire(round_, attempt.survivors()):
+            return True
         outcome = attempt.agreed(self.context.roster)
         if outcome is None:
-            self.ledger.abort(round_, "the contributors hold different results and no majority")
+            self._disagreed(round_)
             return True
         if self._refuse_overlong(round_):
             return True
@@ -629,6 +691,27 @@ class Course:
         self._serve_listeners(round_, outcome)
         self._commit(round_, outcome)
         return True
+
+    def _hear_of_results(self, attempt: Attempt) -> None:
+        """Whose chunks differ; it is lost to the attempt if two or more say so."""
+        attempt.asked_s = math.inf
+        findings = differing(attempt.told, set(attempt.owners))
+        self._note(findings)
+        attempt.two_faced = findings.culprits
+        attempt.misled = {
+            accuser: peer for peer, accusers in findings.against.items() for accuser in accusers
+        }
+
+    def _disagreed(self, round_: Round) -> None:
+        attempt = round_.running()
+        if not attempt.two_faced:
+            self.ledger.abort(round_, "the contributors hold different results and no majority")
+            return
+        for peer in attempt.two_faced:
+            why = f"{self.context.name(peer)} gave others different results"
+            attempt.lose(peer, why)
+            self.context.announce(EventKind.BAD, peer, f"round {round_.number}: {why}")
+        self._rerun(round_, whys(attempt))
 
     def _refuse_overlong(self, round_: Round) -> bool:
         """Whether somebody sent more than it had said; what one alone says is looked at again."""
@@ -661,9 +744,13 @@ class Course:
         wrong = dict(attempt.missed)
         for peer, reported in attempt.outcomes.items():
             if reported != outcome:
-                wrong[peer] = f"its result of round {round_.number} differs from the one committed"
+                kind, why = EventKind.BAD, "differs from the one committed"
+                if peer in attempt.misled:
+                    owner = self.context.name(attempt.misled[peer])
+                    kind, why = EventKind.SYNC, f"is not what {owner} gave others"
+                wrong[peer] = f"its result of round {round_.number} {why}"
                 text = f"{self.context.name(peer)}: {wrong[peer]}; it is synced again"
-                self.context.announce(EventKind.BAD, peer, text)
+                self.context.announce(kind, peer, text)
         for peer in attempt.reached():
             self.context.send(peer, commit)
         self.syncing.committed(commit, attempt.reached(), wrong)

@@ -6,6 +6,7 @@ from attrs import frozen
 
 from ..protocol.messages import (
     Commit,
+    Diagnose,
     Donate,
     Flush,
     Message,
@@ -51,6 +52,13 @@ class FlushReduction(Deed):
     """Shut the lost out of the round's reduction, then answer with ``Held``."""
 
     order: Flush
+
+
+@frozen
+class DiagnoseReduction(Deed):
+    """Answer with a ``Diagnosis`` of the round's reduction."""
+
+    order: Diagnose
 
 
 @frozen

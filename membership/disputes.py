@@ -14,7 +14,8 @@ the two ends has spoken. So who accuses everybody shuts out nobody but itself.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from attrs import define
 
@@ -75,14 +76,18 @@ class Disputes:
             if now_s < dispute.until_s and ends[0] in inside and ends[1] in inside:
                 yield ends
 
+    def counts(self, inside: Iterable[str], now_s: float) -> Counter[str]:
+        """From how many of these each is apart."""
+        found = Counter(dict.fromkeys(inside, 0))
+        for ends in self.pairs(found, now_s):
+            found.update(ends)
+        return found
+
     def quarrelsome(self, contributors: Sequence[str], now_s: float) -> list[str]:
         """Whom to leave out: who is apart from at least half of the others, and from two of them."""
         left, out = list(contributors), list[str]()
         while True:
-            counts = dict.fromkeys(left, 0)
-            for one, other in self.pairs(counts, now_s):
-                counts[one] += 1
-                counts[other] += 1
+            counts = self.counts(left, now_s)
             worst = max(left, key=lambda peer: counts[peer], default=None)
             if worst is None or counts[worst] < max(QUARRELS_MIN, (len(left) - 1) / 2):
                 return out

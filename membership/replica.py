@@ -32,6 +32,7 @@ from ..protocol.messages import (
     Applied,
     Commit,
     ContributorRun,
+    Diagnose,
     Donate,
     Finish,
     Flush,
@@ -60,6 +61,7 @@ from ..protocol.messages import (
 from .deeds import (
     ApplyRound,
     Deed,
+    DiagnoseReduction,
     DiscardState,
     DropRound,
     FetchFragment,
@@ -353,6 +355,8 @@ class Replica:
                 return self._reduce(message)
             case Flush():
                 return self._flush(message)
+            case Diagnose():
+                return [DiagnoseReduction(message)]
             case Repair():
                 return self._repair(message)
             case Commit():

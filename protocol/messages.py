@@ -672,6 +672,29 @@ class Held(Message):
 
 
 @frozen
+class OwnedDigest(Message):
+    """What a peer holds of all chunks that one owner gave it: a digest of their digests and sets."""
+
+    owner: str = field(validator=_peer)
+    digest: bytes = field(validator=_digest)
+
+
+@frozen
+class Diagnosis(Message):
+    """Peer, after ``Diagnose``: what its part of an attempt waits for, and what it holds.
+
+    ``contributions``: whose contributions to chunks of its own it lacks. ``results``: owners whose results
+    it lacks. ``owned``: of the others.
+    """
+
+    round: int = field(validator=_count)
+    attempt: int = field(validator=_count)
+    contributions: tuple[str, ...] = field(default=(), validator=_peers)
+    results: tuple[str, ...] = field(default=(), validator=_peers)
+    owned: tuple[OwnedDigest, ...] = field(default=(), validator=max_len(MEMBERS_MAX))
+
+
+@frozen
 class ReduceFailed(Message):
     """Peer: an attempt cannot finish here. ``accused``: who vanished or sent nonsense.
 
@@ -903,6 +926,14 @@ class Repair(Message):
     attempt: int = field(validator=_count)
     lost: tuple[str, ...] = field(validator=_peers)
     assignments: tuple[Assignment, ...] = field(validator=max_len(OWNER_RUNS_MAX))
+
+
+@frozen
+class Diagnose(Message):
+    """Master: this attempt does not get on, or ends in different results. Say what it is with you."""
+
+    round: int = field(validator=_count)
+    attempt: int = field(validator=_count)
 
 
 @frozen

@@ -68,6 +68,7 @@ MEMBER = Phase(
             said.Audited,
             said.BlocksVerified,
             said.CheckpointTold,
+            said.Diagnosis,
             said.Founded,
             said.Heartbeat,
             said.Held,

@@ -34,7 +34,7 @@ from .trainer import small_layout
 from .witness import Tell, ViolationError
 
 PEERS = 5
-TENSOR = 3_000  # values: three chunks
+TENSOR = 6_000  # values: six chunks, so that each of the five owns one
 ROUNDS = 10  # commits that the others must see while they are lied about
 FOUND_S = 60.0
 # A lie may cost a round its first attempts (``link_deadline_s`` each), or an abort and the wait for the next.
@@ -122,12 +122,15 @@ async def _live(seed: int, tell: Tell | None) -> Outcome:
         swarm.witness.tell = tell
         await swarm.start_master()
         assert swarm.master is not None
-        for each in [*scenario.names, SPARE]:
+        honest = [each for each in [*scenario.names, SPARE] if each != name]
+        members = swarm.master.coordinator.context.roster
+        for each in [*honest, name]:
             swarm.world.link(MASTER, each, bytes_per_s=1e7)
             if each == name:
+                # The first to come founds the run: nobody else can say what its weights are to be.
+                await swarm.when(lambda: len(members) > 0, within_s=FOUND_S)
                 swarm.liars[name] = hostile
             swarm.add_peer(each, role=Role.SPARE if each == SPARE else Role.CONTRIBUTOR)
-        honest = [each for each in [*scenario.names, SPARE] if each != name]
         judge = _Judge(swarm, swarm.peers[name].peer)
         watch = swarm.master.watch
 

@@ -1,25 +1,32 @@
-"""A member that tells its master lies of every kind, with a daemon that is honest otherwise.
+"""A member that tells lies of every kind, to its master and to the other peers.
 
-It holds a grant and a key as any member, and speaks over its own session: what its daemon says is changed,
-dropped or said again on the way, and at random moments it says what nobody asked for. Nothing of this is
-in production code. What its daemon sends to other peers is honest; for lies there see ``liars``.
+It holds a grant and a key as any member. What its daemon says over its session is changed, dropped or said
+again on the way, and at random moments it says what nobody asked for. What it owes others in a reduction
+it keeps, or gives each of them something else. Nothing of this is in production code. For results that are
+wrong, but the same for all, see ``liars``.
 """
 
 from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from random import Random
+from typing import Any
 
 import trio
 from attrs import define, evolve, field
 
+from ...collectives.allreduce import Reduction
+from ...collectives.outlet import Frame
+from ...collectives.tree import Part
 from ...protocol.messages import (
     GAUGED_BYTES,
     Applied,
     Audited,
     ContributorRun,
+    Diagnosis,
     FailureKind,
     FragmentHead,
     Held,
@@ -30,6 +37,7 @@ from ...protocol.messages import (
     Message,
     MomentsSettled,
     NotReady,
+    OwnedDigest,
     Probed,
     Progress,
     Ready,
@@ -74,6 +82,13 @@ class Falsehood(enum.Enum):
     TRAINER = "says that its trainer fails, again and again"
     AUDITS = "says of audits whatever comes to mind"
     AGAIN = "says again what it has said"
+    DIAGNOSIS = "says whatever comes to mind of what it waits for, and holds"
+    KEEPS_ONE = "keeps results from one other"
+    KEEPS_ALL = "keeps results from all others"
+    OWES_ONE = "keeps its contributions from one owner"
+    OWES_ALL = "keeps its contributions from all owners"
+    TWO_FACED = "gives each of the others another result"
+    NOT_FINITE = "gives one owner values that must not be added"
 
 
 @define
@@ -83,11 +98,13 @@ class Hostile:
     Attributes:
       rng: of what it lies about, and when.
       kinds: of its lies.
+      always: whenever it can; else now and then.
       told: lies so far.
     """
 
     rng: Random
     kinds: frozenset[Falsehood]
+    always: bool = False
     told: int = 0
     _said: list[Message] = field(factory=list)
     _moved: int = 0
@@ -98,7 +115,7 @@ class Hostile:
         """The liar of a seed."""
         rng = Random(f"hostile {seed}")
         kinds = rng.sample(list(Falsehood), rng.randint(1, LIES_MAX))
-        return cls(rng, frozenset(kinds))
+        return cls(rng, frozenset(kinds), always=rng.random() < 0.5)
 
     def corrupt(self, service: PeerService) -> None:
         """From now on this daemon's session carries lies."""
@@ -115,6 +132,7 @@ class Hostile:
         session.tell = tell  # type: ignore[method-assign]
         session._hello = hello
         service.parts.tell_master = service.hub.tell_master = tell
+        service.reducer.make_reduction = partial(_HostileReduction, self, service)
         begin = service.run
 
         async def run() -> None:
@@ -129,13 +147,14 @@ class Hostile:
 
     # ------------------------------------------------------------ what it is asked for
 
-    def _does(self, kind: Falsehood, often: float = 0.7) -> bool:
-        lies = kind in self.kinds and self.rng.random() < often
+    def does(self, kind: Falsehood, often: float = 0.7) -> bool:
+        """Whether it tells this lie now."""
+        lies = kind in self.kinds and (self.always or self.rng.random() < often)
         self.told += lies
         return lies
 
     def _greeting(self, hello: Hello) -> Hello:
-        if not self._does(Falsehood.HELLO):
+        if not self.does(Falsehood.HELLO):
             return hello
         heads = tuple(evolve(h, root=self.rng.randbytes(32)) for h in hello.heads)
         later = tuple(evolve(head, version=head.version + 1) for head in heads)
@@ -144,22 +163,32 @@ class Hostile:
     def _instead(self, service: PeerService, message: Message) -> Iterator[Message]:
         """What goes out for a message of its daemon's."""
         self._said = [*self._said, message][-SAID_MAX:]
-        if self._does(Falsehood.MUTE, 0.2):
+        if self.does(Falsehood.MUTE, 0.2):
             return
         match message:
             case Reduced():
-                if not self._does(Falsehood.MOVES):
+                if not self.does(Falsehood.MOVES):
                     yield self._reduced(service, message)
-            case Applied() | Synced() if self._does(Falsehood.ROOT):
+            case Applied() | Synced() if self.does(Falsehood.ROOT):
                 yield evolve(message, head=evolve(message.head, root=self.rng.randbytes(32)))
-            case Ready() if self._does(Falsehood.NOT_READY):
+            case Ready() if self.does(Falsehood.NOT_READY):
                 yield NotReady(message.round, "it does not please me")
-            case Ready() if self._does(Falsehood.READY):
+            case Ready() if self.does(Falsehood.READY):
                 yield self._ready(message)
-            case Held() if self._does(Falsehood.HELD):
+            case Held() if self.does(Falsehood.HELD):
                 yield evolve(message, results=self.rng.randbytes(len(message.results)))
+            case Diagnosis() if self.does(Falsehood.DIAGNOSIS):
+                yield self._diagnosis(service, message)
             case _:
                 yield message
+
+    def _diagnosis(self, service: PeerService, message: Diagnosis) -> Diagnosis:
+        def some() -> tuple[str, ...]:
+            others = self._others(service)
+            return tuple(self.rng.sample(others, self.rng.randint(0, len(others))))
+
+        owned = tuple(OwnedDigest(peer, self.rng.randbytes(32)) for peer in some())
+        return evolve(message, contributions=some(), results=some(), owned=owned)
 
     def _ready(self, message: Ready) -> Ready:
         norm = message.norm * 10 ** self.rng.uniform(-6, 6)
@@ -172,15 +201,15 @@ class Hostile:
         order = service.replica.rounds[message.round].order
         assert order is not None
         peers = [contributor.peer for contributor in order.contributors]
-        if self._does(Falsehood.DIGEST):
+        if self.does(Falsehood.DIGEST):
             message = evolve(message, digest=self.rng.randbytes(32))
-        if self._does(Falsehood.MANIFEST):
+        if self.does(Falsehood.MANIFEST):
             bits = self.rng.getrandbits(len(peers)).to_bytes((len(peers) + 7) // 8, "little")
             count = sum(run.chunk_count for run in order.plan.owners)
             message = evolve(message, manifest=(ContributorRun(bits, count),))
-        if self._does(Falsehood.FOUND):
+        if self.does(Falsehood.FOUND):
             square = 10 ** self.rng.uniform(0, 12)
-            quarry = self._quarry_of(service)
+            quarry = self.quarry_of(service)
             found = message.gauged or bytes(GAUGED_BYTES * len(peers))
             sums = list(struct.unpack(f"<{3 * len(peers)}f", found))
             if quarry in peers:
@@ -204,7 +233,8 @@ class Hostile:
         me = service.config.me
         return [] if view is None else [m.peer for m in view.members if m.peer != me]
 
-    def _quarry_of(self, service: PeerService) -> str:
+    def quarry_of(self, service: PeerService) -> str:
+        """Whom it hounds."""
         others = self._others(service)
         if others and (self._quarry not in others or self.rng.random() < 0.05):
             self._quarry = self.rng.choice(others)
@@ -215,7 +245,7 @@ class Hostile:
         if not others:
             return
         some = tuple(self.rng.sample(others, self.rng.randint(1, len(others))))
-        one = (self._quarry_of(service),)
+        one = (self.quarry_of(service),)
         for here in list(service.replica.rounds.values()):
             for kind, named, bad in (
                 (Falsehood.LOST, some, False),
@@ -259,3 +289,45 @@ class Hostile:
             yield MomentsSettled(quarry, 2**60, "")
         if Falsehood.AGAIN in kinds and self._said:
             yield rng.choice(self._said)
+
+
+class _HostileReduction(Reduction):
+    """Owes others what it should give them; its own result is whole, and honestly reported or not."""
+
+    def __init__(self, hostile: Hostile, service: PeerService, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        receivers = [peer for peer in self._order.receivers if peer != self._me]
+        quarry = hostile.quarry_of(service)
+        one = {quarry} if quarry in receivers else set(receivers[:1])
+        self._kept_from = {True: set[str](), False: set[str]()}  # contributions; results
+        for kind, contribution, peers in (
+            (Falsehood.OWES_ONE, True, one),
+            (Falsehood.OWES_ALL, True, set(receivers)),
+            (Falsehood.KEEPS_ONE, False, one),
+            (Falsehood.KEEPS_ALL, False, set(receivers)),
+        ):
+            if hostile.does(kind):
+                self._kept_from[contribution] |= peers
+        self._two_faced = hostile.does(Falsehood.TWO_FACED)
+        self._spoilt = one if hostile.does(Falsehood.NOT_FINITE) else set()
+        self._given = 0
+
+    def _plan_sends(self, chunks: Iterable[tuple[int, Part]]) -> list[Any]:
+        sends = super()._plan_sends(chunks)
+        return [send for send in sends if send.peer not in self._kept_from[send.contribution]]
+
+    def _load_contribution(self, index: int, attempt: int) -> Frame | None:
+        frame = super()._load_contribution(index, attempt)
+        if frame is None or self._ledger.part(index).parent not in self._spoilt:
+            return frame
+        header, payload = frame
+        return header, b"\xff" * len(payload)
+
+    def _load_result(self, index: int, attempt: int) -> Frame:
+        header, payload = super()._load_result(index, attempt)
+        if self._two_faced:
+            self._given += 1
+            other = bytearray(payload)
+            other[4 * self._given % len(other)] ^= 1
+            payload = other
+        return header, payload

@@ -41,6 +41,8 @@ from holdfast.protocol.messages import (
     Applied,
     Commit,
     ContributorRun,
+    Diagnose,
+    Diagnosis,
     Donate,
     Flush,
     Found,
@@ -55,6 +57,7 @@ from holdfast.protocol.messages import (
     Message,
     NotReady,
     Open,
+    OwnedDigest,
     Ready,
     Reduce,
     Reduced,
@@ -210,6 +213,8 @@ class ModelPeer:
                 self._reduce(message)
             case Flush():
                 self._flush(message)
+            case Diagnose():
+                self._diagnose(message)
             case Repair():
                 self._repair(message)
             case Commit():
@@ -285,6 +290,24 @@ class ModelPeer:
         if running is not None:
             running.shut.update(message.lost)
             self.outbox.append(Held(message.round, message.attempt, running.bits()))
+
+    def _diagnose(self, message: Diagnose) -> None:
+        """What it lacks, and digests of what it holds: those of its report, right or wrong."""
+        number, running = message.round, self.reducing.get(message.round)
+        if running is None or running.attempt != message.attempt:
+            self.outbox.append(Diagnosis(number, message.attempt))
+            return
+        lacking = {o for at, o in enumerate(running.owners) if at not in running.chunks}
+        owned = [
+            OwnedDigest(owner, hashed(self._held_of(owner, running), number in self.lied))
+            for owner in sorted(set(running.owners) - lacking)
+        ]
+        results = tuple(sorted(lacking - {self.peer}))
+        self.outbox.append(Diagnosis(number, message.attempt, (), results, tuple(owned)))
+
+    @staticmethod
+    def _held_of(owner: str, running: Reducing) -> list[Made]:
+        return [running.chunks[at] for at, each in enumerate(running.owners) if each == owner]
 
     def _repair(self, message: Repair) -> None:
         number, running = message.round, self.reducing.get(message.round)

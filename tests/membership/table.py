@@ -13,6 +13,8 @@ from holdfast.protocol.messages import (
     VERSION_MAX,
     VERSION_MIN,
     Applied,
+    Diagnose,
+    Diagnosis,
     Flush,
     Founded,
     FragmentHead,
@@ -22,6 +24,7 @@ from holdfast.protocol.messages import (
     Hello,
     Layout,
     Message,
+    OwnedDigest,
     Ready,
     Reduce,
     Reduced,
@@ -260,6 +263,21 @@ class Table:
         empty = bytes((len(owners) + 7) // 8)
         for peer in peers:
             self.say(peer, Held(flush.round, flush.attempt, empty if results is None else results))
+
+    def diagnosed(
+        self,
+        order: Reduce,
+        *peers: str,
+        contributions: tuple[str, ...] = (),
+        results: tuple[str, ...] = (),
+        owned: dict[str, bytes] | None = None,
+    ) -> None:
+        """These were asked what is with them, and say so."""
+        digests = tuple(OwnedDigest(owner, digest) for owner, digest in (owned or {}).items())
+        for peer in peers:
+            asked = self.hear(peer, Diagnose)
+            assert asked.round == order.round
+            self.say(peer, Diagnosis(order.round, asked.attempt, contributions, results, digests))
 
     def reduced(self, order: Reduce, *peers: str, digest: bytes = DIGEST) -> None:
         for peer in peers:

@@ -223,6 +223,7 @@ def test_results_with_equal_digests_and_unlike_manifests_do_not_agree() -> None:
     some = (ContributorRun(b"\x0d", count),)
     for peer, manifest in ((A, ()), (B, some), (C, some), (D, some)):
         table.say(peer, Reduced(order.round, 1, DIGEST, manifest))
+    table.diagnosed(order, A, B, C, D)
     (record,) = table.records(RoundCommitted)
     assert record.commit.manifest == some
     assert not table.master.context.roster.members[A].in_sync

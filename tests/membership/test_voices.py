@@ -55,6 +55,7 @@ def test_four_of_one_invite_and_line_do_not_outvote_three_about_a_result() -> No
     order = table.reduce(A, B, C, *SYBILS)
     table.reduced(order, A, B, C)
     table.reduced(order, *SYBILS, digest=OTHER_DIGEST)
+    table.diagnosed(order, A, B, C, *SYBILS)
     (record,) = table.records(RoundCommitted)
     assert record.commit.digest == DIGEST
 

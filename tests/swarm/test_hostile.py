@@ -8,6 +8,10 @@ The rules, each of which is taken out here by a planted bug that the runs must f
     any result          the first result that is reported is the run's
     mover alone         who alone says that bytes move keeps an attempt alive
     blamed donors       one receiver's word names a donor as bad
+    spares first        whoever reaches nobody costs all spares the results
+    nobody is asked     who waits for whom, when nothing moves, is anybody's guess
+    nobody compares     whose results differ, likewise
+    nothing is noted    plans do with pairs that failed each other
 """
 
 from __future__ import annotations
@@ -21,8 +25,11 @@ from holdfast.daemon.simulation.harassing import live_with_hostile
 from holdfast.daemon.simulation.hostile import Falsehood, Hostile
 from holdfast.membership import course, gauging, syncing, verdicts
 from holdfast.membership.attempt import Attempt, Outcome
+from holdfast.membership.disputes import Disputes
 from holdfast.membership.effects import EventKind
 from holdfast.membership.gauging import Overlong
+from holdfast.membership.inquiry import Findings
+from holdfast.membership.roads import Roads
 from holdfast.membership.votes import Votes
 from tests.planting import Bugs, Patch
 
@@ -123,6 +130,44 @@ def _(patch: Patch) -> None:
             self.context.announce(EventKind.BAD, peer, "it serves wrong blocks")
 
     patch.setattr(syncing.Syncing, "_name_bad_donors", name)
+
+
+lies("spares first", Falsehood.ROADS, Falsehood.BROKEN, Falsehood.LOST)
+
+
+@bug("spares first")
+def _(patch: Patch) -> None:
+    original = Roads.together
+
+    def together(self: Roads, adding: Any, receivers: Any) -> tuple[list[str], list[str]]:
+        adding, left = original(self, adding, receivers)
+        return adding, left if len(left) == len(receivers) else adding
+
+    patch.setattr(Roads, "together", together)
+
+
+lies("nobody is asked", Falsehood.OWES_ONE, Falsehood.OWES_ALL)
+
+
+@bug("nobody is asked")
+def _(patch: Patch) -> None:
+    patch.setattr(course, "waiting", lambda *_: Findings())
+
+
+lies("nobody compares", Falsehood.TWO_FACED)
+
+
+@bug("nobody compares")
+def _(patch: Patch) -> None:
+    patch.setattr(course, "differing", lambda *_: Findings())
+
+
+lies("nothing is noted", Falsehood.KEEPS_ONE, Falsehood.OWES_ONE)
+
+
+@bug("nothing is noted")
+def _(patch: Patch) -> None:
+    patch.setattr(Disputes, "note", lambda *_: 0.0)
 
 
 @pytest.mark.timeout(600)  # dozens of runs, until one shows it
