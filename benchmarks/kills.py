@@ -11,7 +11,6 @@ versions all values must be equal bit for bit; and who is in each chunk of a mea
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import subprocess
@@ -25,12 +24,12 @@ from typing import Any
 
 from attrs import Factory, define
 
-from benchmarks.commands import HOLDFAST, ROOT, BenchError
+from benchmarks.commands import HOLDFAST, ROOT
 from benchmarks.grounds import Loopback
 from benchmarks.kills_trainer import PLACES, TOKENS, VALUES
-from benchmarks.lab_run import LabRun, Status, stop_on_signals
+from benchmarks.lab_run import LabRun, Status, main_of_kills
 from benchmarks.progress import say
-from benchmarks.report import Table, keep_json
+from benchmarks.report import Table
 from benchmarks.sections import Measured
 
 KILLS = 200
@@ -340,21 +339,7 @@ def table_of(found: Mapping[str, Any]) -> Table:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--kills", type=int, default=KILLS)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    stop_on_signals()
-    try:
-        found = run_with_kills(options.kills, options.seed)
-    except BenchError as error:
-        print(f"kills: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    print(keep_json(found, options.json))
-    return 1 if found["faults"] else 0
+    return main_of_kills("kills", __doc__, KILLS, run_with_kills, lambda found: found["faults"])
 
 
 if __name__ == "__main__":

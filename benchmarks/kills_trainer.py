@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 from blake3 import blake3
-from numpy.typing import NDArray
 
 from holdfast.client.connection import Connection
 from holdfast.client.errors import DaemonGone
@@ -28,6 +27,7 @@ from holdfast.protocol.arena import (
     TOKENS_SLOT,
     WAITING_SLOT,
     Arena,
+    Values,
     map_arena,
 )
 from holdfast.protocol.messages import (
@@ -54,8 +54,6 @@ TOKENS = 100  # of each update
 TOLERANCE = (
     0.01  # of a mean; two sets differ by 0.08 somewhere, float32 by 0.0003 after 1,000 rounds
 )
-
-Values = NDArray[np.float32]
 
 
 def update_of(place: int, count: int = VALUES) -> Values:

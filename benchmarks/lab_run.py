@@ -7,6 +7,7 @@ HTTP, from the loopback of its host. The master's clock is the one that counts: 
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import ctypes
 import json
@@ -23,6 +24,7 @@ import httpx
 
 from benchmarks.commands import HOLDFAST, ROOT, BenchError, end
 from benchmarks.grounds import Ground
+from benchmarks.report import keep_json
 
 MASTER_PORT = 29_700
 POLL_S = 0.05  # what is measured has times of its own; this only finds the moment to act
@@ -49,6 +51,41 @@ def stop_on_signals() -> None:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, stop)
+
+
+def main_of_kills(
+    name: str,
+    about: str | None,
+    kills: int,
+    measure: Callable[[int, int], dict[str, Any]],
+    broken: Callable[[dict[str, Any]], object],
+) -> int:
+    """Run a benchmark that kills processes, as the command line says, and print its figures.
+
+    Args:
+      about: the module's docstring.
+      kills: how many, unless the command line says another number.
+      measure: takes the number of kills and a seed, and returns the figures.
+      broken: true of figures that break a promise.
+
+    Returns:
+      The exit status: 1 for a broken promise, or when nothing could be measured.
+    """
+    parser = argparse.ArgumentParser(description=(about or "").partition("\n")[0])
+    parser.add_argument("--kills", type=int, default=kills)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    stop_on_signals()
+    try:
+        found = measure(options.kills, options.seed)
+    except BenchError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    print(keep_json(found, options.json))
+    return 1 if broken(found) else 0
 
 
 class LabRun:

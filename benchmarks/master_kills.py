@@ -10,7 +10,6 @@ into all phases of a round.
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 import tempfile
@@ -20,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.chaos_checks import Parity, check_journal, read_journal
-from benchmarks.commands import ROOT, BenchError
+from benchmarks.commands import ROOT
 from benchmarks.grounds import Loopback
-from benchmarks.lab_run import LabRun, Status, stop_on_signals
+from benchmarks.lab_run import LabRun, Status, main_of_kills
 from benchmarks.progress import say
-from benchmarks.report import Table, keep_json
+from benchmarks.report import Table
 from benchmarks.sections import Measured
 
 KILLS = 20
@@ -184,22 +183,12 @@ def master_kills() -> Measured:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--kills", type=int, default=KILLS)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    stop_on_signals()
-    try:
-        found = run_with_kills(options.kills, options.seed)
-    except BenchError as error:
-        print(f"master_kills: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    print(keep_json(found, options.json))
-    broken = found["rounds_lost"] + found["parity_violations"] + found["trainer_restarts"]
-    return 1 if broken or found["journal_faults"] or (found["idle_share"] or 0) > IDLE_MAX else 0
+    return main_of_kills("master_kills", __doc__, KILLS, run_with_kills, _broken)
+
+
+def _broken(found: dict[str, Any]) -> bool:
+    lost = found["rounds_lost"] + found["parity_violations"] + found["trainer_restarts"]
+    return bool(lost or found["journal_faults"] or (found["idle_share"] or 0) > IDLE_MAX)
 
 
 if __name__ == "__main__":

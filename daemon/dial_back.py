@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 
 import trio
 
-from ..protocol.addresses import Address
-from ..protocol.errors import HoldfastError, UserError
+from ..protocol.addresses import Address, host_of
+from ..protocol.errors import HoldfastError
 from ..protocol.messages import MEMBERS_MAX
 from ..protocol.network import Network, Party
 
@@ -61,7 +61,11 @@ class DialBack:
             return False
         began_s = trio.current_time()
         found = await self._look(peer, addresses)
-        elsewhere = any(_host_of(text) != host for text in addresses[:ADDRESSES_DIALLED_MAX])
+        elsewhere = any(
+            # With a zone, the same address may be in another network than the member's.
+            host_of(text) != host or "%" in text
+            for text in addresses[:ADDRESSES_DIALLED_MAX]
+        )
         if not found and elsewhere:
             await trio.sleep_until(began_s + PROBE_S)
         return found
@@ -121,15 +125,7 @@ def _few_names(addresses: Sequence[str]) -> list[str]:
 
 def _is_name(text: str) -> bool:
     try:
-        ipaddress.ip_address(_host_of(text))
+        ipaddress.ip_address(host_of(text))
     except ValueError:
         return True
     return False
-
-
-def _host_of(text: str) -> str:
-    """Empty: that is no address."""
-    try:
-        return Address.parse(text).host
-    except UserError:
-        return ""

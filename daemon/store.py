@@ -17,7 +17,7 @@ import secrets
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 
 import msgpack
@@ -414,43 +414,38 @@ def _strict_text(data: bytes) -> str:
     return data.decode("utf-8")
 
 
-def _add_checks(db: sqlite3.Connection) -> None:
-    """From version 1, whose records had no checksums, to version 2."""
+@contextlib.contextmanager
+def _migrating(db: sqlite3.Connection, version: int) -> Iterator[None]:
+    """Change the schema to this version, wholly or not at all."""
     db.execute("begin immediate")
     try:
+        yield
+        db.execute(f"pragma user_version = {version}")
+        db.execute("commit")
+    except BaseException:
+        db.execute("rollback")
+        raise
+
+
+def _add_checks(db: sqlite3.Connection) -> None:
+    """From version 1, whose records had no checksums, to version 2."""
+    with _migrating(db, 2):
         db.execute("alter table records add column chk blob not null default x''")
         for number, kind, body in db.execute("select id, kind, body from records").fetchall():
             check = check_of(number, kind, body)
             db.execute("update records set chk = ? where id = ?", (check, number))
-        db.execute("pragma user_version = 2")
-        db.execute("commit")
-    except BaseException:
-        db.execute("rollback")
-        raise
 
 
 def _add_approval(db: sqlite3.Connection) -> None:
     """From version 2, whose invites let everybody in who had one, to version 3."""
-    db.execute("begin immediate")
-    try:
+    with _migrating(db, 3):
         db.execute("alter table tokens add column by_hand integer not null default 0")
-        db.execute("pragma user_version = 3")
-        db.execute("commit")
-    except BaseException:
-        db.execute("rollback")
-        raise
 
 
 def _add_invites(db: sqlite3.Connection) -> None:
     """From version 3, which did not know by which invite a member came, to version 4."""
-    db.execute("begin immediate")
-    try:
+    with _migrating(db, 4):
         db.execute("alter table grants add column invite text not null default ''")
-        db.execute(f"pragma user_version = {SCHEMA_VERSION}")
-        db.execute("commit")
-    except BaseException:
-        db.execute("rollback")
-        raise
 
 
 def back_up(state: Path, target: Path) -> int:

@@ -448,13 +448,14 @@ class Course:
 
     def _who_is_out(self, attempt: Attempt) -> tuple[str, set[str] | None]:
         """Without whom to go on, and who lost it; None: it alone says that it lost somebody."""
-        without = {peer: self.roads.without(peer) for peer in attempt.receivers}
+        without = {peer: self.roads.without(peer) for peer in attempt.accusers}
         peer = attempt.most_accused(without)
         assert peer is not None
         accusers = attempt.against(peer, without)
         if len(accusers) > 1:
             return peer, accusers
         (accuser,) = accusers
+        without = {accuser: self.roads.without(accuser)}
         if attempt.against(accuser, without) or self._quarrels_more(peer, accuser, attempt):
             return peer, accusers
         return accuser, None

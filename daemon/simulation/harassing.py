@@ -149,19 +149,9 @@ async def _live(seed: int, tell: Tell | None) -> Outcome:
         except trio.TooSlowError:
             raise ViolationError(f"it does not go on: {swarm.story()}") from None
         judge.began = False
-        ledger = swarm.master.coordinator.conductor.ledger
         nursery.cancel_scope.cancel()
     lies = [f"{name} {kind.value}" for kind in sorted(hostile.kinds, key=lambda k: k.name)]
-    return Outcome(
-        seed,
-        [*lies, f"{hostile.told} lies"],
-        swarm.witness.events,
-        swarm.committed,
-        ledger.repair_count,
-        ledger.rerun_count,
-        ledger.abort_count,
-        swarm.witness.trace.hexdigest()[:32],
-    )
+    return Outcome.of(seed, [*lies, f"{hostile.told} lies"], swarm)
 
 
 def _all_in(swarm: Swarm, honest: list[str]) -> bool:

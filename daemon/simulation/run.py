@@ -58,6 +58,22 @@ class Outcome:
     aborts: int
     trace: str
 
+    @classmethod
+    def of(cls, seed: int, faults: list[str], swarm: Swarm) -> Outcome:
+        """What the swarm has come to."""
+        assert swarm.master is not None
+        ledger = swarm.master.coordinator.conductor.ledger
+        return cls(
+            seed,
+            faults,
+            swarm.witness.events,
+            swarm.committed,
+            ledger.repair_count,
+            ledger.rerun_count,
+            ledger.abort_count,
+            swarm.witness.trace.hexdigest()[:32],
+        )
+
 
 def simulate(seed: int, peers: int | None = None) -> Outcome:
     """The run of a seed; raises what ``run_scenario`` raises."""
@@ -160,17 +176,7 @@ class _History:
             finally:
                 swarm.standstill.all_go_on()
             nursery.cancel_scope.cancel()
-        ledger = self._ledger
-        return Outcome(
-            scenario.seed,
-            self.happened,
-            swarm.witness.events,
-            swarm.committed,
-            ledger.repair_count,
-            ledger.rerun_count,
-            ledger.abort_count,
-            swarm.witness.trace.hexdigest()[:32],
-        )
+        return Outcome.of(scenario.seed, self.happened, swarm)
 
     async def _begin(self) -> None:
         """Everybody joins, and the first round is committed."""

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from holdfast.diloco.fragments import TensorShape, split
 from holdfast.protocol import wire
-from holdfast.protocol.arena import MAIL_SLOT, Arena, create_arena_file, map_arena
+from holdfast.protocol.arena import MAIL_SLOT, Arena, Values, create_arena_file, map_arena
 from holdfast.protocol.messages import (
     COUNT_MAX,
     ArenaOpened,
@@ -55,7 +55,6 @@ START_S = 50.0  # until it connects: a process of its own imports torch first
 POLL_S = 0.001  # between two looks at what the trainer's thread is about to do
 
 M = TypeVar("M", bound=Message)
-Values = NDArray[np.float32]
 
 
 def settled(condition: Callable[[], bool]) -> None:

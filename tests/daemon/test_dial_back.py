@@ -62,6 +62,13 @@ async def test_who_refuses_at_its_own_host_is_not_waited_for() -> None:
     assert trio.current_time() == 0.0
 
 
+async def test_the_same_address_in_a_zone_may_be_another_host() -> None:
+    refused = OSError(errno.ECONNREFUSED, "refused")
+    looking = dial_back(FakeNetwork(lambda _address: refused))
+    assert not await looking.reachable(PEER, ("[fe80::7%eth1]:9",), "fe80::7")
+    assert trio.current_time() == PROBE_S
+
+
 async def test_few_of_many_addresses_are_dialled() -> None:
     refused = OSError(errno.ECONNREFUSED, "refused")
     network = FakeNetwork(lambda _address: refused)
