@@ -22,6 +22,9 @@ counts at once, an accused that still looks alive has ``settle_s``, who does not
 an attempt in which nothing moves have ``deadline_s``, and who finishes long after the quorum did is
 left behind.
 
+Where nothing moves and nobody is accused, or the results differ, everybody is asked what it waits for, and
+holds (``inquiry``). What the answers say of others counts as if a link had broken.
+
 Two that lost each other, and nobody else, are both well: only what lies between them is not. The round
 goes on without one of them, which stays a member and is synced again; and plans do without the pair
 until it has a link again (see ``roads``). Nobody is removed for what others cannot reach.
@@ -476,11 +479,12 @@ class Course:
         if accusers is None or len(accusers) == 1:
             for other in accusers or attempt.accused_by(peer):
                 self.roads.disputes.note(peer, other, self.context.now_s)
-        why = (
-            f"it alone finds {quoted(', '.join(names))} unreachable"
-            if accusers is None
-            else f"unreachable for {quoted(', '.join(names))}"
-        )
+        others = quoted(", ".join(names))
+        if attempt.asked:  # their links are well
+            alone, joined = f"it alone waits in vain for {others}", f"kept waiting: {others}"
+        else:
+            alone, joined = f"it alone finds {others} unreachable", f"unreachable for {others}"
+        why = alone if accusers is None else joined
         attempt.lose(peer, f"{self.context.name(peer)}: {why}")
         attempt.missed[peer] = f"it was left out of round {round_.number}: {why}"
         self.context.announce(

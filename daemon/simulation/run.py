@@ -318,7 +318,8 @@ class _History:
             if not swarm.peers[name].alive:
                 swarm.restart(name)
         swarm.resume()
-        await swarm.when(self._whole, within_s=QUIET_S)
+        rewind_s = swarm.spec.membership.rewind_s if swarm.gone_with_twin else 0.0
+        await swarm.when(self._whole, within_s=QUIET_S + rewind_s)
         target = swarm.committed + ROUNDS_AFTER
         await swarm.when(lambda: swarm.committed >= target, within_s=QUIET_S)
         staying = self._staying()

@@ -113,6 +113,7 @@ class Swarm:
         self.liars: dict[str, Corrupts] = {}  # by name; told before they are added
         self.relays: dict[str, trio.CancelScope] = {}  # by name: of those that run
         self.twins: dict[str, SimPeer] = {}  # by the name of whose identity they have
+        self.gone_with_twin = False  # the newest state: the run goes back to what others hold
         self.standstill = Standstill()
         self.at_peace = False
         self._changed_lines: list[Callable[[], None]] = []  # makes them as they were
@@ -384,6 +385,8 @@ class Swarm:
     def end_twin(self, name: str) -> None:
         twin = self.twins.pop(name, None)
         if twin is not None:
+            alone = not self.survives_without(twin.name)
+            self.gone_with_twin |= alone and keeps_state(twin, self.witness, self.master)
             self._kill(twin)
 
     def leave(self, name: str) -> None:
