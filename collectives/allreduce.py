@@ -51,7 +51,7 @@ from ..protocol.messages import (
     ContributorRun,
     Diagnosis,
     FragmentSize,
-    OwnedDigest,
+    MadeDigest,
     Reduce,
     Repair,
 )
@@ -416,16 +416,16 @@ class Reduction:
     def diagnosis(self) -> Diagnosis:
         """Whom this node waits for, and what it holds of whom."""
         contributions, results = self._ledger.lacking()
-        held: dict[str, list[int]] = {}
-        for index, owner in self._ledger.owners():
-            held.setdefault(owner, []).append(index)
-        owned = [
-            OwnedDigest(owner, digest)
-            for owner, chunks in held.items()
-            if owner not in results and (digest := self._result.digest_of_chunks(chunks))
+        made: dict[str, list[int]] = {}
+        for index, maker in enumerate(self._ledger.makers()):
+            made.setdefault(maker, []).append(index)
+        digests = [
+            MadeDigest(maker, digest)
+            for maker, chunks in made.items()
+            if (digest := self._result.digest_of_chunks(chunks))
         ]
         round_, attempt = self._order.round, self.attempt
-        return Diagnosis(round_, attempt, tuple(contributions), tuple(results), tuple(owned))
+        return Diagnosis(round_, attempt, tuple(contributions), tuple(results), tuple(digests))
 
     def repair(self, order: Repair) -> None:
         """Go on without the lost: others take over the chunks that they owned.

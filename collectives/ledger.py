@@ -107,6 +107,7 @@ class Ledger:
         self._shut: set[str] = set()
         parts = [tree.part(index) for index in range(len(layout.cuts))]
         self._chunks = [_Chunk(part, attempt, set(part.givers)) for part in parts]
+        self._makers = [part.parent or me for part in parts]
         self._placed: dict[tuple[int, str], memoryview] = {}  # by chunk and sender
         # For contributions; used chunk after chunk, since all rooms but the last are equally long.
         self._spare: list[memoryview] = []
@@ -302,6 +303,7 @@ class Ledger:
                     raise RemoteProtocolError(f"chunk {index} is made again, but we hold it")
                 chunk.part, chunk.since = self._tree.star(assignment.owner), attempt
                 if assignment.anew:
+                    self._makers[index] = assignment.owner
                     chunk.missing = set(chunk.part.givers) - self._shut
             self._owed = self._count_owed()
         return chunks
@@ -341,10 +343,10 @@ class Ledger:
                     owners.add(chunk.part.parent)
         return sorted(contributors), sorted(owners)
 
-    def owners(self) -> list[tuple[int, str]]:
-        """Every chunk, and who gives its result now; that may be us."""
+    def makers(self) -> list[str]:
+        """By chunk: who adds it up, or did; that may be us. Somebody else may spread it since."""
         with self._lock:
-            return [(i, chunk.part.parent or self._me) for i, chunk in enumerate(self._chunks)]
+            return list(self._makers)
 
     def held(self) -> bytes:
         """A bit for each chunk, the first one lowest: whether its result is here."""

@@ -79,6 +79,7 @@ class Attempt:
     asked: tuple[str, ...] = ()  # who was to say what it waits for, or holds: see ``inquiry``
     asked_s: float = math.inf  # when, until what they said was looked at
     told: dict[str, Diagnosis] = Factory(dict)
+    inquired: set[bool] = Factory(set)  # whether all had reported when they were asked
     two_faced: list[str] = Factory(list)  # owners that gave two or more others different results
     misled: dict[str, str] = Factory(dict)  # who holds another result: by which owner
 
@@ -191,10 +192,15 @@ class Attempt:
     def inquiring(self) -> bool:
         return self.asked_s < math.inf
 
-    def begin_inquiry(self, asked: Iterable[str], now_s: float) -> None:
-        """Once under each number."""
+    def begin_inquiry(self, asked: Iterable[str], now_s: float) -> bool:
+        """Under each number once while it runs, and once when all have reported; False: it was."""
+        done = not self.unreported()
+        if done in self.inquired:
+            return False
+        self.inquired.add(done)
         self.asked, self.asked_s = tuple(asked), now_s
         self.told.clear()
+        return True
 
     def unanswered(self) -> list[str]:
         """Who may still say what is with it."""
@@ -234,7 +240,8 @@ class Attempt:
         self.accusers.clear()
         self.moves.clear()
         self.accused_s, self.quorum_s = math.inf, None
-        self.asked = ()
+        self.inquired.clear()
+        self.told.clear()
         for peer, wanting in list(self.blind.items()):
             if wanting <= self.shut:  # it is given now what it lacked
                 del self.blind[peer]

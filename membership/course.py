@@ -430,14 +430,18 @@ class Course:
 
     def _lag_limit_s(self, attempt: Attempt) -> float:
         """Who needs more than twice the quorum's time (and a deadline) holds everybody up."""
-        if attempt.quorum_s is None or attempt.inquiring or attempt.most_accused() is not None:
+        if attempt.quorum_s is None or self._is_seen_to(attempt):
             return math.inf
         taken_s = attempt.quorum_s - attempt.started_s
         return attempt.quorum_s + max(self.context.spec.membership.deadline_s, taken_s)
 
+    def _is_seen_to(self, attempt: Attempt) -> bool:
+        """Whether we know already who is in the way, or soon: another limit runs."""
+        return attempt.flushing or attempt.inquiring or attempt.most_accused() is not None
+
     def _stall_limit_s(self, attempt: Attempt) -> float:
-        if attempt.flushing or attempt.inquiring or attempt.most_accused() is not None:
-            return math.inf  # we know already who is in the way, or soon; another limit runs
+        if self._is_seen_to(attempt):
+            return math.inf
         return attempt.moved_s + self.context.spec.membership.deadline_s
 
     # ------------------------------------------------------------ who is in the way
@@ -480,7 +484,7 @@ class Course:
             for other in accusers or attempt.accused_by(peer):
                 self.roads.disputes.note(peer, other, self.context.now_s)
         others = quoted(", ".join(names))
-        if attempt.asked:  # their links are well
+        if attempt.told:  # their links are well
             alone, joined = f"it alone waits in vain for {others}", f"kept waiting: {others}"
         else:
             alone, joined = f"it alone finds {others} unreachable", f"unreachable for {others}"
@@ -516,9 +520,10 @@ class Course:
     def _inquire(self, round_: Round, asked: Sequence[str]) -> bool:
         """Ask what it is that does not get on; False: they were asked, or it cannot be told."""
         attempt = round_.running()
-        if attempt.asked or attempt.sites or len(attempt.peers()) < INQUIRY_MIN:
+        if attempt.sites or len(attempt.peers()) < INQUIRY_MIN:
             return False
-        attempt.begin_inquiry(asked, self.context.now_s)
+        if not attempt.begin_inquiry(asked, self.context.now_s):
+            return False
         for peer in attempt.unanswered():
             self.context.send(peer, Diagnose(round_.number, attempt.number))
         return True
@@ -528,7 +533,7 @@ class Course:
         attempt = round_.running()
         attempt.asked_s = math.inf
         left = set(attempt.takes_part(attempt.receivers)) - attempt.lost.keys()
-        findings = waiting(attempt.told, left)
+        findings = waiting(attempt.told, left, attempt.outcomes)
         self._note(findings)
         for peer, accusers in findings.against.items():
             for accuser in accusers:
@@ -700,7 +705,7 @@ class Course:
     def _hear_of_results(self, attempt: Attempt) -> None:
         """Whose chunks differ; it is lost to the attempt if two or more say so."""
         attempt.asked_s = math.inf
-        findings = differing(attempt.told, set(attempt.owners))
+        findings = differing(attempt.told, set(attempt.makers))
         self._note(findings)
         attempt.two_faced = findings.culprits
         attempt.misled = {

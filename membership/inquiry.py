@@ -6,7 +6,7 @@ they wait for, and what they hold (``Diagnose``, ``Diagnosis``):
 
     lacks a contribution    of whom it should come from: that waits for nobody
     lacks a result          of its owner, unless that one lacks contributions itself
-    holds another result    than the owner says that it gave, or than most hold if the owner does not say
+    holds another result    than its maker says that it gave, or than most hold if that one does not say
 
 Each of these is one member's word about another, and weighs as much as any such word: see ``course``. Who
 names more than half of the others says something about itself.
@@ -40,35 +40,50 @@ class Findings:
         return [peer for peer, accusers in self.against.items() if len(accusers) > 1]
 
 
-def waiting(told: Mapping[str, Diagnosis], taking_part: Collection[str]) -> Findings:
+def waiting(
+    told: Mapping[str, Diagnosis], taking_part: Collection[str], done: Collection[str] = ()
+) -> Findings:
     """Who holds up those that have not finished.
 
     Args:
       told: the answers.
       taking_part: who adds or owns, without the lost.
+      done: who has reported a result, and so lacks nothing.
     """
-    named: dict[str, set[str]] = {}
-    for speaker, answer in told.items():
-        lacked = set(answer.contributions)
-        lacked |= {o for o in answer.results if o not in told or not told[o].contributions}
-        named[speaker] = lacked.intersection(taking_part) - {speaker}
-    return _weighed(named, len(taking_part) - 1)
+    others_count = len(taking_part) - 1
+    lacks = {
+        speaker: set(answer.contributions).intersection(taking_part) - {speaker}
+        for speaker, answer in told.items()
+        if speaker not in done
+    }
+    # Whose own chunks wait for others, so that its results may.
+    excused = {
+        speaker for speaker, named in lacks.items() if named and not _most(named, others_count)
+    }
+    for speaker, named in lacks.items():
+        named |= set(told[speaker].results).intersection(taking_part) - excused - {speaker}
+    return _weighed(lacks, others_count)
 
 
-def differing(told: Mapping[str, Diagnosis], taking_part: Collection[str]) -> Findings:
-    """Whose results are not the same everywhere; arguments as for ``waiting``."""
+def differing(told: Mapping[str, Diagnosis], makers: Collection[str]) -> Findings:
+    """Whose results are not the same everywhere.
+
+    Args:
+      told: the answers.
+      makers: who has added up anything; the lost, too, whose results others spread.
+    """
     named: dict[str, set[str]] = {speaker: set() for speaker in told}
     holds = {
-        speaker: {owned.owner: owned.digest for owned in answer.owned}
+        speaker: {each.maker: each.digest for each in answer.made}
         for speaker, answer in told.items()
     }
-    for owner in taking_part:
-        digests = {speaker: held[owner] for speaker, held in holds.items() if owner in held}
-        right = digests.get(owner) or _commonest(list(digests.values()))
+    for maker in sorted(makers):
+        digests = {speaker: held[maker] for speaker, held in holds.items() if maker in held}
+        right = digests.get(maker) or _commonest(list(digests.values()))
         for speaker, digest in digests.items():
-            if digest != right and speaker != owner:
-                named[speaker].add(owner)
-    return _weighed(named, len(taking_part) - 1)
+            if digest != right and speaker != maker:
+                named[speaker].add(maker)
+    return _weighed(named, len(makers) - 1)
 
 
 def _commonest(digests: list[bytes]) -> bytes:
@@ -77,10 +92,14 @@ def _commonest(digests: list[bytes]) -> bytes:
     return found[0][0] if found and found[0][1] > 1 else b""
 
 
+def _most(named: Collection[str], others_count: int) -> bool:
+    return others_count > 1 and 2 * len(named) > others_count
+
+
 def _weighed(named: Mapping[str, set[str]], others_count: int) -> Findings:
     findings = Findings()
     for speaker in sorted(named):
-        if others_count > 1 and 2 * len(named[speaker]) > others_count:
+        if _most(named[speaker], others_count):
             findings.lagging.add(speaker)
             continue
         for peer in sorted(named[speaker]):

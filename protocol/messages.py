@@ -672,10 +672,10 @@ class Held(Message):
 
 
 @frozen
-class OwnedDigest(Message):
-    """What a peer holds of all chunks that one owner gave it: a digest of their digests and sets."""
+class MadeDigest(Message):
+    """What a peer holds of all chunks that one member has added up: BLAKE3 of their digests and sets."""
 
-    owner: str = field(validator=_peer)
+    maker: str = field(validator=_peer)
     digest: bytes = field(validator=_digest)
 
 
@@ -684,14 +684,14 @@ class Diagnosis(Message):
     """Peer, after ``Diagnose``: what its part of an attempt waits for, and what it holds.
 
     ``contributions``: whose contributions to chunks of its own it lacks. ``results``: owners whose results
-    it lacks. ``owned``: of the others.
+    it lacks. ``made``: what it holds whole, by who has made it.
     """
 
     round: int = field(validator=_count)
     attempt: int = field(validator=_count)
     contributions: tuple[str, ...] = field(default=(), validator=_peers)
     results: tuple[str, ...] = field(default=(), validator=_peers)
-    owned: tuple[OwnedDigest, ...] = field(default=(), validator=max_len(MEMBERS_MAX))
+    made: tuple[MadeDigest, ...] = field(default=(), validator=max_len(MEMBERS_MAX))
 
 
 @frozen

@@ -26,7 +26,7 @@ from ...membership.journal import (
 )
 from ...protocol.messages import Commit, Role
 from ...protocol.virtual_time import run_virtually
-from .hostile import Hostile
+from .hostile import Falsehood, Hostile
 from .run import Outcome, telling
 from .scenario import DEADLINE_S, MASTER, SPARE, Scenario
 from .swarm import Swarm
@@ -120,6 +120,8 @@ async def _live(seed: int, tell: Tell | None) -> Outcome:
             delta=telling,
         )
         swarm.witness.tell = tell
+        # Who says that it holds what it does not is asked to spread it: the same values to all, but wrong.
+        swarm.witness.knows_contributions = Falsehood.HELD not in hostile.kinds
         await swarm.start_master()
         assert swarm.master is not None
         honest = [each for each in [*scenario.names, SPARE] if each != name]

@@ -33,11 +33,11 @@ from ...protocol.messages import (
     Hello,
     LinkBroken,
     LinkLoad,
+    MadeDigest,
     Measured,
     Message,
     MomentsSettled,
     NotReady,
-    OwnedDigest,
     Probed,
     Progress,
     Ready,
@@ -187,8 +187,8 @@ class Hostile:
             others = self._others(service)
             return tuple(self.rng.sample(others, self.rng.randint(0, len(others))))
 
-        owned = tuple(OwnedDigest(peer, self.rng.randbytes(32)) for peer in some())
-        return evolve(message, contributions=some(), results=some(), owned=owned)
+        made = tuple(MadeDigest(peer, self.rng.randbytes(32)) for peer in some())
+        return evolve(message, contributions=some(), results=some(), made=made)
 
     def _ready(self, message: Ready) -> Ready:
         norm = message.norm * 10 ** self.rng.uniform(-6, 6)

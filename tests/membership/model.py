@@ -54,10 +54,10 @@ from holdfast.protocol.messages import (
     Hello,
     Layout,
     Leaving,
+    MadeDigest,
     Message,
     NotReady,
     Open,
-    OwnedDigest,
     Ready,
     Reduce,
     Reduced,
@@ -298,16 +298,17 @@ class ModelPeer:
             self.outbox.append(Diagnosis(number, message.attempt))
             return
         lacking = {o for at, o in enumerate(running.owners) if at not in running.chunks}
-        owned = [
-            OwnedDigest(owner, hashed(self._held_of(owner, running), number in self.lied))
-            for owner in sorted(set(running.owners) - lacking)
+        unmade = {o for at, o in enumerate(running.makers) if at not in running.chunks}
+        made = [
+            MadeDigest(maker, hashed(self._made_by(maker, running), number in self.lied))
+            for maker in sorted(set(running.makers) - unmade)
         ]
         results = tuple(sorted(lacking - {self.peer}))
-        self.outbox.append(Diagnosis(number, message.attempt, (), results, tuple(owned)))
+        self.outbox.append(Diagnosis(number, message.attempt, (), results, tuple(made)))
 
     @staticmethod
-    def _held_of(owner: str, running: Reducing) -> list[Made]:
-        return [running.chunks[at] for at, each in enumerate(running.owners) if each == owner]
+    def _made_by(maker: str, running: Reducing) -> list[Made]:
+        return [running.chunks[at] for at, each in enumerate(running.makers) if each == maker]
 
     def _repair(self, message: Repair) -> None:
         number, running = message.round, self.reducing.get(message.round)

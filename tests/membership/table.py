@@ -23,8 +23,8 @@ from holdfast.protocol.messages import (
     Held,
     Hello,
     Layout,
+    MadeDigest,
     Message,
-    OwnedDigest,
     Ready,
     Reduce,
     Reduced,
@@ -270,10 +270,10 @@ class Table:
         *peers: str,
         contributions: tuple[str, ...] = (),
         results: tuple[str, ...] = (),
-        owned: dict[str, bytes] | None = None,
+        made: dict[str, bytes] | None = None,
     ) -> None:
         """These were asked what is with them, and say so."""
-        digests = tuple(OwnedDigest(owner, digest) for owner, digest in (owned or {}).items())
+        digests = tuple(MadeDigest(owner, digest) for owner, digest in (made or {}).items())
         for peer in peers:
             asked = self.hear(peer, Diagnose)
             assert asked.round == order.round
