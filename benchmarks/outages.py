@@ -47,6 +47,7 @@ codec_down = "fp32"
 [membership]
 contributors = {len(PEERS)}
 min_members = {len(PEERS)}
+deadline_s = {{deadline_s}}
 """
 
 Outage = Callable[[WanLab, LabRun], None]
@@ -67,7 +68,9 @@ def gap(lab: WanLab, _run: LabRun) -> None:
 OUTAGES: dict[str, Outage] = {"master": master, "gap": gap}
 
 
-def measure(names: Sequence[str], repeats: int, keep: Path | None) -> dict[str, Any]:
+def measure(
+    names: Sequence[str], repeats: int, deadline_s: float, keep: Path | None
+) -> dict[str, Any]:
     """Live through each outage so many times; seconds from one commit to the next."""
     hosts = [Host(delay_ms=DELAY_MS)]
     hosts += [Host(up_mbit=MBIT, down_mbit=MBIT, delay_ms=DELAY_MS)] * len(PEERS)
@@ -76,7 +79,7 @@ def measure(names: Sequence[str], repeats: int, keep: Path | None) -> dict[str, 
         WanLab(hosts) as lab,
         LabRun(lab, keep or Path(directory), SCRIPT) as run,
     ):
-        run.start_master(SPEC)
+        run.start_master(SPEC.format(deadline_s=deadline_s))
         for host, name in enumerate(PEERS, 1):
             log = str(Path(directory) / f"{name}.steps")
             run.join(name, host, founder=host == 1, more=["--log", log])
@@ -88,7 +91,13 @@ def measure(names: Sequence[str], repeats: int, keep: Path | None) -> dict[str, 
                 quiet_s = statistics.median(_round_s(run) for _ in range(QUIET))
                 found[name].append({"quiet_s": quiet_s, **_disturbed(lab, run, OUTAGES[name])})
                 say(f"{name}: {found[name][-1]}")
-    return {"mbit": MBIT, "away_s": AWAY_S, "gap_s": GAP_S, "outages": found}
+    return {
+        "mbit": MBIT,
+        "away_s": AWAY_S,
+        "gap_s": GAP_S,
+        "deadline_s": deadline_s,
+        "outages": found,
+    }
 
 
 def _round_s(run: LabRun) -> float:
@@ -121,6 +130,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--outages", default=",".join(OUTAGES), help=", ".join(OUTAGES))
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--deadline-s", type=float, default=15.0, help="the run's (default: 15)")
     parser.add_argument("--keep", type=Path, help="an empty folder for the processes' logs")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
@@ -131,7 +141,7 @@ def main() -> int:
             raise BenchError(
                 f"no outages {', '.join(sorted(unknown))}; there are {', '.join(OUTAGES)}"
             )
-        document = measure(names, options.repeats, options.keep)
+        document = measure(names, options.repeats, options.deadline_s, options.keep)
     except (BenchError, LabError) as error:
         print(f"outages: {error}", file=sys.stderr)
         return 1

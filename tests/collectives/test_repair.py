@@ -298,6 +298,38 @@ async def test_a_result_that_is_here_is_not_made_again() -> None:
             round_.left()[0].reduction.repair(repair)
 
 
+async def test_a_node_says_whose_contributions_and_results_it_lacks() -> None:
+    async with a_swarm(5, MemoryWorld(random.Random(0), bytes_per_s=10_000)) as swarm:
+        await swarm.settle()
+        silent, owner = swarm.nodes[0].peer, swarm.nodes[1].peer
+        swarm.world.partition("n0", "n1", one_way=True)  # what it owes this owner never comes
+        round_ = begin(swarm)
+        await trio.sleep(5)
+        said = {s.node.peer: s.reduction.diagnosis() for s in round_.left()}
+        assert (said[owner].contributions, said[owner].results) == ((silent,), (silent,))
+        for peer, diagnosis in said.items():
+            if peer != owner:
+                assert (diagnosis.contributions, diagnosis.results) == ((), (owner,))
+                assert owner not in {made.maker for made in diagnosis.made}
+                assert diagnosis.attempt == 1
+
+
+async def test_all_hold_the_same_of_each_maker_and_a_repair_makes_no_difference_to_that() -> None:
+    for kill in (False, True):
+        async with a_swarm(5, MemoryWorld(random.Random(0), bytes_per_s=10_000)) as swarm:
+            await swarm.settle()
+            round_ = begin(swarm)
+            if kill:
+                await trio.sleep(0.2)
+                round_.kill(swarm.nodes[1].peer)
+                round_.repair(swarm.nodes[1].peer)
+            await round_.finish()
+            said = [s.reduction.diagnosis() for s in round_.left()]
+            assert len({diagnosis.made for diagnosis in said}) == 1
+            assert said[0].made
+            assert not any(diagnosis.contributions or diagnosis.results for diagnosis in said)
+
+
 @pytest.mark.real_time
 @pytest.mark.parametrize("codec", ["fp32", "int8"])
 async def test_repairs_while_threads_work_the_lanes(tmp_path: Path, codec: str) -> None:

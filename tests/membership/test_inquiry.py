@@ -1,0 +1,192 @@
+"""Who keeps from others what it owes them, or gives them different things: asked for, found, left out."""
+
+from __future__ import annotations
+
+from holdfast.membership.effects import EventKind
+from holdfast.membership.inquiry import differing, waiting
+from holdfast.membership.journal import RoundCommitted
+from holdfast.protocol.messages import (
+    Abort,
+    Diagnose,
+    Diagnosis,
+    Flush,
+    MadeDigest,
+    Reduce,
+    SyncFragment,
+)
+from tests.membership.table import DIGEST, OTHER_DIGEST, A, B, C, D, E, Table, owners_of
+
+FIVE = (A, B, C, D, E)
+DEADLINE_S = 10.0
+LINK_S = DEADLINE_S / 2
+ONE, TWO = b"1" * 32, b"2" * 32
+
+
+def five() -> tuple[Table, Reduce]:
+    """A reduction of five, each of which owns a chunk."""
+    table = Table(f"[membership]\ndeadline_s = {DEADLINE_S}\n")
+    table.start(*FIVE)
+    order = table.reduce(*FIVE)
+    owners_of(table, *FIVE)
+    return table, order
+
+
+def answer(
+    contributions: tuple[str, ...] = (),
+    results: tuple[str, ...] = (),
+    **made: bytes,
+) -> Diagnosis:
+    names = {"a": A, "b": B, "c": C, "d": D, "e": E}
+    digests = tuple(MadeDigest(names[name], digest) for name, digest in made.items())
+    return Diagnosis(1, 1, contributions, results, digests)
+
+
+# ---------------------------------------------------------------- what answers come to
+
+
+def test_an_owner_that_lacks_a_contribution_is_excused_and_names_who_owes_it() -> None:
+    told = {
+        A: answer(contributions=(E,)),
+        B: answer(results=(A,)),
+        C: answer(results=(A,)),
+        D: answer(results=(A,)),
+        E: answer(results=(A,)),
+    }
+    assert waiting(told, FIVE).against == {E: {A}}
+
+
+def test_who_names_most_of_the_others_excuses_nothing_by_it() -> None:
+    told = {peer: answer(results=(E,)) for peer in (A, B, C, D)}
+    told[E] = answer(contributions=(A, B, C, D))
+    findings = waiting(told, FIVE)
+    assert (findings.against, findings.lagging) == ({E: {A, B, C, D}}, {E})
+
+
+def test_who_has_reported_a_result_lacks_nothing_whatever_it_says() -> None:
+    told = {A: answer(results=(E,)), E: answer(contributions=(B,))}
+    assert waiting(told, FIVE, done=(B, C, D, E)).against == {E: {A}}
+
+
+def test_strangers_and_oneself_are_not_named() -> None:
+    assert waiting({A: answer(contributions=(A, "9" * 32))}, FIVE).against == {}
+
+
+def test_a_maker_is_measured_by_what_it_says_that_it_gave() -> None:
+    told = {
+        A: answer(a=ONE, e=ONE),
+        B: answer(a=ONE, e=TWO),
+        C: answer(a=ONE, e=TWO),
+        E: answer(a=ONE, e=ONE),
+    }
+    findings = differing(told, FIVE)
+    assert (findings.against, findings.culprits) == ({E: {B, C}}, [E])
+
+
+def test_of_a_maker_that_says_nothing_the_commonest_result_counts() -> None:
+    told = {A: answer(e=ONE), B: answer(e=TWO), C: answer(e=TWO)}
+    assert differing(told, FIVE).against == {E: {A}}
+    told = {A: answer(e=ONE), B: answer(e=TWO)}
+    assert differing(told, FIVE).against == {E: {A, B}}
+
+
+def test_who_holds_something_else_of_most_makers_says_it_of_itself() -> None:
+    right = answer(a=ONE, b=ONE, c=ONE, d=ONE, e=ONE)
+    told = dict.fromkeys((A, B, C, D), right) | {E: answer(a=TWO, b=TWO, c=TWO, d=TWO, e=TWO)}
+    findings = differing(told, FIVE)
+    assert (findings.against, findings.lagging) == ({E: {A, B, C, D}}, {E})  # of its own, too
+
+
+# ---------------------------------------------------------------- conversations
+
+
+def test_a_result_that_is_kept_from_one_costs_that_one_the_round_and_the_pair() -> None:
+    table, order = five()
+    table.reduced(order, A, B, C, E)
+    table.wait(DEADLINE_S, *FIVE)
+    for peer in (A, B, C, E):
+        table.hears_no(peer, Diagnose)
+    table.diagnosed(order, D, results=(E,))
+    table.wait(LINK_S, *FIVE)
+    (record,) = table.records(RoundCommitted)
+    assert record.commit.digest == DIGEST
+    assert len(table.master.context.roster) == 5
+    table.applied(order, A, B, C, E)
+    assert table.hear(D, SyncFragment)
+    assert not table.master.roads.connected(D, E)
+    assert table.master.roads.connected(C, E)
+
+
+def test_a_contribution_that_is_kept_from_all_owners_costs_its_keeper_the_round() -> None:
+    table, order = five()
+    table.wait(DEADLINE_S, *FIVE)
+    table.diagnosed(order, A, B, C, D, contributions=(E,), results=(A, B, C, D))
+    table.diagnosed(order, E)
+    table.wait(DEADLINE_S / 10, *FIVE)
+    assert table.hear(A, Flush).lost == (E,)
+    assert len(table.master.context.roster) == 5
+
+
+def test_who_says_nothing_is_named_by_the_others() -> None:
+    table, order = five()
+    table.wait(DEADLINE_S, *FIVE)
+    table.diagnosed(order, A, B, C, D, results=(E,))
+    table.hears_no(A, Flush)
+    table.wait(2 * DEADLINE_S / 10, *FIVE)
+    assert table.hear(A, Flush).lost == (E,)
+
+
+def test_who_fails_a_second_one_is_the_one_to_go() -> None:
+    table, order = five()
+    table.master.roads.disputes.note(D, E, table.now_s)
+    table.reduced(order, A, B, D, E)
+    table.wait(0.9 * DEADLINE_S, *FIVE)
+    table.master.roads.disputes.note(D, E, table.now_s)
+    table.wait(0.1 * DEADLINE_S, *FIVE)
+    table.diagnosed(order, C, results=(E,))
+    table.wait(LINK_S, *FIVE)
+    assert table.hear(A, Flush).lost == (E,)
+
+
+def test_one_that_gives_each_another_result_is_left_out_and_the_round_run_again() -> None:
+    table, order = five()
+    for number, peer in enumerate(FIVE):
+        table.reduced(order, peer, digest=bytes([number]) * 32)
+    digests = {peer: bytes([number]) * 32 for number, peer in enumerate(FIVE)}
+    for peer in FIVE:
+        same = dict.fromkeys((A, B, C, D), ONE)
+        table.diagnosed(order, peer, made=same | {E: digests[peer]})
+    again = table.hear(A, Reduce)
+    assert (again.attempt, [c.peer for c in again.contributors]) == (2, [A, B, C, D])
+    bad = [e.text for e in table.master.context.events if e.kind is EventKind.BAD]
+    assert bad == ["round 1: e (eeeeeeee) gave others different results"]
+    table.reduced(again, A, B, C, D)
+    assert table.records(RoundCommitted)
+
+
+def test_whom_an_owner_misled_is_synced_again_and_not_called_bad() -> None:
+    table, order = five()
+    table.reduced(order, A, B, C, E)
+    table.reduced(order, D, digest=OTHER_DIGEST)
+    table.diagnosed(order, A, B, C, E, made={E: ONE})
+    table.diagnosed(order, D, made={E: TWO})
+    assert table.records(RoundCommitted)
+    assert not [e for e in table.master.context.events if e.kind is EventKind.BAD]
+    table.applied(order, A, B, C, E)
+    assert table.hear(D, SyncFragment)
+    assert not table.master.roads.connected(D, E)
+
+
+def test_two_are_not_asked() -> None:
+    table = Table(f"[membership]\ndeadline_s = {DEADLINE_S}\n")
+    table.start(A, B)
+    order = table.reduce(A, B)
+    table.reduced(order, A)
+    table.reduced(order, B, digest=OTHER_DIGEST)
+    table.hears_no(A, Diagnose)
+    assert table.hear(A, Abort)
+
+
+def test_answers_that_were_not_asked_for_are_ignored() -> None:
+    table, order = five()
+    table.say(A, Diagnosis(order.round, order.attempt, (B,)), Diagnosis(99, 1, (B,)))
+    assert not table.master.conductor.rounds[order.round].running().told
