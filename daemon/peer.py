@@ -315,7 +315,7 @@ class PeerService:
         self._progress_sent = None
         spec = self.parts.known_spec = RunSpec.parse(message.spec_toml)
         self.replica.sync_every = spec.diloco.sync_every
-        self.hub.silence_s = spec.link_deadline_s
+        self.hub.silence_s = spec.link_silence_s
         reduce = spec.reduce
         self.hub.rules = LaneRules(reduce.lanes, reduce.lanes_max, reduce.congestion)
         self.hub.courtesy.share = spec.sync.donor_share

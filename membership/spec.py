@@ -4,8 +4,10 @@ Every other timeout of the system is derived from ``membership.deadline_s``:
 
     deadline_s        a member silent for so long is gone; nobody waits longer for the dead
     heartbeat_s       deadline / 5: four may be lost before somebody is taken for dead
-    link_deadline_s   deadline / 2: peers notice a stalled link and say so before the master,
-                      which sees only that nothing moves, has to guess
+    link_deadline_s   deadline / 2: so long a peer waits for a link that is not up
+    link_silence_s    a second more: peers notice a stalled link and say so before the master, which sees
+                      only that nothing moves, has to ask; after a gap of half the deadline a line has time
+                      to carry something again
     settle_s          deadline / 10: after "I lost B" the master waits so long for B's own
                       connection to break before it removes somebody who still looks alive
 """
@@ -40,6 +42,10 @@ STEPS_MAX = 10**9
 # cost nothing in a run that keeps up; but in one that does not, results come so many steps late.
 OVERLAP_AUTO_MAX = 10
 SECONDS_MAX = 86_400.0
+RETRANSMIT_S = (
+    1.0  # after a gap, until the kernel tries again at the latest (see ``sockets.retry_soon``)
+)
+SILENCE_SHARE_MAX = 0.75  # of the deadline
 CHECKPOINT_S_MAX = 366 * 86_400.0
 CHECKPOINTS_MAX = 10_000
 EVERY, ASKED = "every", "asked"  # peers that write checkpoints
@@ -449,6 +455,13 @@ class RunSpec:
     def link_deadline_s(self) -> float:
         """Seconds without a byte after which a peer calls another peer lost."""
         return self.membership.deadline_s / 2
+
+    @property
+    def link_silence_s(self) -> float:
+        """Seconds without a byte after which a link is lost: a line may be away for ``link_deadline_s``."""
+        return min(
+            self.link_deadline_s + RETRANSMIT_S, SILENCE_SHARE_MAX * self.membership.deadline_s
+        )
 
     @property
     def settle_s(self) -> float:

@@ -68,6 +68,8 @@ def test_groups_are_the_fragments_and_each_may_have_its_codec() -> None:
 def test_other_timeouts_follow_from_the_deadline() -> None:
     spec = RunSpec.parse("[membership]\ndeadline_s = 10.0\n")
     assert (spec.heartbeat_s, spec.link_deadline_s, spec.settle_s) == (2.0, 5.0, 1.0)
+    assert spec.link_silence_s == 6.0
+    assert RunSpec.parse("[membership]\ndeadline_s = 1.0\n").link_silence_s == 0.75
 
 
 @pytest.mark.parametrize(
