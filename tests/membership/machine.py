@@ -343,7 +343,7 @@ class MasterMachine(RuleBasedStateMachine):
         held = peer.state[fragment]
         assert held is not None
         peer.state[fragment] = (held[0], hashed("damaged", held))
-        peer.corrupt = True
+        peer.corrupt.add(fragment)
         event("damaged")
         if data.draw(booleans):  # it is the first to apply the next commit
             self.to_the_middle()
