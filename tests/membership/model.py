@@ -135,7 +135,7 @@ class ModelPeer:
     frozen: bool = False
     trainer: bool = True
     leaving: bool = False
-    corrupt: bool = False  # its state was damaged and not healed yet
+    corrupt: set[int] = Factory(set)  # fragments that were damaged and not healed yet
     lineage: bytes = b""
     branch: int = 0
     state: list[tuple[int, bytes] | None] = Factory(list)
@@ -501,7 +501,7 @@ class ModelPeer:
         if head.root in pinned:
             del self.fetching[fragment]
             self.state[fragment] = (head.version, head.root)
-            self.corrupt = False
+            self.corrupt.discard(fragment)
             self.advance(fragment)
             held = self.state[fragment]
             assert held is not None
@@ -710,7 +710,9 @@ class World:
 
     def _holds_newest(self, peer: ModelPeer, fragment: int) -> bool:
         history = self.master.context.history
-        if fragment >= len(peer.state) or peer.corrupt or peer.lineage != history.lineage:
+        if fragment >= len(peer.state) or peer.lineage != history.lineage:
+            return False
+        if fragment in peer.corrupt:
             return False
         held = peer.state[fragment]
         known = history.root(fragment, history.versions[fragment])

@@ -86,8 +86,8 @@ class Witness:
         """The master knows that this connection has ended."""
         for peers in self.sessions.values():
             peers.discard(peer)
-        for reported in self.reported.values():
-            reported.pop(peer, None)
+        for answers in (*self.reported.values(), *self.flushed.values()):
+            answers.pop(peer, None)
         for number, who in list(self.weights):
             if who == peer:
                 del self.weights[number, who]
@@ -101,6 +101,11 @@ class Witness:
         self.pinned.clear()
         self.moved_s.clear()
         self.running.clear()
+        # Repairs since the order die with it: the next master counts on from the order's attempt.
+        self.flushed.clear()
+        self.repairs.clear()
+        self.bad.clear()
+        self.receiving.clear()
 
     def journal_cut(self, history: History) -> None:
         """The end of the journal is lost: the run is where the rest says, until more is known."""
@@ -124,7 +129,8 @@ class Witness:
         here = [peer for peer in world.peers if peer.connected]
         wanted = [(head.version, head.root) for head in record.heads]
         holders = [peer for peer in here if peer.state == wanted]
-        assert len(holders) >= world.spec.membership.min_members, "too few hold it"
+        assert holders, "nobody holds it"  # one is enough: whoever copies from it checks the roots
+        assert len(here) >= world.spec.membership.min_members, "too few are here"
         newest = [(v, self.roots.get((f, v))) for f, v in sorted(self.versions.items())]
         assert not any(peer.state == newest for peer in here), "somebody holds the newest state"
         for head in record.heads:
@@ -150,7 +156,8 @@ class Witness:
         assert known or all_differ, "adopted what the run never was"
         self.true.add((head.fragment, head.version, head.root))
         for peer, state in held:
-            peer.corrupt &= state != (head.version, head.root)
+            if state == (head.version, head.root):
+                peer.corrupt.discard(head.fragment)
         self.versions[head.fragment] = head.version
         self.roots[head.fragment, head.version] = head.root
         self.truth[head.fragment] = head.root
@@ -229,7 +236,7 @@ class Witness:
     def _promoted(self, peer: ModelPeer) -> None:
         for fragment, held in enumerate(peer.state):
             version = self.versions.get(fragment, 0)
-            if not peer.corrupt:
+            if fragment not in peer.corrupt:
                 assert held == (version, self.roots.get((fragment, version))), "not in sync"
 
     def _commit(self, commit: Commit, world: World) -> None:
