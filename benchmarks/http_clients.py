@@ -34,6 +34,8 @@ from attrs import define, field
 
 from benchmarks.commands import HOLDFAST, ROOT, end
 from benchmarks.progress import say
+from benchmarks.report import Table
+from benchmarks.sections import Measured
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.enrol import ENROL_S, newcomers_channel
 from holdfast.protocol.errors import HoldfastError
@@ -41,6 +43,7 @@ from holdfast.protocol.messages import VERSION_MAX, VERSION_MIN, EnrolAuthority,
 from holdfast.protocol.phases import ADMITTING
 from holdfast.protocol.stream import MessageStream
 
+SECONDS = 60.0
 CLIENTS = 50
 WATCHERS = 4
 DESCRIPTORS = 256
@@ -252,18 +255,47 @@ def as_json(seen: Seen, seconds: float, descriptors: int) -> dict[str, Any]:
     }
 
 
+def http_clients() -> Measured:
+    seen = _measured(SECONDS, DESCRIPTORS)
+    raw = as_json(seen, SECONDS, DESCRIPTORS)
+    dials = f"{raw['dials_answered']} of {raw['dials_answered'] + raw['dials_failed']}"
+    table = Table(
+        f"{CLIENTS} HTTP clients that come and go, and {WATCHERS} watches; a master with {DESCRIPTORS} "
+        "descriptors",
+        [f"python -m benchmarks.http_clients --seconds {SECONDS:g}"],
+        [
+            "connections",
+            "dials of the run's port answered",
+            "slowest, s",
+            "descriptors before, most, after",
+        ],
+        [
+            [
+                f"{raw['connections']:,}",
+                dials,
+                f"{raw['dial_max_s']:.2f}" if raw["dial_max_s"] is not None else "none",
+                f"{raw['descriptors_before']}, {raw['descriptors_most']}, {raw['descriptors_after']}",
+            ]
+        ],
+        ["In a minute. Clients ask, say nothing, send half a request, reset, stay idle or listen."],
+    )
+    return [table], raw
+
+
+def _measured(seconds: float, descriptors: int) -> Seen:
+    with tempfile.TemporaryDirectory(prefix="holdfast-clients-") as folder:
+        return trio.run(
+            lambda: measure(Path(folder), seconds=seconds, each=math.inf, descriptors=descriptors)
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seconds", type=float, default=SECONDS)
     parser.add_argument("--descriptors", type=int, default=DESCRIPTORS)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="holdfast-clients-") as folder:
-        seen = trio.run(
-            lambda: measure(
-                Path(folder), seconds=given.seconds, each=math.inf, descriptors=given.descriptors
-            )
-        )
+    seen = _measured(given.seconds, given.descriptors)
     told = json.dumps(as_json(seen, given.seconds, given.descriptors), indent=2)
     if given.json:
         given.json.write_text(told + "\n")

@@ -23,7 +23,8 @@ from benchmarks.commands import BenchError
 from benchmarks.lab_run import LabRun, Status, stop_on_signals
 from benchmarks.namespaces import LabError
 from benchmarks.progress import say
-from benchmarks.report import keep_json
+from benchmarks.report import Table, keep_json
+from benchmarks.sections import Measured
 from benchmarks.wan_lab import Host, WanLab
 
 PEERS = ("alder", "birch", "cedar")
@@ -35,6 +36,8 @@ GAP_S = 4.0
 STEP_S = 0.2
 QUIET = 2  # rounds that are not disturbed, before each outage
 WAIT_S = 180.0
+REPEATS = 3
+DEADLINE_S = 10.0
 SCRIPT = ["-m", "benchmarks.overlap_trainer", "--width=396", "--layers=6", f"--step-s={STEP_S}"]
 SPEC = f"""
 [run]
@@ -66,6 +69,10 @@ def gap(lab: WanLab, _run: LabRun) -> None:
 
 
 OUTAGES: dict[str, Outage] = {"master": master, "gap": gap}
+SAID = {
+    "master": f"the master is killed, and started again after {AWAY_S:g} s",
+    "gap": f"nothing passes one peer's line for {GAP_S:g} s",
+}
 
 
 def measure(
@@ -126,11 +133,41 @@ def _disturbed(lab: WanLab, run: LabRun, outage: Outage) -> dict[str, float]:
     }
 
 
+def outages() -> Measured:
+    raw = measure(list(OUTAGES), REPEATS, DEADLINE_S, None)
+    rows = []
+    for name, cases in raw["outages"].items():
+        quiet_s = statistics.median(case["quiet_s"] for case in cases)
+        rounds = sorted(case["round_s"] for case in cases)
+        to_commit_s = statistics.median(case["outage_to_commit_s"] for case in cases)
+        median_s, worst_s = statistics.median(rounds), rounds[-1]
+        cells = [quiet_s, median_s, worst_s, median_s - quiet_s, to_commit_s]
+        rows.append([SAID[name], *(f"{cell:.1f}" for cell in cells)])
+    table = Table(
+        f"An outage in the middle of a round; {len(PEERS)} peers on {MBIT:g} Mbit/s, deadline "
+        f"{DEADLINE_S:g} s",
+        [f"python -m benchmarks.outages --repeats {REPEATS} --deadline-s {DEADLINE_S:g}"],
+        [
+            "what",
+            "a quiet round, s",
+            "this one, s",
+            "worst, s",
+            "more, s",
+            "from it to the commit, s",
+        ],
+        rows,
+        [
+            f"Medians of {REPEATS}. From one commit to the next, which is all that trainers wait for."
+        ],
+    )
+    return [table], raw
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--outages", default=",".join(OUTAGES), help=", ".join(OUTAGES))
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--deadline-s", type=float, default=15.0, help="the run's (default: 15)")
+    parser.add_argument("--repeats", type=int, default=REPEATS)
+    parser.add_argument("--deadline-s", type=float, default=DEADLINE_S, help="the run's")
     parser.add_argument("--keep", type=Path, help="an empty folder for the processes' logs")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()

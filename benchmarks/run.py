@@ -26,12 +26,14 @@ from benchmarks import (
     deaths,
     hostile,
     hot_swap,
+    http_clients,
     join,
     kills,
     master_kills,
     nat,
     nat_lab,
     one_way,
+    outages,
     scale,
     sections,
     wan_lab,
@@ -97,6 +99,7 @@ SECTIONS = (
     Section("audits", "owners that lie, and who looks", _anywhere, audits.audits),
     Section("nat", "machines behind routers", _routers, nat.nat),
     Section("one-way", "lines that carry nothing in one direction", why_no_switch, one_way.one_way),
+    Section("outages", "a master, and a line, that are away for seconds", _lab, outages.outages),
     Section("chaos", "faults at random instants", _anywhere, chaos.chaos),
     Section(
         "master-kills", "a master that dies again and again", _anywhere, master_kills.master_kills
@@ -105,6 +108,9 @@ SECTIONS = (
     Section("hot-swap", "a spare takes a dead contributor's place", _anywhere, hot_swap.hot_swap),
     Section("checkpoints", "a checkpoint at every round", _anywhere, checkpoints.checkpoints),
     Section("hostile", "strangers at the ports", _anywhere, hostile.hostile),
+    Section(
+        "http-clients", "clients of the dashboard's side", _anywhere, http_clients.http_clients
+    ),
     Section("fuzz", "what every parser has taken", why_no_fuzzer, fuzzing),
     Section("scale", "many members", _anywhere, scale.scale),
     Section("dashboard", "what people look at", _anywhere, dashboard.dashboard),

@@ -9,10 +9,17 @@ from pathlib import Path
 
 import click
 
+from ..protocol.invite import Invite
 from .asked import HTTP_S, call, rounds_of, said_pending
 from .cli_options import HOURS_MAX, Amount, json_option, state_option, tell
 from .exit_codes import ExitCode
+from .hosts import only_loopback
 from .places import Control, find_control, find_state, locked
+
+ONLY_HERE = (
+    "note: this invite leads only to the machine that the master runs on; for others start the master with "
+    "--advertise HOST, then make another one"
+)
 
 
 @click.command()
@@ -61,6 +68,8 @@ def invite(
     body["approve"] = approve
     answer = call(control, "invite", body)
     click.echo(json.dumps(answer) if as_json else answer["invite"])
+    if only_loopback(Invite.decode(answer["invite"]).addresses):
+        click.echo(ONLY_HERE, err=True)
 
 
 @click.command()
