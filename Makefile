@@ -61,9 +61,9 @@ soak: install  ## 20,000 simulated runs from seeds that follow from the commit (
 gpu: install  ## What only a CUDA device can show of the hook; CI has none
 	$(BIN)/pytest -p no:cacheprovider tests/client/gpu_check.py $(ARGS)
 
-fuzz: install  ## Fuzz every parser, guided by coverage, for some minutes; ARGS='--seconds 600 message'
+fuzz: install  ## Fuzz every parser, guided by coverage, and keep finds; ARGS='--seconds 600 message'
 	$(BIN)/pip install -q -c constraints.txt --no-build-isolation -e ".[fuzz]"
-	$(BIN)/python -m tests.fuzz $(ARGS)
+	$(BIN)/python -m tests.fuzz --keep $(ARGS)
 
 format: install  ## Format and fix in place
 	$(BIN)/ruff format .
