@@ -13,7 +13,7 @@ from holdfast.membership.journal import PeerQuarantined
 from tests.browser.conftest import STRANGE, url, watch
 from tests.processes.harness import Fleet, in_sync, member, role
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.slow
 
 PHONE = {"width": 360, "height": 740}
 

@@ -48,9 +48,9 @@ from holdfast.protocol.messages import (
     TrainerHello,
 )
 
-WAIT_S = 20.0  # for a trainer that is alive; then the test fails
+WAIT_S = 60.0  # for a trainer that is alive; then the test fails
 
-START_S = 50.0  # until it connects: a process of its own imports torch first
+START_S = 150.0  # until it connects: a process of its own imports torch first
 
 POLL_S = 0.001  # between two looks at what the trainer's thread is about to do
 

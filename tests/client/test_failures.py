@@ -233,7 +233,7 @@ def test_a_script_that_ends_by_an_exception_says_so_and_keeps_its_traceback(
             [sys.executable, "-c", SCRIPT.format(fails=fails), path],
             capture_output=True,
             text=True,
-            timeout=50,
+            timeout=250,
             check=False,
         )
     assert ended.returncode == 1

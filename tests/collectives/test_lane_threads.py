@@ -35,7 +35,7 @@ from tests.collectives.net import KEY, frame, note
 
 pytestmark = pytest.mark.real_time
 
-SOON_S = 20.0  # nobody waits for so long unless something hangs
+SOON_S = 60.0  # nobody waits for so long unless something hangs
 
 
 @define(eq=False)

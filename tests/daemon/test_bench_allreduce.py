@@ -25,7 +25,7 @@ def bench(path: Path, *arguments: str) -> dict[str, Any]:
     subprocess.run(
         [sys.executable, "-m", "holdfast", "bench", "allreduce", f"--json={path}", *arguments],
         check=True,
-        timeout=50,
+        timeout=250,
     )
     report: dict[str, Any] = json.loads(path.read_text())
     return report

@@ -27,7 +27,7 @@ def test_rows_say_lanes_congestion_and_goodput() -> None:
             "--adaptive-warm-up=0.1",
         ],
         check=True,
-        timeout=50,
+        timeout=250,
         capture_output=True,
         text=True,
     )
@@ -47,7 +47,7 @@ def test_a_cap_on_the_sender_is_never_exceeded() -> None:
     done = subprocess.run(
         [*BENCH, "--counts=2", "--congestion=cubic", "--seconds=1", "--max-mbit=40"],
         check=True,
-        timeout=50,
+        timeout=250,
         capture_output=True,
         text=True,
     )

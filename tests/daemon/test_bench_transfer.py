@@ -20,7 +20,7 @@ def test_a_copy_over_real_lanes_and_one_that_is_equal() -> None:
     done = subprocess.run(
         [*BENCH, "--donors=2", "--size=12MiB", "--fragments=3", "--repeat=2", "--warm-up=0"],
         check=True,
-        timeout=50,
+        timeout=250,
         capture_output=True,
         text=True,
     )

@@ -46,6 +46,8 @@ pytestmark = pytest.mark.real_time
 
 T = TypeVar("T")
 
+HANGS_S = 60.0  # whatever takes so long
+
 LAYOUT = Layout((TensorSpec("weight", (1, 3), "float32", "parameter"),))
 SIZES = (FragmentSize(3, 3, 0),)
 
@@ -67,7 +69,7 @@ class Events:
 
     async def until(self, kind: type[T], count: int = 1) -> T:
         """The ``count``-th report of this kind."""
-        with trio.fail_after(10):
+        with trio.fail_after(HANGS_S):
             while True:
                 found = [each for each in self.seen if isinstance(each, kind)]
                 if len(found) >= count:
@@ -87,7 +89,7 @@ async def serving(folder: Path) -> AsyncIterator[tuple[UnixBridge, Events]]:
     bridge, events = UnixBridge(folder / "s"), Events()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(bridge.run, events)
-        with trio.fail_after(5):
+        with trio.fail_after(HANGS_S):
             while not bridge.path.exists() or stat.S_IMODE(bridge.path.stat().st_mode) != 0o600:
                 await trio.sleep(0.005)
         yield bridge, events
@@ -95,7 +97,7 @@ async def serving(folder: Path) -> AsyncIterator[tuple[UnixBridge, Events]]:
 
 
 async def on_thread(function: Callable[[], T]) -> T:
-    with trio.fail_after(20):
+    with trio.fail_after(HANGS_S):
         return await trio.to_thread.run_sync(function)
 
 

@@ -104,7 +104,7 @@ class Run:
     async def goes_on(self, rounds: int = 5) -> None:
         history = self.master.coordinator.context.history
         target = history.commit_count + rounds
-        with trio.fail_after(30):
+        with trio.fail_after(120):
             while history.commit_count < target:
                 await trio.sleep(0.01)
 

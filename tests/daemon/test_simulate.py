@@ -47,6 +47,7 @@ def test_one_seed_tells_its_story_the_same_one_each_time() -> None:
     assert "RoundCommitted" in traced
 
 
+@pytest.mark.slow
 def test_a_broken_promise_is_told_with_its_faults_and_the_line_that_repeats_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -82,7 +83,7 @@ def test_wrong_use_is_said(arguments: tuple[str, ...]) -> None:
     assert arguments[0] in said.output
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.slow
 def test_ctrl_c_reports_what_was_done(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     command = [sys.executable, "-m", "holdfast", "simulate", "--seeds", "100000", "--jobs", "2"]

@@ -122,9 +122,9 @@ def test_no_full_size_temporary_is_made() -> None:
     count = 4_000_000
     values, momentum, mean = (np.zeros(count, np.float32) for _ in range(3))
     tracemalloc.start()
-    started_s = time.perf_counter()
+    started_s = time.process_time()  # whoever else is busy here
     outer_step(values, momentum, mean, 0.7, 0.9, True)
-    taken_s = time.perf_counter() - started_s
+    taken_s = time.process_time() - started_s
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak_bytes < 2 * 4 * BLOCK_ELEMENTS

@@ -31,7 +31,6 @@ print(json.dumps({**asdict(outcome), "paces": sorted(paces)}))
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(150)
 def test_four_real_models_learn_together_and_agree_though_one_is_killed() -> None:
     """``run_arm`` itself compares copies, roots and the trainers' weights, and fails on a difference."""
     found = told(TINY, seconds=140)
@@ -172,7 +171,7 @@ def test_a_wish_that_cannot_be_met_is_refused_in_a_sentence(tmp_path: Path) -> N
             cwd=ROOT,
             capture_output=True,
             text=True,
-            timeout=50,
+            timeout=250,
             check=False,
         )
         assert done.returncode == 1
@@ -257,7 +256,6 @@ print(json.dumps(asdict(outcome)))
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(150)
 def test_a_real_liar_that_the_norm_gate_sees_is_left_out_and_the_others_agree() -> None:
     found = told(LYING, seconds=140)
     assert found["notes"]["rounds"] == 5

@@ -50,7 +50,7 @@ with (
 """
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_two_that_are_apart_stay_members_and_have_a_link_again() -> None:
     reason = told(
         "from benchmarks.grounds import why_no_switch; print(json.dumps(why_no_switch()))"

@@ -94,7 +94,6 @@ else:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(150)
 def test_two_real_peers_in_the_lab_account_for_all_of_their_time() -> None:
     found = told(TINY, seconds=140)
     if "forbidden" in found:

@@ -216,7 +216,7 @@ def containers(tmp_path: Path, image: Path) -> Iterator[Containers]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_composes_commands_make_a_run(containers: Containers) -> None:
     containers.up("master")
     containers.until_healthy("master", "master")

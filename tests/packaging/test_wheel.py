@@ -17,7 +17,7 @@ from tests.packaging.environments import environment_with, run
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = sorted(init.parent.name for init in ROOT.glob("[a-z]*/__init__.py"))
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

@@ -22,9 +22,9 @@ import httpx
 
 TRAINER = Path(__file__).with_name("tiny_trainer.py")
 POLL_S = 0.03
-START_S = 20.0  # of one daemon; it does not import torch
-WAIT_S = 40.0  # for whatever a test waits for: torch alone takes some seconds on a busy machine
-EXIT_S = 20.0
+START_S = 60.0  # of one daemon; it does not import torch
+WAIT_S = 120.0  # for whatever a test waits for: torch alone takes many seconds on a busy machine
+EXIT_S = 60.0
 LOG_TAIL_CHARS = 3_000
 
 Status = dict[str, Any]

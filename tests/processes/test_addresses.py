@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
 from holdfast.daemon.hosts import doubt_of_loopback, only_loopback
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.invite import Invite
@@ -109,7 +107,6 @@ def invite_in(text: str) -> Invite:
     return Invite.decode(found[1])
 
 
-@pytest.mark.timeout(120)
 def test_the_invite_of_a_master_without_a_way_out_leads_to_it(tmp_path: Path) -> None:
     with two_hosts() as (home, away):
         with a_master(home, tmp_path) as said:
@@ -121,7 +118,6 @@ def test_the_invite_of_a_master_without_a_way_out_leads_to_it(tmp_path: Path) ->
             assert (verdicts["invite"], verdicts["master"]) == ("ok", "ok"), report.findings
 
 
-@pytest.mark.timeout(120)
 def test_an_invite_to_loopback_is_warned_of_at_both_ends(tmp_path: Path) -> None:
     with alone() as here, a_master(here, tmp_path) as said:
         assert "WARNING: this machine is in no network" in said

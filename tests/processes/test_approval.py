@@ -6,12 +6,8 @@ import json
 import subprocess
 import sys
 
-import pytest
-
 from holdfast.daemon.exit_codes import ExitCode
 from tests.processes.harness import Fleet, environment, spec
-
-pytestmark = pytest.mark.timeout(120)
 
 
 def typed(fleet: Fleet, *arguments: str) -> str:

@@ -27,8 +27,6 @@ from holdfast.protocol.addresses import Address
 from holdfast.protocol.invite import Invite
 from tests.processes.harness import Fleet, environment, spec
 
-pytestmark = pytest.mark.timeout(120)
-
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 SKEW_S = 7_200
 CHECKS = {

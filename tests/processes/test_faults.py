@@ -45,7 +45,6 @@ def start_three_and_a_spare(fleet: Fleet, **scripts: tuple[str, ...]) -> None:
     )
 
 
-@pytest.mark.timeout(120)
 def test_a_killed_contributor_is_replaced_by_the_spare_and_comes_back(fleet: Fleet) -> None:
     start_three_and_a_spare(fleet)
     identity = member(fleet.master(), "b")
@@ -89,7 +88,6 @@ def test_a_killed_contributor_is_replaced_by_the_spare_and_comes_back(fleet: Fle
         assert "Traceback" not in fleet.nodes[name].log, name
 
 
-@pytest.mark.timeout(120)
 def test_a_frozen_daemon_is_out_within_the_deadline_and_thaws_as_a_spare(fleet: Fleet) -> None:
     start_three_and_a_spare(fleet)
     before = fleet.master()
@@ -106,7 +104,6 @@ def test_a_frozen_daemon_is_out_within_the_deadline_and_thaws_as_a_spare(fleet: 
     assert len(set(found.values())) == 1, found
 
 
-@pytest.mark.timeout(120)
 def test_a_crash_of_the_trainer_and_one_of_the_master_move_no_state(
     fleet: Fleet, tmp_path: Path
 ) -> None:
@@ -142,7 +139,6 @@ def test_a_crash_of_the_trainer_and_one_of_the_master_move_no_state(
     assert all(os.getpgid(fleet.nodes[name].process.pid) for name in "abcd"), "none was restarted"
 
 
-@pytest.mark.timeout(120)
 def test_a_standby_takes_the_run_over_and_the_old_master_gives_way(
     fleet: Fleet, tmp_path: Path
 ) -> None:

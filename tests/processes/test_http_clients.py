@@ -7,7 +7,6 @@ import math
 import sys
 from pathlib import Path
 
-import pytest
 import trio
 
 from benchmarks.http_clients import (
@@ -22,7 +21,6 @@ from benchmarks.http_clients import (
 )
 from tests.processes.harness import environment
 
-pytestmark = pytest.mark.timeout(120)
 EACH = 12  # connections of each client: more in all than there are descriptors
 SILENT = 2 * DESCRIPTORS
 

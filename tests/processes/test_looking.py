@@ -20,7 +20,6 @@ import pytest
 
 from tests.processes.harness import WAIT_S, Fleet, environment, member, spec
 
-pytestmark = pytest.mark.timeout(180)
 COLUMNS, LINES = 80, 24
 NAME = "train.example.org"  # that the master's owner has given it
 

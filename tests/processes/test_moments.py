@@ -22,7 +22,6 @@ def more(count: int, status: dict[str, Any]) -> bool:
     return len(optimizers(status)) > count
 
 
-@pytest.mark.timeout(180)
 def test_a_joiners_trainer_goes_on_from_a_contributors_moments(fleet: Fleet) -> None:
     text = spec(sync_every=200, min_members=1)
     fleet.start_master(text.replace("[diloco]", '[diloco]\ninner_state = "int8"'))

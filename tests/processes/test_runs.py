@@ -63,7 +63,6 @@ def old_machine() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("codec", ["fp32", "int8"])
-@pytest.mark.timeout(120)
 def test_unlike_processors_end_with_the_same_bits(fleet: Fleet, codec: str) -> None:
     names = "abc"
     toml = spec(rounds=8, sync_every=5, min_members=3, codec=codec)
@@ -125,7 +124,6 @@ def load(model: nn.Module, values: Tensors) -> None:
         parameter.copy_(torch.from_numpy(values[name]))
 
 
-@pytest.mark.timeout(120)
 def test_a_run_of_two_is_the_textbook_diloco_bit_by_bit(fleet: Fleet) -> None:
     fleet.start_master(spec(rounds=6, sync_every=5, pace="lockstep"))
     join_all(fleet, "ab")
@@ -133,7 +131,6 @@ def test_a_run_of_two_is_the_textbook_diloco_bit_by_bit(fleet: Fleet) -> None:
     assert same_bits([*final, textbook(rounds=6, sync_every=5, lr=0.7, mu=0.9)])
 
 
-@pytest.mark.timeout(120)
 def test_with_one_step_a_round_it_is_data_parallel_training(fleet: Fleet) -> None:
     """Inner SGD: averaged gradients at every step."""
     steps, rate = 12, 0.1
@@ -160,7 +157,6 @@ def test_with_one_step_a_round_it_is_data_parallel_training(fleet: Fleet) -> Non
 # ---------------------------------------------------------------- addresses
 
 
-@pytest.mark.timeout(120)
 def test_ipv6_names_and_advertised_addresses_work_together(fleet: Fleet, free_port: int) -> None:
     more = ("--listen", "127.0.0.1:0")
     fleet.start_master(spec(rounds=5, min_members=3), listen="[::1]:0", more=more)
@@ -189,7 +185,6 @@ def test_ipv6_names_and_advertised_addresses_work_together(fleet: Fleet, free_po
 # ---------------------------------------------------------------- scripts that do not fit
 
 
-@pytest.mark.timeout(120)
 def test_a_script_with_other_shapes_is_refused_by_name_and_touches_nobody(fleet: Fleet) -> None:
     fleet.start_master(spec())
     join_all(fleet, "ab", "--pause", "0.005")

@@ -7,14 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import pytest
 
 from holdfast.protocol.identity import load_private_key
 from holdfast.protocol.invite import Invite
 from tests.daemon.test_secrets import spellings
 from tests.processes.harness import Fleet, spec
 
-pytestmark = pytest.mark.timeout(180)
 READS = ("", "api/status", "api/invites", "api/rounds", "api/events", "api/history", "metrics")
 PRIVATE = ("authority.key", "identity.key", "control.json")
 

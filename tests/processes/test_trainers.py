@@ -32,7 +32,6 @@ def events(status: Status) -> list[str]:
     return [str(event["text"]) for event in status["events"]]
 
 
-@pytest.mark.timeout(180)
 def test_each_kind_of_failure_is_told_apart_and_costs_no_state(
     fleet: Fleet, tmp_path: Path
 ) -> None:
@@ -74,7 +73,6 @@ def test_each_kind_of_failure_is_told_apart_and_costs_no_state(
     assert len(set(found.values())) == 1, found
 
 
-@pytest.mark.timeout(180)
 def test_a_command_that_fails_again_and_again_leaves_a_spare_until_somebody_mends_it(
     fleet: Fleet, tmp_path: Path
 ) -> None:

@@ -17,8 +17,6 @@ import pytest
 from holdfast.protocol.credentials import CERTIFICATE_FILE
 from tests.processes.harness import POLL_S, WAIT_S, Fleet, Node, Status, member, spec
 
-pytestmark = pytest.mark.timeout(120)
-
 
 def hours_that_are_not_now() -> str:
     """Some that began twelve hours ago, by this machine's clock, and are short."""

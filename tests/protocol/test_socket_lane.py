@@ -141,7 +141,7 @@ async def test_closing_wakes_a_thread_that_receives_and_one_that_sends() -> None
         await trio.sleep(0.1)
         started_s = time.monotonic()
         far.close()
-    assert time.monotonic() - started_s < 2
+    assert time.monotonic() - started_s < 30, "it was not waited for what would have come in 60 s"
 
 
 async def test_closing_wakes_a_thread_in_the_middle_of_a_frame() -> None:

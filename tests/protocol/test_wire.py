@@ -361,8 +361,8 @@ def test_the_largest_messages_fit() -> None:
 
 def test_an_empty_message_is_small_and_a_small_one_is_quick() -> None:
     assert len(wire.encode(InitialPosted())) < 20
-    start_s = time.perf_counter()
+    start_s = time.process_time()  # whoever else is busy here
     for _ in range(1_000):
         wire.decode(wire.encode(PROGRESS))
-    assert (time.perf_counter() - start_s) / 1_000 < 200e-6  # measured: 7 microseconds
+    assert (time.process_time() - start_s) / 1_000 < 200e-6  # measured: 7 microseconds
     assert wire.decode(wire.encode(Abort(1, "x"))) == Abort(1, "x")

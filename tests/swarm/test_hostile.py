@@ -46,7 +46,7 @@ def lies(name: str, *kinds: Falsehood) -> None:
     LIES[name] = set(kinds)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("first", range(0, 40, BLOCK))
 def test_nobody_honest_suffers_and_rounds_go_on(first: int) -> None:
     for seed in range(first, first + BLOCK):

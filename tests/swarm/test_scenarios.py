@@ -36,7 +36,7 @@ def test_five_hundred_seeds_have_every_kind_of_fault_at_every_instant() -> None:
     assert any(fault.who == "master" and fault.kind is Kind.CRASH for fault in faults)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_the_same_seed_gives_the_same_run_in_any_process() -> None:
     code = (
         "from holdfast.daemon.simulation.run import simulate\nfor s in range(4): print(simulate(s))"
@@ -55,7 +55,7 @@ def test_the_same_seed_gives_the_same_run_in_any_process() -> None:
     assert told[0] == told[1]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_faults_that_are_planned_happen() -> None:
     outcomes = [simulate(seed) for seed in range(30)]
     planned = sum(len(Scenario.of(seed).faults) for seed in range(30))
@@ -151,7 +151,7 @@ def test_a_failing_list_of_faults_shrinks_to_what_it_takes() -> None:
     assert asked["times"] == 3
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_planted_bug_is_told_with_the_fault_that_shows_it(
     monkeypatch: Patch, record_property: Note
 ) -> None:

@@ -12,13 +12,13 @@ import pytest
 from tests.swarm.simulation import FIXED, ROTATING, blocks, check_reruns, live_through
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @blocks(FIXED, 3)
 def test_a_run_survives_faults_at_any_instant(seeds: Sequence[int]) -> None:
     check_reruns(seeds, live_through(seeds))
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @blocks(ROTATING, 3)
 def test_a_run_survives_faults_that_nobody_chose(seeds: Sequence[int]) -> None:
     live_through(seeds)
