@@ -13,8 +13,8 @@ INSTALLED := .venv/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install packages test lint types imports pytest soak gpu fuzz format demo bench docs reference \
-	screenshots constraints clean distclean
+.PHONY: help install packages check test static lint types imports pytest quick soak gpu fuzz format demo \
+	bench docs reference screenshots constraints clean distclean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,7 +31,16 @@ $(INSTALLED): pyproject.toml constraints.txt
 packages:  ## What tests need of the system: Chromium, nft (instant when it is there)
 	tools/install-packages
 
-test: lint types imports pytest  ## All that CI runs
+check: install  ## In 3 minutes: static checks, unit tests of all rooms, the fuzz corpus, 40 simulator seeds
+	@$(MAKE) --no-print-directory -j 2 static quick
+
+test: install  ## All that CI runs: static checks beside all tests
+	@$(MAKE) --no-print-directory -j 2 static pytest
+
+# Beside pytest, so what they say comes in one piece.
+static:
+	@said=$$($(MAKE) --no-print-directory -k lint types imports 2>&1); broken=$$?; \
+	echo "$$said"; exit $$broken
 
 lint: install  ## Formatting and lint rules
 	$(BIN)/ruff format --check .
@@ -43,9 +52,19 @@ types: install  ## Strict static types
 imports: install  ## Which room may import which
 	$(BIN)/lint-imports --no-logo
 
-# Tests start processes of their own, so each computes with one thread.
+# Tests start processes of their own, so each computes with one thread. Whoever has done its share takes
+# tests from others; a fixture of a module is then made twice at worst.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal
+
 pytest: install  ## All tests, also the wheel's; narrow down with ARGS='tests/protocol -k lane'
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	$(PYTEST) $(ARGS)
+
+ROOMS := protocol membership collectives checkpoint diloco daemon client
+QUICK := $(ROOMS:%=tests/%) tests/fuzz tests/test_planting.py
+
+quick: install
+	$(PYTEST) -q -m "not slow and not planted" $(QUICK) $(ARGS)
+	$(BIN)/holdfast simulate --seeds 40
 
 # 13,000 as the seeds have it and 7,000 with other numbers of peers; the line that it prints first
 # repeats it, whatever the commit is then.
@@ -56,7 +75,7 @@ soak: install  ## 20,000 simulated runs from seeds that follow from the commit; 
 	for peers in 2 3 4 5 6 7 8; do \
 		$(BIN)/holdfast simulate --start $$start --seeds 1000 --peers $$peers $(ARGS) || broken=1; \
 	done; \
-	SEARCH=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) -m planted || broken=1; \
+	SEARCH=1 $(PYTEST) -m planted || broken=1; \
 	exit $$broken
 
 gpu: install  ## What only a CUDA device can show of the hook; CI has none

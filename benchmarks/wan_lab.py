@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import hashlib
 import json
 import math
@@ -32,7 +33,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -197,20 +198,21 @@ class WanLab(Namespaces):
 
     def _choose_congestion(self) -> None:
         """Other namespaces than the first may choose only what anybody may use: allow it meanwhile."""
-        allowed = ALLOWED_CONGESTION.read_text()
-        try:
-            ALLOWED_CONGESTION.write_text(
-                " ".join({*allowed.split(), *(host.congestion for host in self.hosts)})
-            )
-            for number, host in enumerate(self.hosts):
-                script = 'echo "$1" > /proc/sys/net/ipv4/tcp_congestion_control'
-                self.run(number, ["sh", "-c", script, "sh", host.congestion], check=True)
-        except (OSError, subprocess.CalledProcessError) as error:
-            wanted = ", ".join(sorted({host.congestion for host in self.hosts}))
-            raise LabError(f"cannot choose the congestion control {wanted}: {error}") from None
-        finally:
-            with contextlib.suppress(OSError):
-                ALLOWED_CONGESTION.write_text(allowed)
+        with alone():
+            allowed = ALLOWED_CONGESTION.read_text()
+            try:
+                ALLOWED_CONGESTION.write_text(
+                    " ".join({*allowed.split(), *(host.congestion for host in self.hosts)})
+                )
+                for number, host in enumerate(self.hosts):
+                    script = 'echo "$1" > /proc/sys/net/ipv4/tcp_congestion_control'
+                    self.run(number, ["sh", "-c", script, "sh", host.congestion], check=True)
+            except (OSError, subprocess.CalledProcessError) as error:
+                wanted = ", ".join(sorted({host.congestion for host in self.hosts}))
+                raise LabError(f"cannot choose the congestion control {wanted}: {error}") from None
+            finally:
+                with contextlib.suppress(OSError):
+                    ALLOWED_CONGESTION.write_text(allowed)
 
     def _remove(self) -> None:
         self._end_processes()
@@ -239,6 +241,17 @@ class WanLab(Namespaces):
         assert self._hub is not None
         assert self._hub.stdout is not None
         return self._hub.stdout.readline().strip()
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """No other lab of this machine is in here: it would put back what this one has changed."""
+    folder = os.open(NAMESPACES, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
 
 
 def compiled_hub() -> Path:

@@ -362,6 +362,7 @@ def taken() -> Iterator[str]:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["--listen", "--http"])
 def test_a_taken_port_for_the_master(live: Fleet, taken: str, option: str) -> None:
     other = "--http" if option == "--listen" else "--listen"
@@ -372,6 +373,7 @@ def test_a_taken_port_for_the_master(live: Fleet, taken: str, option: str) -> No
     assert taken.rpartition(":")[2] in told(node)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["--listen", "--http"])
 def test_a_taken_port_for_a_peer(live: Fleet, taken: str, option: str) -> None:
     node = live.join(f"peer{option}", more=(option, taken), command=())
@@ -379,6 +381,7 @@ def test_a_taken_port_for_a_peer(live: Fleet, taken: str, option: str) -> None:
     assert taken.rpartition(":")[2] in told(node)
 
 
+@pytest.mark.slow
 def test_a_state_directory_in_use(live: Fleet) -> None:
     arguments = (str(live.folder / "run.toml"), "--state", str(live.folder / "master"))
     node = live.spawn("master-again", "master", *arguments, "--listen", "127.0.0.1:0")
@@ -386,6 +389,7 @@ def test_a_state_directory_in_use(live: Fleet) -> None:
     assert "in use" in told(node)
 
 
+@pytest.mark.slow
 def test_status_and_invite_and_leave(live: Fleet) -> None:
     peer = live.join("looker", command=())
     live.until(lambda s: member(s, "looker"), "it is in the run")
@@ -417,6 +421,7 @@ def test_status_and_invite_and_leave(live: Fleet) -> None:
     assert ours(peer) == []
 
 
+@pytest.mark.slow
 def test_a_used_up_invite(live: Fleet) -> None:
     live.join("first", command=())
     live.until(lambda s: member(s, "first"), "it is in the run")
@@ -430,6 +435,7 @@ def test_a_used_up_invite(live: Fleet) -> None:
     assert back.process.poll() is None
 
 
+@pytest.mark.slow
 def test_a_withdrawn_invite(live: Fleet) -> None:
     invite = str(live.act("invite", {"uses": 5})["invite"])
     listed = json.loads(ask(live, "invites", "--json").out)["invites"]
@@ -445,6 +451,7 @@ def test_a_withdrawn_invite(live: Fleet) -> None:
     assert "withdrawn" in told(node)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "body",
     [
@@ -465,6 +472,7 @@ def test_a_bad_invite_over_http_is_refused_plainly(live: Fleet, body: dict[str, 
         live.act("invite", body)
 
 
+@pytest.mark.slow
 def test_another_runs_invite(live: Fleet) -> None:
     invite = Invite.decode(str(live.act("invite", {})["invite"]))
     live.invites["lost"] = attrs.evolve(invite, fingerprint="ab" * 32).encode()
@@ -473,6 +481,7 @@ def test_another_runs_invite(live: Fleet) -> None:
     assert "not the master of the invite's run" in told(node)
 
 
+@pytest.mark.slow
 def test_something_else_at_the_masters_address(live: Fleet) -> None:
     invite = Invite.decode(str(live.act("invite", {})["invite"]))
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -486,6 +495,7 @@ def test_something_else_at_the_masters_address(live: Fleet) -> None:
     assert str(address) in told(node)
 
 
+@pytest.mark.slow
 def test_a_kicked_peer_stays_out(live: Fleet) -> None:
     node = live.join("rude", command=())
     live.until(lambda s: member(s, "rude"), "it is in the run")
@@ -500,12 +510,14 @@ def test_a_kicked_peer_stays_out(live: Fleet) -> None:
     assert "nobody" in said.line
 
 
+@pytest.mark.slow
 def test_a_training_command_that_cannot_be_started(live: Fleet) -> None:
     node = live.join("unable", command=("no-such-command", "--flag"))
     assert node.wait() == ExitCode.TRAINER
     assert "no-such-command --flag" in told(node)
 
 
+@pytest.mark.slow
 def test_a_peer_that_nobody_can_dial_takes_part(live: Fleet) -> None:
     node = live.join("hermit", more=("--advertise", "127.0.0.1:1"), command=())
     live.until(lambda s: member(s, "hermit") is not None, "it is in")
@@ -540,6 +552,7 @@ def small(tmp_path: Path) -> Iterator[Fleet]:
         fleet.stop_all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_ends_master_and_peer_with_0(small: Fleet, number: signal.Signals) -> None:
     peer = small.join("p", command=("sleep", "60"))
@@ -556,6 +569,7 @@ def test_ctrl_c_ends_master_and_peer_with_0(small: Fleet, number: signal.Signals
     assert "holdfast: " not in "".join(ours(master))
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_stops_at_once(small: Fleet) -> None:
     peer = small.join("p", command=("sleep", "60"))
     small.until(lambda _: small.peer("p")["number"], "it knows that it is in the run")
@@ -574,6 +588,7 @@ def test_a_second_ctrl_c_stops_at_once(small: Fleet) -> None:
     assert not alive(trainer)
 
 
+@pytest.mark.slow
 def test_ctrl_c_before_admission(small: Fleet) -> None:
     small.act("invite", {})
     small.invites["p"] = str(small.act("invite", {})["invite"])
@@ -588,6 +603,7 @@ def test_ctrl_c_before_admission(small: Fleet) -> None:
     assert "stopped" in told(peer)
 
 
+@pytest.mark.slow
 def test_a_peer_that_loses_its_master_gives_up_after_its_patience(small: Fleet) -> None:
     peer = small.join("p", more=("--patience", "1"), command=("sleep", "60"))
     small.until(lambda s: member(s, "p"), "it is in the run")
