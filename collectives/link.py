@@ -219,15 +219,13 @@ class Link:
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes of all frames sent, overhead included; some perhaps twice."""
-        return self._past_sent_bytes + sum(lane.sender.sent_bytes for lane in self._lanes.values())
+        """Bytes of all frames sent, overhead and parts of frames included; some perhaps twice."""
+        return self._past_sent_bytes + sum(lane.sent_bytes for lane in self._lanes.values())
 
     @property
     def received_bytes(self) -> int:
-        """Bytes of all frames received, overhead included."""
-        return self._past_received_bytes + sum(
-            lane.receiver.received_bytes for lane in self._lanes.values()
-        )
+        """Bytes of all frames received, overhead and parts of frames included."""
+        return self._past_received_bytes + sum(lane.received_bytes for lane in self._lanes.values())
 
     @property
     def lanes(self) -> tuple[LinkLane, ...]:
@@ -473,8 +471,8 @@ class Link:
         await lane.closed_there.wait()
         lane.give_back()
         del self._lanes[lane.number]
-        self._past_sent_bytes += lane.sender.sent_bytes
-        self._past_received_bytes += lane.receiver.received_bytes
+        self._past_sent_bytes += lane.sent_bytes
+        self._past_received_bytes += lane.received_bytes
         self._past_arrived_bytes += lane.arrived_bytes
 
     async def _keep_lanes(self, dial: DialLane, nursery: trio.Nursery) -> None:

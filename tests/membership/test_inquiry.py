@@ -189,4 +189,4 @@ def test_two_are_not_asked() -> None:
 def test_answers_that_were_not_asked_for_are_ignored() -> None:
     table, order = five()
     table.say(A, Diagnosis(order.round, order.attempt, (B,)), Diagnosis(99, 1, (B,)))
-    assert not table.master.conductor.rounds[order.round].running().told
+    assert table.master.conductor.rounds[order.round].running().inquiry is None
