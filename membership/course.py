@@ -453,7 +453,8 @@ class Course:
     def _stall_limit_s(self, attempt: Attempt) -> float:
         if self._is_seen_to(attempt):
             return math.inf
-        return attempt.moved_s + self.context.spec.membership.deadline_s
+        limit_s = attempt.moved_s + self.context.spec.membership.deadline_s
+        return max(limit_s, attempt.patience_s)
 
     # ------------------------------------------------------------ who is in the way
 
@@ -544,6 +545,7 @@ class Course:
         attempt, now_s = round_.running(), self.context.now_s
         inquiry = attempt.end_inquiry()
         if inquiry.question is Question.DIFFERENCE:  # somebody has taken its report back
+            attempt.inquired.discard(Question.DIFFERENCE)
             return
         left = set(attempt.takes_part(attempt.receivers)) - attempt.lost.keys()
         findings = self._weighed(attempt, waiting(inquiry.told, left, attempt.outcomes))
