@@ -36,7 +36,6 @@ from ...protocol.messages import (
     MadeDigest,
     Measured,
     Message,
-    MomentsSettled,
     NotReady,
     Probed,
     Progress,
@@ -286,7 +285,6 @@ class Hostile:
         if Falsehood.TRAINER in kinds:
             kind, remedy = rng.choice(list(FailureKind)), rng.choice(list(Remedy))
             yield TrainerFailed(kind, "it fails", remedy, rng.randint(0, 9), 1e9)
-            yield MomentsSettled(quarry, 2**60, "")
         if Falsehood.AGAIN in kinds and self._said:
             yield rng.choice(self._said)
 
