@@ -26,7 +26,6 @@ import itertools
 import math
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TypeVar
 
 import trio
 
@@ -76,7 +75,6 @@ BEATS_PER_SILENCE = 4  # heartbeats in the time after which silence means loss
 # only crowd each other out of its queue.
 STEADY = "bbr"
 
-T = TypeVar("T")
 
 OnMessage = Callable[[str, Message], Awaitable[None]]
 DialLane = Callable[["Link", int], Awaitable[LinkLane]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import secrets
 import shutil
@@ -46,8 +45,6 @@ from .web.live import Live
 from .web.metrics import metrics_route
 from .web.past import status_route
 from .web.serve import control_side
-
-log = logging.getLogger("holdfast.peer")
 
 CERTIFICATE_LEFT_MIN_S = 3600.0  # with less left, the invite's token is used again
 PARTIAL_FOLDER = "partial"  # in the state directory: blocks of a copy that is not whole yet

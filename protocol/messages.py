@@ -12,7 +12,7 @@ from __future__ import annotations
 import enum
 import math
 import re
-from typing import Any, TypeVar
+from typing import Any
 
 import attrs
 from attrs import field, frozen
@@ -50,7 +50,6 @@ AUDITS_MAX = 2**15  # chunks of one result that are audited; of more, so many ar
 PROOF_BYTES_MAX = 2**28  # what proves a lie: a chunk of all who are in it; the master holds it once
 PROOF_PIECE_BYTES_MAX = 2**16  # of it in one message: half a second of 1 Mbit/s between heartbeats
 
-T = TypeVar("T")
 
 _count: Any = and_(ge(0), le(COUNT_MAX))
 _u32: Any = and_(ge(0), le(2**32 - 1))  # what a frame's header has room for

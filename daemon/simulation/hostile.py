@@ -270,9 +270,9 @@ class Hostile:
             self._moved += 1_000_000
             moved = self._moved
             yield Progress(2**40, moved, 1e9, 0.0, "training", moved, moved, moved, {})
-        yield from self._about_the_rest(service, one[0])
+        yield from self._about_the_rest(one[0])
 
-    def _about_the_rest(self, service: PeerService, quarry: str) -> Iterator[Message]:
+    def _about_the_rest(self, quarry: str) -> Iterator[Message]:
         kinds, rng = self.kinds, self.rng
         if Falsehood.DONORS in kinds:
             yield SyncFailed(0, rng.randint(0, 5), (quarry,), "wrong blocks")

@@ -55,7 +55,7 @@ def combine(
     encoded = {peer_id(at): memoryview(row.tobytes()) for at, row in enumerate(rows)}
     out = np.empty(count, np.float32)
     room = memoryview(bytearray(layout.cuts[0].down_bytes))
-    length = combine_chunk(contributors, encoded, layout, 0, Rule.of(plan), out, room)
+    length = combine_chunk(contributors, encoded, layout, Rule.of(plan), out, room)
     shuffled = dict(random.Random(count).sample(list(encoded.items()), len(encoded)))
     again = combined(contributors, shuffled, layout, 0, Rule.of(plan))
     assert again == bytes(room[:length])
