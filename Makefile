@@ -49,21 +49,22 @@ pytest: install  ## All tests, also the wheel's; narrow down with ARGS='tests/pr
 
 # 13,000 as the seeds have it and 7,000 with other numbers of peers; the line that it prints first
 # repeats it, whatever the commit is then.
-soak: install  ## 20,000 simulated runs from seeds that follow from the commit (hours)
+soak: install  ## 20,000 simulated runs from seeds that follow from the commit; planted bugs searched for (hours)
 	@start=$${START:-$$($(BIN)/python tools/rotating_start.py)}; broken=0; \
 	echo "again: make soak START=$$start"; \
 	$(BIN)/holdfast simulate --start $$start --seeds 13000 $(ARGS) || broken=1; \
 	for peers in 2 3 4 5 6 7 8; do \
 		$(BIN)/holdfast simulate --start $$start --seeds 1000 --peers $$peers $(ARGS) || broken=1; \
 	done; \
+	SEARCH=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) -m planted || broken=1; \
 	exit $$broken
 
 gpu: install  ## What only a CUDA device can show of the hook; CI has none
 	$(BIN)/pytest -p no:cacheprovider tests/client/gpu_check.py $(ARGS)
 
-fuzz: install  ## Fuzz every parser, guided by coverage, for some minutes; ARGS='--seconds 600 message'
+fuzz: install  ## Fuzz every parser, guided by coverage, and keep finds; ARGS='--seconds 600 message'
 	$(BIN)/pip install -q -c constraints.txt --no-build-isolation -e ".[fuzz]"
-	$(BIN)/python -m tests.fuzz $(ARGS)
+	$(BIN)/python -m tests.fuzz --keep $(ARGS)
 
 format: install  ## Format and fix in place
 	$(BIN)/ruff format .

@@ -13,6 +13,7 @@ import trio
 from hypothesis import HealthCheck, settings
 
 from holdfast.protocol.virtual_time import run_virtually
+from tests.planting import told_to_record
 
 REAL_SECONDS_MAX = 55.0
 
@@ -48,3 +49,12 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     else:
         trio.run(_bounded, bound, REAL_SECONDS_MAX)
     return True
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """End with the planted bugs that what is recorded shows no longer."""
+    told = told_to_record(terminalreporter.getreports("passed"))
+    if told:
+        terminalreporter.section("searched for, since what is recorded does not show it any more")
+        for line in told:
+            terminalreporter.line(line)

@@ -1,23 +1,77 @@
-"""Bugs that tests plant in production code, to see that something notices."""
+"""Bugs that tests plant in production code, to see that something notices.
+
+What shows a bug (a seed, an example) is recorded beside it and tried first: that takes a fraction of a
+second where a search may take a minute. The bug is searched for only when what is recorded shows it no
+longer, since the code that it runs through has changed. The test passes then, too, and the run ends
+with a line that says what to record. ``SEARCH=1`` searches whatever is recorded, as `make soak` does.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import pytest
 
 Patch = pytest.MonkeyPatch
 Plant = Callable[[Patch], None]
+Note = Callable[[str, object], None]  # pytest's ``record_property``
+Shows = TypeVar("Shows", int, str)  # a seed, an example
+
+TO_RECORD = "to record"  # the property of a test's report
 
 
 class Bugs(dict[str, Plant]):
-    """By name, what plants each."""
+    """By name, what plants each.
 
-    def named(self, name: str) -> Callable[[Plant], Plant]:
-        """A decorator: the function plants the bug of this name."""
+    Attributes:
+      seeds: by name, the seed that is known to show it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seeds: dict[str, int] = {}
+
+    def named(self, name: str, *, seed: int | None = None) -> Callable[[Plant], Plant]:
+        """A decorator: the function plants the bug of this name, which this seed shows."""
 
         def register(plant: Plant) -> Plant:
             self[name] = plant
+            if seed is not None:
+                self.seeds[name] = seed
             return plant
 
         return register
+
+
+def what_shows(
+    recorded: Shows | None,
+    shows: Callable[[Shows], object],
+    search: Callable[[], Shows | None],
+    note: Note,
+) -> Shows | None:
+    """What shows the bug that is planted: what is recorded, or else what a search finds, or None."""
+    searching = os.environ.get("SEARCH", "") not in ("", "0")
+    if recorded is not None and not searching and shows(recorded):
+        return recorded
+    found = search()
+    if found is not None and not searching:
+        note(TO_RECORD, f"{found!r} instead of {str(recorded)[:20]}")
+    return found
+
+
+def first_that_shows(shows: Callable[[int], object], seeds: Iterable[int]) -> int | None:
+    """The search among seeds."""
+    return next((seed for seed in seeds if shows(seed)), None)
+
+
+def told_to_record(reports: Iterable[object]) -> list[str]:
+    """The lines for the end of a run."""
+    return [
+        f"{report.nodeid}: record {told}"
+        for report in reports
+        if isinstance(report, pytest.TestReport) and report.when == "call"
+        for name, told in report.user_properties
+        if name == TO_RECORD
+    ]

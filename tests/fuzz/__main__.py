@@ -3,12 +3,13 @@
     python -m tests.fuzz                             every target for a while, two at a time
     python -m tests.fuzz --seconds 600 message lane  these, longer
     python -m tests.fuzz --runs 1000000 message      so many inputs
-    python -m tests.fuzz --show codec FILE           what one input does, without the fuzzer
-    python -m tests.fuzz --keep                      also put what reached new code into the repository
+    python -m tests.fuzz --show codec FILE           what one input does, without the fuzzer; or an archive's entry
+    python -m tests.fuzz --add codec FILE            put an input into the repository
+    python -m tests.fuzz --keep                      also put what reached new code there, as `make fuzz` does
 
 What it finds is kept in ``build/fuzz`` and is gone on from the next time. An input that a target does not
-survive is written there, too, and named together with the line that shows it again; put it into
-``tests/fuzz/corpus/TARGET`` when it is mended. The exit status is 1 if there was one.
+survive is written there, too, and named together with the line that shows it again; ``--add`` it when it is
+mended. The exit status is 1 if there was one. What the repository has is in archives, see ``archive``.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from tests.fuzz import archive
 from tests.fuzz.targets import TARGETS, Target
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-CORPUS = HERE / "corpus"
+ROOT = Path(__file__).resolve().parents[2]
 FOUND = ROOT / "build" / "fuzz"
 SECONDS = 20.0
 JOBS = 2
@@ -36,15 +37,13 @@ MEMORY_MB = 1_024  # one that takes more is, too
 KEPT_MAX = 60  # inputs of one target in the repository
 
 
-def corpora(name: str) -> tuple[Path, Path]:
-    """Where a target's inputs are: those that are found, those of the repository."""
+def found_before(name: str) -> Path:
+    """Where a target's inputs are that were found here; those that it likes are put there."""
     found = FOUND / name
     found.mkdir(parents=True, exist_ok=True)
     for number, seed in enumerate(TARGETS[name].seeds()):
         (found / f"seed-{number}").write_bytes(seed)
-    kept = CORPUS / name
-    kept.mkdir(parents=True, exist_ok=True)
-    return found, kept
+    return found
 
 
 def libfuzzer(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -61,19 +60,21 @@ def fuzz(name: str, seconds: float, runs: int) -> dict[str, Any]:
     Returns:
       ``inputs`` that it survived, ``covered`` edges, ``seconds``, and ``crash``: a file, or null.
     """
-    found, kept = corpora(name)
+    found = found_before(name)
     began_s = time.monotonic()
-    done = libfuzzer(
-        name,
-        str(found),
-        str(kept),
-        f"-max_len={TARGETS[name].bytes_max}",
-        f"-max_total_time={seconds:.0f}" if not runs else f"-runs={runs}",
-        f"-timeout={HANG_S}",
-        f"-rss_limit_mb={MEMORY_MB}",
-        f"-artifact_prefix={FOUND / name}-",
-        "-print_final_stats=1",
-    )
+    with tempfile.TemporaryDirectory(prefix="holdfast-fuzz-") as kept:
+        archive.unpack(name, Path(kept))
+        done = libfuzzer(
+            name,
+            str(found),
+            kept,
+            f"-max_len={TARGETS[name].bytes_max}",
+            f"-max_total_time={seconds:.0f}" if not runs else f"-runs={runs}",
+            f"-timeout={HANG_S}",
+            f"-rss_limit_mb={MEMORY_MB}",
+            f"-artifact_prefix={FOUND / name}-",
+            "-print_final_stats=1",
+        )
     counted = re.findall(r"number_of_executed_units: (\d+)", done.stderr)
     covered = re.findall(r"cov: (\d+)", done.stderr)
     crash = re.findall(r"Test unit written to (\S+)", done.stderr)
@@ -89,20 +90,30 @@ def fuzz(name: str, seconds: float, runs: int) -> dict[str, Any]:
 
 
 def keep(name: str) -> int:
-    """Put what reached new code into the repository, the shortest first; how many files there are then."""
-    found, kept = corpora(name)
-    there = {path.read_bytes() for path in kept.iterdir()}
-    for path in sorted(found.iterdir(), key=lambda path: (path.stat().st_size, path.name)):
-        if len(there) < KEPT_MAX and (data := path.read_bytes()) not in there:
-            (kept / path.name[:16]).write_bytes(data)
+    """Put what reached new code into the archive, the shortest first; how many inputs it has then."""
+    kept = archive.read(name)
+    there = set(kept.values())
+    found = [path.read_bytes() for path in found_before(name).iterdir()]
+    for data in sorted(found, key=lambda data: (len(data), data)):
+        if len(there) < KEPT_MAX and data not in there:
+            kept[archive.name_of(data)] = data
             there.add(data)
-    return len(there)
+    archive.write(name, kept)
+    return len(kept)
 
 
-def show(name: str, path: Path) -> None:
+def show(name: str, where: str) -> None:
+    """Where: a file, or an entry of the target's archive."""
     target: Target = TARGETS[name]
-    target.run(path.read_bytes())
-    print(f"{name} takes {path} as it should")
+    data = archive.read(name).get(where)
+    target.run(Path(where).read_bytes() if data is None else data)
+    print(f"{name} takes {where} as it should")
+
+
+def add(name: str, path: Path) -> None:
+    """Whatever the archive has by now: what failed once stays."""
+    archive.write(name, {**archive.read(name), path.name: path.read_bytes()})
+    print(f"{archive.archive_of(name).relative_to(ROOT)} has {path.name}")
 
 
 def main() -> int:
@@ -114,9 +125,13 @@ def main() -> int:
     parser.add_argument("--keep", action="store_true")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--show", nargs=2, metavar=("TARGET", "FILE"))
+    parser.add_argument("--add", nargs=2, metavar=("TARGET", "FILE"))
     options = parser.parse_args()
     if options.show:
-        show(options.show[0], Path(options.show[1]))
+        show(*options.show)
+        return 0
+    if options.add:
+        add(options.add[0], Path(options.add[1]))
         return 0
     names = options.targets or list(TARGETS)
     if unknown := [name for name in names if name not in TARGETS]:

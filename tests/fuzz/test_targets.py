@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.fuzz import archive
 from tests.fuzz.targets import TARGETS
 
-CORPUS = Path(__file__).with_name("corpus")
 EXAMPLES = 60
 
 
@@ -34,10 +34,14 @@ def edits(seeds: list[bytes]) -> st.SearchStrategy[bytes]:
 @pytest.mark.filterwarnings("ignore::cryptography.utils.CryptographyDeprecationWarning")
 @pytest.mark.parametrize("name", TARGETS)
 def test_the_corpus_is_survived(name: str) -> None:
-    found = sorted((CORPUS / name).iterdir())
+    found = archive.read(name)
     assert found
-    for path in found:
-        TARGETS[name].run(path.read_bytes())
+    for entry, data in found.items():
+        try:
+            TARGETS[name].run(data)
+        except BaseException as error:
+            error.add_note(f"again: python -m tests.fuzz --show {name} {entry}")
+            raise
 
 
 @pytest.mark.filterwarnings("ignore::cryptography.utils.CryptographyDeprecationWarning")
@@ -54,4 +58,31 @@ def test_edited_seeds_are_survived(name: str) -> None:
 
 
 def test_no_corpus_is_left_without_its_target() -> None:
-    assert {path.name for path in CORPUS.iterdir()} == set(TARGETS)
+    assert archive.targets() == set(TARGETS)
+
+
+def test_an_archive_is_what_its_inputs_are_whenever_and_in_whatever_order_they_came(
+    tmp_path: Path,
+) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    archive.write("codec", {"a": b"first", "b": b"second"}, one)
+    archive.write("codec", {"b": b"second"}, other)
+    archive.write("codec", {**archive.read("codec", other), "a": b"first"}, other)
+    assert archive.archive_of("codec", one).read_bytes() == (other / "codec.zip").read_bytes()
+
+
+def test_a_fuzzer_gets_a_file_for_each_input_of_an_archive(tmp_path: Path) -> None:
+    archive.write("codec", {"a": b"first", "b": b"\0"}, tmp_path / "corpus")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    archive.unpack("codec", folder, tmp_path / "corpus")
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
+        "a": b"first",
+        "b": b"\0",
+    }
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_writing_an_archive_anew_changes_nothing(name: str, tmp_path: Path) -> None:
+    archive.write(name, archive.read(name), tmp_path)
+    assert archive.archive_of(name, tmp_path).read_bytes() == archive.archive_of(name).read_bytes()

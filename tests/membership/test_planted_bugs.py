@@ -59,20 +59,28 @@ and about masters and lineage:
     strangers' weights         a state whose root the journal does not know is gone back to
     feeds the line             who waits in line is synced all the same
 
+An example that finds each of those that take a search is kept in planted_examples.json, as hypothesis
+writes it for ``reproduce_failure``.
+
 What a peer's own code could do wrong in a repair is planted in tests/swarm/test_planted_simulation.py.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from attrs import evolve
 from hypothesis import Phase as Phases
-from hypothesis import settings
+from hypothesis import reproduce_failure, settings
+from hypothesis.errors import DidNotReproduce, InvalidArgument
 from hypothesis.stateful import run_state_machine_as_test
 
 from holdfast.membership import (
@@ -110,7 +118,7 @@ from tests.membership import (
 )
 from tests.membership.machine import MasterMachine
 from tests.membership.model import ModelPeer
-from tests.planting import Bugs, Patch, Plant
+from tests.planting import Bugs, Note, Patch, Plant, what_shows
 
 BUGS = Bugs()
 bug = BUGS.named
@@ -532,24 +540,57 @@ def _(patch: Patch) -> None:
     patch.setattr(Context, "in_line", lambda self: set())
 
 
+EXAMPLES: dict[str, str] = json.loads(Path(__file__).with_name("planted_examples.json").read_text())
 FINDS = settings(
     max_examples=600,
     stateful_step_count=50,
     phases=[Phases.generate],  # it need not be small, only found
     database=None,
     derandomize=True,
-    print_blob=False,
+    print_blob=True,
     report_multiple_bugs=False,
 )
+# An invariant, the witness, a peer, or the journal: whoever sees it first.
+SEEN = (AssertionError, LocalProtocolError)
 
 
-@pytest.mark.parametrize("name", BUGS)
-def test_a_planted_bug_is_found(name: str, monkeypatch: Patch) -> None:
-    BUGS[name](monkeypatch)
-    # An invariant, the witness, a peer, or the journal: whoever sees it first.
-    with pytest.raises((AssertionError, LocalProtocolError)) as caught:
+def shows(example: str) -> bool:
+    """Does the bug that is planted show when this is lived through?"""
+
+    class Again(MasterMachine):
+        pass
+
+    again = reproduce_failure(hypothesis.__version__, example.encode())(Again)
+    try:
+        run_state_machine_as_test(again, settings=FINDS)
+    except SEEN:
+        return True
+    except (
+        DidNotReproduce,
+        InvalidArgument,
+    ):  # the rules have changed, or how examples are written
+        return False
+    raise AssertionError("hypothesis has not run the example")
+
+
+def search() -> str | None:
+    """An example that shows it."""
+    try:
         run_state_machine_as_test(MasterMachine, settings=FINDS)
-    print(f"{name}: {str(caught.value)[:150]}")
+    except SEEN as error:
+        notes = "\n".join(getattr(error, "__notes__", []))
+        found = re.search(r"reproduce_failure\('[^']+', b'([^']+)'\)", notes)
+        assert found is not None, notes
+        return found.group(1)
+    return None
+
+
+@pytest.mark.planted
+@pytest.mark.timeout(600)  # a search, on busy cores
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_is_found(name: str, monkeypatch: Patch, record_property: Note) -> None:
+    BUGS[name](monkeypatch)
+    assert what_shows(EXAMPLES.get(name), shows, search, record_property) is not None
 
 
 @pytest.mark.parametrize("name", CONVERSATIONS)
@@ -565,3 +606,4 @@ def test_every_bug_is_listed_above() -> None:
     assert __doc__ is not None
     for name in [*BUGS, *CONVERSATIONS]:
         assert f"    {name} " in __doc__
+    assert set(EXAMPLES) <= set(BUGS)
