@@ -21,8 +21,8 @@ from attrs.validators import and_, ge, le, matches_re, max_len, min_len
 from .text import TEXT_CHARS_MAX as TEXT_CHARS_MAX
 from .text import printable
 
-VERSION_MIN = 3  # the oldest protocol version we still speak; from 3 on blocks may be compressed
-VERSION_MAX = 3  # the newest one
+VERSION_MIN = 4  # the oldest protocol version we still speak; from 4 on a master asks for diagnoses
+VERSION_MAX = 4  # the newest one
 
 MASTERS_MAX = 16  # addresses at which a run's master may be: as many as an invite has room for
 NAME_CHARS_MAX = 64  # of a peer: tables, logs and the line about who wants in stay readable
