@@ -72,8 +72,6 @@ class Seen:
     late: int = 0  # faults that had to wait for their turn
     from_s: float = 0.0
     to_s: float = 0.0
-    final: Values | None = None
-    final_version: int = -1
     final_held: int = -1  # the newest version that anybody holds at rest
     entries: list[Entry] = Factory(list)
 
@@ -200,8 +198,6 @@ class ChaosRun:
             )
         if version % SAMPLE_EVERY == 0:
             self.seen.samples.setdefault(version, values)
-        if version > self.seen.final_version:
-            self.seen.final_version, self.seen.final = version, values
 
     def _tell(self, passed_s: float, seconds: float) -> None:
         if time.monotonic() - self._told_s < TOLD_S:

@@ -42,7 +42,6 @@ TWICE_SHARE = 0.2  # of the kills, so many are followed by that of another peer
 MASTER_SHARE = 0.1  # and so many are the master's
 PAUSE_S = 0.5  # at most, until who was killed is started again
 WAIT_S = 120.0
-POLL_S = 0.02
 
 SPEC = f"""\
 [run]

@@ -67,7 +67,6 @@ DELAY_S = 0.02  # one way
 PORT = 29_700
 MASTER_ID = "f" * 32
 RUN_ID = "5" * 32
-ROOT_LENGTH = 32
 
 SPEC = """\
 [run]

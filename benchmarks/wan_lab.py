@@ -63,7 +63,6 @@ HOSTS_MAX = 128
 QUEUE_BYTES_MIN = 256 * 1024
 # The hub reads a burst of a host later than the host sends it: the device must keep all of it.
 DEVICE_QUEUE_PACKETS = 20_000
-ANSWER_S = 10.0  # the hub answers at once, or it is gone
 
 
 @frozen

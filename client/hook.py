@@ -9,8 +9,6 @@ due, messages are handled in the order in which they came:
     Load          take over the shared state, drop local deltas (a resync, or a promotion)
     Lift          the master is away: train on, past the round or the hold that we wait for
     KeepState     write the optimizer's state and random numbers down, beside the steps that follow
-    GiveMoments   the same of its moments, in 8 bits, for somebody whose optimizer is empty
-    TakeMoments   ours was, and there they are
     Finished      take over the shared state, ``finished`` becomes true
 
 The trainer waits in ``step`` (and only there) while a round that it posted is not over and no
@@ -53,7 +51,6 @@ from ..protocol.messages import (
     Failing,
     FailureKind,
     Finished,
-    GiveMoments,
     InitialPosted,
     KeepState,
     Lift,
@@ -66,16 +63,13 @@ from ..protocol.messages import (
     RoundEnded,
     RoundOpened,
     SetContributing,
-    TakeMoments,
     TrainerHello,
 )
 from .arenas import Arenas
 from .callbacks import Callback, Merge, Watch
 from .connection import Connection
 from .errors import AttachRefused, DaemonGone, NoDaemonError
-from .inner_state import InnerState
 from .last_words import LastWords
-from .moments import Background, in_a_thread
 from .opened import OpenedRound, must_wait, next_due_step
 from .own_state import OwnState
 from .pace import Pace
@@ -108,7 +102,6 @@ class Run:
         tensors: tuple[SharedTensor, ...],
         optimizer: torch.optim.Optimizer | None = None,
         clock: Callable[[], float] = time.monotonic,
-        background: Background = in_a_thread,
         callbacks: Sequence[Callback] = (),
     ) -> None:
         self.finished = False
@@ -126,7 +119,6 @@ class Run:
         self._pace = Pace()
         self._arenas: Arenas | None = None
         self._own_state: OwnState | None = None
-        self._inner_state = InnerState(connection, background)
         self._loaded = False
         self._rounds: dict[int, OpenedRound] = {}  # by fragment
         self._tokens_from: list[int] = []  # by fragment: tokens when it last contributed
@@ -253,7 +245,9 @@ class Run:
                 self._handle(self._connection.receive())
             self._due_step = self._next_due_step()
         if self._own_state is not None and self._own_state.restore(self._step):
-            self._go_on_from_state()
+            # It is worth something: no ramp, and nothing to put back.
+            self._idle_optimizer = None
+            self._ramp.begin(None)
         self._left_at_s = self._clock()
         self._pace.measure(self._own_step, self._clock() - self.waited_s)
         if self._watch is not None:
@@ -267,8 +261,6 @@ class Run:
         self._spoilt_max = message.nan_steps or COUNT_MAX
         if message.own_state:
             self._own_state = OwnState(Path(message.own_state), self._optimizer)
-        if message.moments and self._optimizer is not None:
-            self._inner_state.open(message.moments, self._optimizer, self._tensors)
         self._tokens_from = [0] * len(arenas.mirrors)
         arenas.posted.loss[0] = math.nan  # none so far
         self._mail = arenas.shared.slots.data
@@ -336,7 +328,7 @@ class Run:
             ):
                 self._require_arenas().mirrors[fragment].post()
                 opened.posted_tokens, opened.posted_step = self._tokens, self._step
-                self._idle_optimizer, self._inner_state.asked = None, False
+                self._idle_optimizer = None
                 self._pace.measure(self._own_step, self._clock() - self.waited_s)
                 self._tell_posted()
                 return True
@@ -397,8 +389,6 @@ class Run:
                 self._end_round(message)
             case SetContributing():
                 self.contributing = message.contributing
-                if self.contributing and self.rate_scale < 1.0:
-                    self._inner_state.ask()
             case Load():
                 first = not self._loaded
                 self._set_step(message.step)
@@ -411,10 +401,6 @@ class Run:
             case KeepState():
                 if self._own_state is not None and self._loaded and not self._spoilt_count:
                     self._own_state.keep(self._step)
-            case GiveMoments():
-                self._inner_state.give(self._why_no_moments())
-            case TakeMoments():
-                self._take_moments()
             case Finished():
                 self._finish()
             case ArenaOpened():
@@ -498,24 +484,8 @@ class Run:
             self._optimizer.state.clear()  # its moments are not finite either
         elif not (first and self._optimizer is None):  # unknown to us: taken for a new one
             return
-        self._spoilt = self._inner_state.asked = False
+        self._spoilt = False
         self._ramp.begin(self._own_step if self._step else None)
-
-    def _why_no_moments(self) -> str:
-        """What speaks against giving our optimizer's state to somebody else; empty: nothing."""
-        if not (self._loaded and self.contributing) or self._spoilt_count:
-            return "its trainer does not train now"
-        ramping = self.rate_scale < 1.0
-        return "its own optimizer has just begun" if ramping else ""
-
-    def _take_moments(self) -> None:
-        if self._inner_state.take():
-            self._go_on_from_state()
-
-    def _go_on_from_state(self) -> None:
-        """The optimizer has got one that is worth something: no ramp, and nothing to put back."""
-        self._idle_optimizer = None
-        self._ramp.begin(None)
 
     def _spoil(self) -> None:
         """A loss was not finite. After enough of them ask for other weights, and wait for them."""
@@ -586,10 +556,9 @@ def attach(
     """Join the run that this process was started for; returns with the run's weights in the model.
 
     Every parameter and persistent buffer becomes part of the run's shared state. Gradients and the
-    optimizer's state stay local. They are not touched, with two exceptions: an optimizer that comes
+    optimizer's state stay local. They are not touched, with one exception: an optimizer that comes
     without any state is put back to that when steps that trained nothing yet (a spare takes one, to
-    be warm when its turn comes) are dropped with what they did to the weights; and if the run's spec
-    says so, it gets another trainer's moments.
+    be warm when its turn comes) are dropped with what they did to the weights.
 
     Args:
       model: on any device, in float32, float64, bfloat16 or float16; may be wrapped by
@@ -620,18 +589,13 @@ def attach_over(
     model: nn.Module,
     optimizer: torch.optim.Optimizer | None,
     clock: Callable[[], float] = time.monotonic,
-    background: Background = in_a_thread,
     callbacks: Sequence[Callback] = (),
 ) -> Run:
-    """As ``attach``, over whatever leads to the daemon, by any clock; raises what it raises.
-
-    Args:
-      background: runs what goes on beside the steps.
-    """
+    """As ``attach``, over whatever leads to the daemon, by any clock; raises what it raises."""
     tensors = find_shared(model)
     if optimizer is not None:
         check_optimizer(model, optimizer)
-    run = Run(connect(), tensors, optimizer, clock, background, callbacks)
+    run = Run(connect(), tensors, optimizer, clock, callbacks)
     try:
         run._attach()
     except BaseException:

@@ -19,11 +19,24 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 
-from . import trainer_file
+from ..protocol.files import sync_to_disk
 
 FORMAT = 1
-KEY = "holdfast.trainer"
+KEY = "holdfast.trainer"  # of the JSON, among the file's metadata
+
+# What becomes of bytes that were written by something else, while they are read and made sense of.
+_UNREADABLE = (
+    OSError,
+    SafetensorError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    RuntimeError,
+)
 
 Tensors = dict[str, torch.Tensor]
 
@@ -63,9 +76,15 @@ class OwnState:
             self._writer.join()
 
     def _write(self, tensors: Tensors, text: str) -> None:
+        """Write it whole or not at all; only its owner can read it."""
+        scratch = self._path.with_name(f"{self._path.name}.part")
         try:
-            trainer_file.write(self._path, KEY, text, tensors, durable=True)
-        except trainer_file.UNWRITABLE as error:
+            save_file(tensors, scratch, metadata={KEY: text})
+            scratch.chmod(0o600)
+            sync_to_disk(scratch)
+            scratch.replace(self._path)
+            sync_to_disk(self._path.parent)
+        except (OSError, SafetensorError) as error:
             warnings.warn(f"{self._path} cannot be written: {error}", stacklevel=2)
 
     def _collect(self) -> tuple[Tensors, dict[str, Any]]:
@@ -102,7 +121,8 @@ class OwnState:
         if not self._path.exists() or (self._optimizer is not None and self._optimizer.state):
             return False
         try:
-            with trainer_file.reading(self._path, KEY) as (said, file):
+            with safe_open(self._path, framework="pt") as file:
+                said = json.loads((file.metadata() or {})[KEY])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             if said["format"] != FORMAT:
                 raise ValueError(f"format {said['format']}")
@@ -112,7 +132,7 @@ class OwnState:
                 raise ValueError("the optimizer trains tensors of other shapes")
             self._restore_optimizer(said["state"], tensors)
             _restore_chance(said, tensors)
-        except trainer_file.UNREADABLE as error:
+        except _UNREADABLE as error:
             warnings.warn(f"{self._path} is not used: {error}", stacklevel=2)
             return False
         return bool(said["state"])

@@ -654,7 +654,7 @@ class Reduction:
             values, order = self._result.values_of(index), self._order.contributors
             with self._gauging(index) as gauge:
                 length = combine_chunk(
-                    order, arrived, self._layout, index, self._rule, values, room, gauge
+                    order, arrived, self._layout, self._rule, values, room, gauge
                 )
         self._result.made(index, length, present)
 

@@ -73,7 +73,6 @@ def combine_chunk(
     contributors: Sequence[Contributor],
     encoded: Mapping[str, memoryview],
     layout: Layout,
-    index: int,
     rule: Rule,
     out: Values,
     encoded_out: memoryview,
@@ -136,7 +135,7 @@ def combined(
         return counters.astype("<i8").tobytes()
     room = memoryview(bytearray(cut.down_bytes))
     values = np.empty(cut.count, np.float32)
-    length = combine_chunk(contributors, encoded, layout, index, rule, values, room)
+    length = combine_chunk(contributors, encoded, layout, rule, values, room)
     return bytes(room[:length])
 
 

@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import zstandard
 
-from .codecs import CODECS, get_codec
+from .codecs import get_codec
 from .coding import Bytes, Codec
 
 ZSTD_SUFFIX = "+zstd"
 ZSTD_LEVEL = 1  # higher ones find hardly more in what a codec left, at a fraction of the speed
 SAVING_MIN = 0.04  # share of a chunk's bytes; less is not worth the time at both ends
 SAMPLE_BYTES_MIN = 4_096  # shorter chunks say nothing about the others
-
-ZSTD_NAMES = tuple(name + ZSTD_SUFFIX for name, codec in CODECS.items() if not codec.variable)
 
 
 def parse_codec(name: str) -> tuple[Codec, bool]:

@@ -95,11 +95,6 @@ class EncodedInput:
             else:
                 self._lengths[index] = self._correction.encode(codec, cut.values, values, out)
 
-    def encode_all(self) -> None:
-        """Encode what is left; after this the arrays may change or go away."""
-        for index in range(len(self._done)):
-            self.encode(index)
-
     def chunk(self, index: int) -> memoryview:
         """The encoded bytes of a chunk that is encoded."""
         if not self._done[index]:

@@ -333,12 +333,17 @@ class Ledger:
             return list(self._owed)
 
     def lacking(self) -> tuple[list[str], list[str]]:
-        """Whose contributions our own chunks lack, and who owes us results; sorted."""
+        """Whose contributions our own chunks lack, and who owes us results; sorted.
+
+        Of our chunks the first one that lacks anything counts: contributors send so far ahead of the results
+        only, and what comes after it waits for the same ones.
+        """
         contributors: set[str] = set()
         owners: set[str] = set()
         with self._lock:
             for chunk in self._chunks:
-                contributors |= chunk.missing if chunk.part.gathers else set()
+                if chunk.part.gathers and not contributors:
+                    contributors = set(chunk.missing)
                 if not chunk.held and chunk.part.parent is not None:
                     owners.add(chunk.part.parent)
         return sorted(contributors), sorted(owners)

@@ -26,12 +26,10 @@ import itertools
 import math
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TypeVar
 
 import trio
 
-from ..protocol.errors import LocalProtocolError, PeerLostError, RemoteProtocolError
-from ..protocol.lane import Buffer, FrameHeader, FrameKind
+from ..protocol.errors import PeerLostError, RemoteProtocolError
 from ..protocol.messages import (
     LANES_OPEN_MAX,
     Heartbeat,
@@ -50,7 +48,7 @@ from .link_parts import LaneRules, LinkParts, NodeParts, UsedNumbers
 from .loop import Loop
 from .meter import Meter
 from .outbox import Outbox
-from .outlet import FrameSource, OneFrame, Outlet
+from .outlet import FrameSource, Outlet
 from .paced import PacedStream
 
 STALL_S = 20.0  # a link on which nothing moves for so long is lost, though something should
@@ -76,7 +74,6 @@ BEATS_PER_SILENCE = 4  # heartbeats in the time after which silence means loss
 # only crowd each other out of its queue.
 STEADY = "bbr"
 
-T = TypeVar("T")
 
 OnMessage = Callable[[str, Message], Awaitable[None]]
 DialLane = Callable[["Link", int], Awaitable[LinkLane]]
@@ -179,28 +176,11 @@ class Link:
         if not await self._message_outbox.put(message):
             raise PeerLostError(self.peer, self.reason)
 
-    async def send_frame(self, header: FrameHeader, payload: Buffer) -> None:
-        """Send over the lane that is idle first; returns when the network took it.
-
-        Frames that one task sends after another leave in order, but need not arrive in order. Each
-        arrives once, or the link is lost: a lane that breaks gives what did not arrive to others.
-
-        Args:
-          payload: must not change until the frame has arrived or the link is lost, even if this
-            call is cancelled before. Until then the link refers to it.
-
-        Raises:
-          PeerLostError: the link is lost; the frame may or may not have arrived.
-
-        Cancellation: safe; the frame is sent whole or not at all.
-        """
-        if len(payload) != header.payload_bytes:
-            raise LocalProtocolError(f"{len(payload)} bytes for {header}")
-        rank = Rank.COPY if header.kind is FrameKind.BLOCK else Rank.ROUND
-        await self.send_from(OneFrame(header, payload), rank)
-
     async def send_from(self, source: FrameSource, rank: Rank = Rank.ROUND, age: int = 0) -> None:
         """Send all frames of a source, over whichever lane is idle, in turn with others of its rank and age.
+
+        Frames leave in order, but need not arrive in order. Each arrives once, or the link is lost: a lane
+        that breaks gives what did not arrive to others.
 
         Returns when the network took the last one; see ``outlet.Load`` for how long frames must
         stay what they are.
@@ -219,15 +199,13 @@ class Link:
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes of all frames sent, overhead included; some perhaps twice."""
-        return self._past_sent_bytes + sum(lane.sender.sent_bytes for lane in self._lanes.values())
+        """Bytes of all frames sent, overhead and parts of frames included; some perhaps twice."""
+        return self._past_sent_bytes + sum(lane.sent_bytes for lane in self._lanes.values())
 
     @property
     def received_bytes(self) -> int:
-        """Bytes of all frames received, overhead included."""
-        return self._past_received_bytes + sum(
-            lane.receiver.received_bytes for lane in self._lanes.values()
-        )
+        """Bytes of all frames received, overhead and parts of frames included."""
+        return self._past_received_bytes + sum(lane.received_bytes for lane in self._lanes.values())
 
     @property
     def lanes(self) -> tuple[LinkLane, ...]:
@@ -473,8 +451,8 @@ class Link:
         await lane.closed_there.wait()
         lane.give_back()
         del self._lanes[lane.number]
-        self._past_sent_bytes += lane.sender.sent_bytes
-        self._past_received_bytes += lane.receiver.received_bytes
+        self._past_sent_bytes += lane.sent_bytes
+        self._past_received_bytes += lane.received_bytes
         self._past_arrived_bytes += lane.arrived_bytes
 
     async def _keep_lanes(self, dial: DialLane, nursery: trio.Nursery) -> None:

@@ -204,7 +204,7 @@ class LinkLane:
     def take_news(self) -> LaneReceived | None:
         """What is to be acknowledged; None if that was done already."""
         received = LaneReceived(
-            self.number, self._received_frames, self._received_bytes(), self.finished.is_set()
+            self.number, self._received_frames, self.received_bytes, self.finished.is_set()
         )
         if received == self._told:
             return None
@@ -213,8 +213,7 @@ class LinkLane:
 
     def watch(self, elapsed_s: float) -> None:
         """So much time has passed: count how long nothing has moved."""
-        sent_bytes = self._paced.sent_bytes + (0 if self._work is None else self._work.sent_bytes)
-        moved = (self._unacknowledged.arrived_count, self._arrived_bytes, sent_bytes)
+        moved = (self._unacknowledged.arrived_count, self._arrived_bytes, self.sent_bytes)
         owed = self.sending or self.finished.is_set()  # in the end, its last word
         if owed and moved == self._moved:
             self.still_s += elapsed_s
@@ -228,7 +227,14 @@ class LinkLane:
         self._unacknowledged.frames.clear()
         self._parts.outlet.put_back(frames)
 
-    def _received_bytes(self) -> int:
+    @property
+    def sent_bytes(self) -> int:
+        """What the transport has taken, parts of frames too."""
+        return self._paced.sent_bytes + (0 if self._work is None else self._work.sent_bytes)
+
+    @property
+    def received_bytes(self) -> int:
+        """What has come out of the transport, parts of frames too."""
         return self._paced.received_bytes + (0 if self._work is None else self._work.received_bytes)
 
     async def _guard(self, task: Callable[[], Awaitable[None]]) -> None:

@@ -50,20 +50,6 @@ class FrameSource(Protocol):
         ...
 
 
-class OneFrame:
-    """A source of a single frame whose payload is there."""
-
-    def __init__(self, header: FrameHeader, payload: Buffer) -> None:
-        self._frame: Load | None = lambda: (header, payload)
-
-    def next_frame(self) -> Load | None:
-        frame, self._frame = self._frame, None
-        return frame
-
-    def exhausted(self) -> bool:
-        return self._frame is None
-
-
 _AGE = attrgetter("age")
 
 

@@ -106,7 +106,7 @@ def install(
             "everybody here may ask the manager for this command, and so for the invite: better put "
             "it into a file that only the service's user can read, and say @FILE instead"
         )
-    lines = _starting(called, manager, system, path)
+    lines = _starting(manager, system, path)
     if start:
         for line in lines:
             _manage(line)
@@ -248,7 +248,7 @@ def _systemctl(system: bool) -> list[str]:
     return ["systemctl"] if system else ["systemctl", "--user"]
 
 
-def _starting(name: str, manager: str, system: bool, path: Path) -> list[list[str]]:
+def _starting(manager: str, system: bool, path: Path) -> list[list[str]]:
     if manager == "launchd":
         return [["launchctl", "load", "-w", str(path)]]
     base = _systemctl(system)

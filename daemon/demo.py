@@ -82,7 +82,6 @@ class Watch:
     committed_at_kill: int = 0
     spare_bytes_at_kill: int = 0
     promotion_state_bytes: int | None = None
-    victim: str = ""
     returned_in_sync: bool = False
     loss_start: float | None = None
     loss_end: dict[str, float] = field(factory=dict)

@@ -14,7 +14,6 @@ All methods may wait for a disk: call them from a thread. One at a time goes on.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import sqlite3
@@ -22,14 +21,12 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import attrs
 from attrs import frozen
 
 from ..protocol.messages import COUNT_MAX
-
-T = TypeVar("T")
 
 log = logging.getLogger("holdfast.master")
 
@@ -424,8 +421,3 @@ def _mean(values: Sequence[float]) -> float:
 def as_columns(rows: Sequence[Row]) -> dict[str, list[Any]]:
     """Rows of ``COLUMNS`` as columns."""
     return {name: [row[at] for row in rows] for at, name in enumerate(COLUMNS)}
-
-
-def said(row: object) -> bytes:
-    """As compact JSON."""
-    return json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode()

@@ -40,7 +40,6 @@ class PeerConfig:
     download_bytes_per_s: float | None = None
     patience_s: float | None = 120.0  # without any master for so long: give up; None: never
     own_state: str = ""  # where the trainer may keep what is only its own
-    moments: str = ""  # how files begin by which trainers' moments come and go; empty: none do
     asked: bool = False  # this peer's person wants checkpoints, whoever else writes some
     notary: Notary | None = None  # signs what we contribute; None: we cannot
     site: str = ""  # members with the same name share a line; empty: their addresses tell

@@ -7,7 +7,6 @@ deeds. The work is done by its parts:
     LinkHub         the links to the other members (``collectives.hub``)
     StateKeeper     the shared state in memory, fetched and given (``keeper``)
     Checkpointer    the shared state on disk (``checkpointer``)
-    MomentsExchange trainers' moments, from one to another (``moments``)
     Reducer         rounds: reductions, repairs, outer steps (``reducer``)
     Auditor         whether owners added up what they were given (``auditor``)
     Training        the local trainer (``training``)
@@ -23,8 +22,7 @@ deeds. The work is done by its parts:
      ├── serve        (per order)    a reduction; repaired over deaths, it ends with its round
      ├── apply        (per commit)   outer step in a thread; never cancelled half-way
      ├── fetch        (per fragment) copies a version from donors
-     ├── write        (now and then) a checkpoint, in pieces
-     └── moments      (per request)  for a trainer, of another one
+     └── write        (now and then) a checkpoint, in pieces
 
 The replica and the parts are touched only by plain (not async) methods, from one event loop, so every
 stimulus is handled whole before the next one.
@@ -71,10 +69,6 @@ from ..protocol.messages import (
     Leaving,
     Load,
     Message,
-    MomentsAccepted,
-    MomentsOffer,
-    MomentsRefused,
-    MomentsRequest,
     Probe,
     ProbeRequest,
     Progress,
@@ -98,7 +92,6 @@ from .auditor import Auditor
 from .checkpointer import Checkpointer
 from .hosts import dialable
 from .keeper import StateKeeper
-from .moments import MomentsExchange
 from .parts import Parts, PeerConfig, PeerReport
 from .reducer import Reducer
 from .relay import RelayWork
@@ -166,8 +159,7 @@ class PeerService:
         self.keeper = StateKeeper(self.parts)
         self.reducer = Reducer(self.parts, self.keeper)
         self.auditor = Auditor(self.parts, self.reducer)
-        self.moments = MomentsExchange(self.parts, self.keeper)
-        self.training = Training(self.parts, self.keeper, self.moments, self.reducer.residual_of)
+        self.training = Training(self.parts, self.keeper, self.reducer.residual_of)
         self.checkpointer = self._make_checkpointer(checkpoints)
         self.hub.tell_master = self.session.tell
         self.relay: RelayWork | None = None
@@ -265,8 +257,6 @@ class PeerService:
         """A member says something on a link's control stream: about transfers, or a probe."""
         if isinstance(message, ProbeRequest):
             self.parts.start(self._prober.serve, peer, message)
-        elif isinstance(message, MomentsRequest | MomentsOffer | MomentsAccepted | MomentsRefused):
-            self.moments.receive(peer, message)
         elif isinstance(message, EvidenceRequest | EvidenceRefused):
             self.auditor.receive(peer, message)
         else:

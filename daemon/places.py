@@ -24,7 +24,6 @@ from .exit_codes import ExitCode
 CONTROL_FILE = "control.json"
 CHECKPOINTS_FOLDER = "checkpoints"  # in a peer's state directory, unless it says where
 OWN_STATE_FILE = "trainer.safetensors"  # what is only the trainer's, beside it
-MOMENTS_FILES = "moments"  # how files begin that go to, or came from, another peer's trainer
 LOCK_FILE = "lock"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import secrets
 import sqlite3
 import time
@@ -50,8 +49,6 @@ from .web.live import Live
 from .web.metrics import metrics_route
 from .web.past import past_routes, status_route
 from .web.serve import control_side
-
-log = logging.getLogger("holdfast.master")
 
 # Of the invite that a starting master prints: a few machines of its owner's. Whoever finds it cannot
 # come with enough of them to outvote a larger run.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import secrets
 import shutil
@@ -36,7 +35,7 @@ from .lending import Allowance
 from .memory import machine_bytes
 from .parts import PeerConfig
 from .peer import PeerService
-from .places import CHECKPOINTS_FOLDER, MOMENTS_FILES, OWN_STATE_FILE, make_private
+from .places import CHECKPOINTS_FOLDER, OWN_STATE_FILE, make_private
 from .session import BACKOFF_FIRST_S, BACKOFF_MAX_S, no_master
 from .supervisor import Supervisor, TrainerEnd
 from .tasks import wait_for_signals
@@ -46,8 +45,6 @@ from .web.live import Live
 from .web.metrics import metrics_route
 from .web.past import status_route
 from .web.serve import control_side
-
-log = logging.getLogger("holdfast.peer")
 
 CERTIFICATE_LEFT_MIN_S = 3600.0  # with less left, the invite's token is used again
 PARTIAL_FOLDER = "partial"  # in the state directory: blocks of a copy that is not whole yet
@@ -117,8 +114,6 @@ class Peer:
         place = self._place()
         credentials = await self.credentials()
         network = SocketNetwork(credentials, newcomers=False)
-        for left in options.state.glob(f"{MOMENTS_FILES}.*"):  # by a process that was killed
-            left.unlink(missing_ok=True)
         folder = Path(tempfile.mkdtemp(prefix="holdfast-"))  # sockets want short paths
         try:
             self.bridge = UnixBridge(folder / "trainer.sock")
@@ -146,7 +141,6 @@ class Peer:
                 site=options.site,
                 asked=options.checkpoints is not None,
                 own_state=str((options.state / OWN_STATE_FILE).absolute()),
-                moments=str((options.state / MOMENTS_FILES).absolute()),
                 partial=options.state / PARTIAL_FOLDER,
                 memory_bytes=min(filter(None, (machine_bytes(), options.memory_bytes))),
                 allowance=self._allowance(place),

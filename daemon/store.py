@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-import secrets
 import sqlite3
 import threading
 import time
@@ -27,6 +26,7 @@ from ..membership import journal
 from ..protocol import wire
 from ..protocol.errors import UserError
 from ..protocol.files import keep_private, write_private
+from ..protocol.invite import generate_token
 from ..protocol.messages import Commit, Role
 from .exit_codes import ExitCode
 from .places import make_private
@@ -44,7 +44,6 @@ from .salvage import (
 log = logging.getLogger("holdfast.master")
 
 SCHEMA_VERSION = 4
-TOKEN_BYTES = 24
 JOURNAL_FILE = "journal.sqlite"
 COMMITS_BYTES_MAX = 2**26  # of commits read at once for people; a thousand members' are 60 kB each
 
@@ -287,7 +286,7 @@ class Store:
         self, role: Role, *, founder: bool, uses: int, hours: float, by_hand: bool = False
     ) -> tuple[str, float]:
         """A new token and its expiry (Unix seconds); only its hash is kept."""
-        token = secrets.token_urlsafe(TOKEN_BYTES)
+        token = generate_token()
         made_s = self._now()
         row = _Token(role, founder, uses, made_s + 3600.0 * hours, made_s, False, by_hand)
         with self._writing:

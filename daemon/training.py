@@ -33,9 +33,6 @@ from ..protocol.messages import (
     Layout,
     Message,
     Metrics,
-    MomentsGiven,
-    MomentsTaken,
-    MomentsWanted,
     Posted,
     PostInitial,
     Progress,
@@ -48,7 +45,6 @@ from ..protocol.messages import (
 from ..protocol.text import plain
 from .keeper import StateKeeper
 from .layout import fragments_of
-from .moments import MomentsExchange
 from .parts import Parts
 from .step_watch import Look, StepWatch
 
@@ -78,7 +74,6 @@ class Training:
         self,
         parts: Parts,
         keeper: StateKeeper,
-        moments: MomentsExchange,
         residual_of: Callable[[int], Residual | None],
     ) -> None:
         self.layout: Layout | None = None
@@ -88,7 +83,6 @@ class Training:
         self._parts = parts
         self._residual_of = residual_of
         self._keeper = keeper
-        self._moments = moments
         self._founding = False
         self._metrics: dict[str, float] = {}
         self._pace: deque[tuple[float, int]] = deque()  # (time, tokens) of late, oldest first
@@ -107,7 +101,6 @@ class Training:
         """Something from the script."""
         match message:
             case Posted():
-                self._moments.contributed()
                 self._parts.start(self._check_posted, message)
             case InitialPosted():
                 if self._founding:
@@ -115,12 +108,6 @@ class Training:
                     self._parts.start(self._keeper.take_initial)
             case Failing(kind=FailureKind.NAN):
                 self._spoilt(message.reason)
-            case MomentsWanted():
-                self._moments.wanted()
-            case MomentsGiven():
-                self._moments.given(message)
-            case MomentsTaken():
-                self._moments.taken(message)
             case Metrics():
                 self._metrics.update(message.values)
             case _:
@@ -129,7 +116,6 @@ class Training:
     def trainer_went(self, reason: str) -> None:
         """The script is gone (it may come back)."""
         self.layout = None
-        self._moments.trainer_went()
         self._parts.tell_master(TrainerLost(reason))
         self._parts.perform(self._parts.replica.trainer_lost())
 
@@ -225,7 +211,6 @@ class Training:
                 outer_momentum=diloco.outer_momentum,
                 nesterov=diloco.nesterov,
                 own_state=parts.config.own_state if parts.spec.checkpoint.trainer else "",
-                moments=parts.config.moments if self._moments.enabled else "",
             )
         )
         parts.perform(parts.replica.trainer_came())

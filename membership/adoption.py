@@ -125,6 +125,7 @@ class Adoption:
             started_s=now_s,
             moved_s=now_s,
             order=order,
+            adopted=True,
         )
         round_ = self.ledger.rounds[order.round] = Round(
             number=order.round,

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING
 
 from attrs import Factory, define, frozen
 
-from ..protocol.messages import Assignment, Contributor, ContributorRun, Diagnosis, Reduce
+from ..protocol.messages import Assignment, Contributor, ContributorRun, Reduce
 from .gauging import Report
+from .inquiry import Inquiry, Question
 from .plan import PlanEstimate
 from .repair import holds
 from .roster import Roster
@@ -76,10 +77,13 @@ class Attempt:
     order: Reduce | None = None
     makers: list[str] = Factory(lambda self: list(self.owners), takes_self=True)
     look: Look | None = None  # at what owners made, before it is committed
-    asked: tuple[str, ...] = ()  # who was to say what it waits for, or holds: see ``inquiry``
-    asked_s: float = math.inf  # when, until what they said was looked at
-    told: dict[str, Diagnosis] = Factory(dict)
-    inquired: set[bool] = Factory(set)  # whether all had reported when they were asked
+    inquiry: Inquiry | None = None  # one that is under way
+    inquired: set[Question] = Factory(set)  # what everybody was asked, under this number
+    vain: dict[str, set[str]] = Factory(
+        dict
+    )  # by accused: who waits for it, though their link is well
+    patience_s: float = -math.inf  # until then nobody is left behind that lacks nothing any more
+    adopted: bool = False  # from the last master: how long it has taken is not known
     two_faced: list[str] = Factory(list)  # owners that gave two or more others different results
     misled: dict[str, str] = Factory(dict)  # who holds another result: by which owner
 
@@ -188,23 +192,26 @@ class Attempt:
 
     # ------------------------------------------------------------ inquiry
 
-    @property
-    def inquiring(self) -> bool:
-        return self.asked_s < math.inf
-
-    def begin_inquiry(self, asked: Iterable[str], now_s: float) -> bool:
-        """Under each number once while it runs, and once when all have reported; False: it was."""
-        done = not self.unreported()
-        if done in self.inquired:
+    def begin_inquiry(self, question: Question, asked: Iterable[str], now_s: float) -> bool:
+        """Under each number everything is asked once; False: it was."""
+        if question in self.inquired:
             return False
-        self.inquired.add(done)
-        self.asked, self.asked_s = tuple(asked), now_s
-        self.told.clear()
+        self.inquired.add(question)
+        self.inquiry = Inquiry(question, tuple(asked), now_s)
         return True
+
+    def end_inquiry(self) -> Inquiry:
+        """What was answered is looked at, or of no use any more."""
+        inquiry, self.inquiry = self.inquiry, None
+        assert inquiry is not None
+        return inquiry
 
     def unanswered(self) -> list[str]:
         """Who may still say what is with it."""
-        return [p for p in self.served() if p in self.asked and p not in self.told]
+        if self.inquiry is None:
+            return []
+        asked, told = self.inquiry.asked, self.inquiry.told
+        return [peer for peer in self.served() if peer in asked and peer not in told]
 
     # ------------------------------------------------------------ flush and repair
 
@@ -213,7 +220,7 @@ class Attempt:
         self.flush_number = max(self.number, self.flush_number) + 1
         self.flush_s = now_s
         self.held.clear()
-        self.asked_s = math.inf  # somebody is lost, and the answers would be of before
+        self.inquiry = None  # somebody is lost, and the answers would be of before
 
     def unheard(self) -> list[str]:
         """Without whose answer to the flush nothing can be repaired."""
@@ -241,7 +248,7 @@ class Attempt:
         self.moves.clear()
         self.accused_s, self.quorum_s = math.inf, None
         self.inquired.clear()
-        self.told.clear()
+        self.vain.clear()
         for peer, wanting in list(self.blind.items()):
             if wanting <= self.shut:  # it is given now what it lacked
                 del self.blind[peer]

@@ -53,7 +53,6 @@ from ..protocol.messages import (
     LinkBroken,
     Measured,
     Message,
-    MomentsSettled,
     NotReady,
     Probed,
     Progress,
@@ -170,7 +169,6 @@ class Coordinator:
             TrainerAttached: self._on_trainer_attached,
             TrainerLost: self._on_trainer_lost,
             TrainerFailed: self._on_trainer_failed,
-            MomentsSettled: self._on_moments_settled,
             Founded: self._on_founded,
             Ready: self.conductor.ready,
             NotReady: self.conductor.not_ready,
@@ -559,9 +557,6 @@ class Coordinator:
 
     def _on_trainer_failed(self, member: Member, message: TrainerFailed) -> None:
         trainers.failed(self.context, member, message)
-
-    def _on_moments_settled(self, member: Member, message: MomentsSettled) -> None:
-        trainers.moments_settled(self.context, member, message)
 
     def _on_trainer_lost(self, member: Member, message: TrainerLost) -> None:
         if member.layout is not None or member.trainerless_s is None:

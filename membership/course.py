@@ -40,6 +40,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from itertools import islice
 
 from attrs import evolve
 
@@ -62,9 +63,10 @@ from .attempt import Attempt, Outcome
 from .audits import Audits
 from .bandwidth import Bandwidths, Lines
 from .context import Context, quoted, said
+from .disputes import DISPUTES_MAX
 from .effects import EventKind
 from .gauging import makes_sense
-from .inquiry import Findings, differing, waiting
+from .inquiry import Findings, Question, differing, is_done, waiting
 from .journal import RoundCommitted, RoundOrdered
 from .ledger import Ledger
 from .manifest import fits, said_committed, went_in
@@ -166,8 +168,9 @@ class Course:
     def diagnosed(self, member: Member, message: Diagnosis) -> None:
         """What it waits for, or holds."""
         attempt = self.ledger.attempt(message.round, message.attempt)
-        if attempt is not None and attempt.inquiring and member.peer in attempt.asked:
-            attempt.told[member.peer] = message
+        inquiry = attempt.inquiry if attempt is not None else None
+        if inquiry is not None and member.peer in inquiry.asked:
+            inquiry.told[member.peer] = message
 
     def reduce_failed(self, member: Member, message: ReduceFailed) -> None:
         attempt = self.ledger.attempt(message.round, message.attempt)
@@ -247,6 +250,8 @@ class Course:
         """Order a reduction of these contributors, the first one of the round or another one."""
         everybody = [contributor.peer for contributor in contributors]
         wanted = self._receivers(set(everybody), round_.fragment)
+        if round_.attempt is None:
+            self.roads.disputes.planned({*everybody, *wanted})
         adding, receivers = self.roads.together(everybody, wanted)
         if len(adding) < len(everybody):
             contributors = self._without_road(round_, contributors, set(adding))
@@ -359,13 +364,13 @@ class Course:
             self._remove_mute(round_)
         elif now_s >= self._settle_limit_s(attempt):
             self._leave_out_accused(round_)
-        elif attempt.inquiring and now_s >= self._answers_limit_s(attempt):
+        elif attempt.inquiry is not None and now_s >= self._answers_limit_s(attempt):
             self._hear_of_waiting(round_)
         elif now_s >= self._lag_limit_s(attempt):
-            if not self._inquire(round_, attempt.unreported()):
+            if not self._inquire(round_, Question.LAG, attempt.unreported()):
                 self._leave_behind(attempt)
         elif now_s >= self._stall_limit_s(attempt):
-            if not self._inquire(round_, attempt.survivors()):
+            if not self._inquire(round_, Question.STALL, attempt.survivors()):
                 self._stalled(round_)
         else:
             return False
@@ -424,25 +429,32 @@ class Course:
 
     def _answers_limit_s(self, attempt: Attempt) -> float:
         """What was said of an attempt is looked at when all have, or by then."""
-        if not attempt.inquiring:
+        if attempt.inquiry is None:
             return math.inf
-        return attempt.asked_s + self.context.spec.settle_s if attempt.unanswered() else -math.inf
+        if not attempt.unanswered():
+            return -math.inf
+        return attempt.inquiry.began_s + self.context.spec.settle_s
 
     def _lag_limit_s(self, attempt: Attempt) -> float:
         """Who needs more than twice the quorum's time (and a deadline) holds everybody up."""
         if attempt.quorum_s is None or self._is_seen_to(attempt):
             return math.inf
+        if attempt.adopted:
+            return math.inf
         taken_s = attempt.quorum_s - attempt.started_s
-        return attempt.quorum_s + max(self.context.spec.membership.deadline_s, taken_s)
+        limit_s = attempt.quorum_s + max(self.context.spec.membership.deadline_s, taken_s)
+        return max(limit_s, attempt.patience_s)
 
     def _is_seen_to(self, attempt: Attempt) -> bool:
         """Whether we know already who is in the way, or soon: another limit runs."""
-        return attempt.flushing or attempt.inquiring or attempt.most_accused() is not None
+        known = attempt.flushing or attempt.inquiry is not None
+        return known or attempt.most_accused() is not None
 
     def _stall_limit_s(self, attempt: Attempt) -> float:
         if self._is_seen_to(attempt):
             return math.inf
-        return attempt.moved_s + self.context.spec.membership.deadline_s
+        limit_s = attempt.moved_s + self.context.spec.membership.deadline_s
+        return max(limit_s, attempt.patience_s)
 
     # ------------------------------------------------------------ who is in the way
 
@@ -484,7 +496,7 @@ class Course:
             for other in accusers or attempt.accused_by(peer):
                 self.roads.disputes.note(peer, other, self.context.now_s)
         others = quoted(", ".join(names))
-        if attempt.told:  # their links are well
+        if attempt.vain.get(peer) or any(peer in vain for vain in attempt.vain.values()):
             alone, joined = f"it alone waits in vain for {others}", f"kept waiting: {others}"
         else:
             alone, joined = f"it alone finds {others} unreachable", f"unreachable for {others}"
@@ -517,12 +529,12 @@ class Course:
         self.context.announce(EventKind.ROAD, accuser, text)
         return why
 
-    def _inquire(self, round_: Round, asked: Sequence[str]) -> bool:
+    def _inquire(self, round_: Round, question: Question, asked: Sequence[str]) -> bool:
         """Ask what it is that does not get on; False: they were asked, or it cannot be told."""
         attempt = round_.running()
         if attempt.sites or len(attempt.peers()) < INQUIRY_MIN:
             return False
-        if not attempt.begin_inquiry(asked, self.context.now_s):
+        if not attempt.begin_inquiry(question, asked, self.context.now_s):
             return False
         for peer in attempt.unanswered():
             self.context.send(peer, Diagnose(round_.number, attempt.number))
@@ -530,26 +542,45 @@ class Course:
 
     def _hear_of_waiting(self, round_: Round) -> None:
         """All who were asked have said whom they wait for, or had the time to."""
-        attempt = round_.running()
-        attempt.asked_s = math.inf
+        attempt, now_s = round_.running(), self.context.now_s
+        inquiry = attempt.end_inquiry()
+        if inquiry.question is Question.DIFFERENCE:  # somebody has taken its report back
+            attempt.inquired.discard(Question.DIFFERENCE)
+            return
         left = set(attempt.takes_part(attempt.receivers)) - attempt.lost.keys()
-        findings = waiting(attempt.told, left, attempt.outcomes)
-        self._note(findings)
+        findings = self._weighed(attempt, waiting(inquiry.told, left, attempt.outcomes))
         for peer, accusers in findings.against.items():
+            attempt.vain[peer] = accusers
             for accuser in accusers:
-                attempt.accuse(peer, accuser, self.context.now_s)
+                attempt.accuse(peer, accuser, now_s)
+        if findings.against:
+            return
+        if inquiry.question is Question.STALL and attempt.moved_s > inquiry.began_s:
+            attempt.inquired.discard(Question.STALL)  # it goes on; next time it is something else
+        if any(is_done(answer) for answer in inquiry.told.values()):
+            attempt.patience_s = now_s + self.context.spec.membership.deadline_s
 
-    def _note(self, findings: Findings) -> None:
-        """Plans do without these pairs for a while, and so without whom many of them have in common."""
-        for peer, accusers in findings.against.items():
-            for accuser in accusers:
+    def _weighed(self, attempt: Attempt, findings: Findings) -> Findings:
+        """One word for each voice; plans do without these pairs for a while."""
+        voices = voices_of(self.context.roster, attempt.receivers)
+        if len(set(voices.values())) > 1:  # else all came by one invite from one line
+            findings = findings.by_voice(voices)
+        pairs = ((accuser, peer) for peer, each in findings.against.items() for accuser in each)
+        for accuser, peer in islice(pairs, DISPUTES_MAX):
+            if peer in self.context.roster:
                 self.roads.disputes.note(accuser, peer, self.context.now_s)
+        return findings
 
     def _leave_behind(self, attempt: Attempt) -> None:
+        why = "it did not finish a reduction that others did"
         for peer in attempt.unreported():
-            self.ledger.evict(
-                peer, RefusalCode.LAGGING, "it did not finish a reduction that others did"
-            )
+            if (
+                attempt.sites
+            ):  # where it may be for want of what a leader keeps; nobody can be asked
+                attempt.lose(peer, f"{self.context.name(peer)}: {why}")
+                attempt.missed[peer] = why
+            else:
+                self.ledger.evict(peer, RefusalCode.LAGGING, why)
 
     def _stalled(self, round_: Round) -> None:
         """Nothing moved for a deadline, and nobody was accused."""
@@ -680,11 +711,15 @@ class Course:
     def _decide(self, round_: Round) -> bool:
         """Every survivor has reported. False: auditors are waited for."""
         attempt = round_.running()
-        if attempt.inquiring:
+        if attempt.inquiry is not None and attempt.inquiry.question is not Question.DIFFERENCE:
+            attempt.end_inquiry()  # nobody waits any more
+        if attempt.inquiry is not None:
             if self.context.now_s < self._answers_limit_s(attempt):
                 return False
             self._hear_of_results(attempt)
-        elif attempt.disagrees() and self._inquire(round_, attempt.survivors()):
+        elif attempt.disagrees() and self._inquire(
+            round_, Question.DIFFERENCE, attempt.survivors()
+        ):
             return True
         outcome = attempt.agreed(self.context.roster)
         if outcome is None:
@@ -704,9 +739,8 @@ class Course:
 
     def _hear_of_results(self, attempt: Attempt) -> None:
         """Whose chunks differ; it is lost to the attempt if two or more say so."""
-        attempt.asked_s = math.inf
-        findings = differing(attempt.told, set(attempt.makers))
-        self._note(findings)
+        told = attempt.end_inquiry().told
+        findings = self._weighed(attempt, differing(told, set(attempt.makers)))
         attempt.two_faced = findings.culprits
         attempt.misled = {
             accuser: peer for peer, accusers in findings.against.items() for accuser in accusers
@@ -717,11 +751,21 @@ class Course:
         if not attempt.two_faced:
             self.ledger.abort(round_, "the contributors hold different results and no majority")
             return
+        self._name_two_faced(round_)
         for peer in attempt.two_faced:
-            why = f"{self.context.name(peer)} gave others different results"
-            attempt.lose(peer, why)
-            self.context.announce(EventKind.BAD, peer, f"round {round_.number}: {why}")
-        self._rerun(round_, whys(attempt))
+            attempt.lose(peer, f"{self.context.name(peer)} gave others different results")
+        if self._too_few(round_):
+            self._abort_for_few(round_)
+        else:
+            names = ", ".join(self.context.name(peer) for peer in attempt.two_faced)
+            self._rerun(round_, f"what {names} made came to others differently")
+
+    def _name_two_faced(self, round_: Round) -> None:
+        attempt = round_.running()
+        for peer in attempt.two_faced:
+            if peer not in attempt.lost:  # else somebody else has spread what it made
+                text = f"{self.context.name(peer)} gave others different results"
+                self.context.announce(EventKind.BAD, peer, f"round {round_.number}: {text}")
 
     def _refuse_overlong(self, round_: Round) -> bool:
         """Whether somebody sent more than it had said; what one alone says is looked at again."""
@@ -748,6 +792,7 @@ class Course:
             digest=outcome.digest,
             manifest=outcome.manifest,
         )
+        self._name_two_faced(round_)
         self.context.record(RoundCommitted(commit))
         round_.digest = outcome.digest
         round_.went_in = went_in(commit)

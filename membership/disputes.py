@@ -4,9 +4,12 @@ Which of the two is right nobody else can tell: a line may be cut one way, and e
 removed. For some time the two are *apart*: a plan has neither of them own what the other needs. Then it is
 tried again; what goes wrong again lasts twice as long.
 
-    one accuses the other --apart--> APART_DEADLINES --tried again--> it works
-                              ^                            |
-                              '------ twice as long -------' it does not
+    one accuses the other --apart--> APART_DEADLINES, APART_ROUNDS --tried again--> it works
+                              ^                                         |
+                              '------------- twice as long -------------' it does not
+
+Time alone would not do: where a round takes longer than all that, the same two would fail each other in every
+one. So it is measured in rounds as well.
 
 Who is apart from many is the one whom these pairs have in common: it is left out of rounds, whichever of
 the two ends has spoken. So who accuses everybody shuts out nobody but itself.
@@ -21,6 +24,9 @@ from attrs import define
 
 APART_DEADLINES = 1.0  # the first time: as long as it takes until the dead are known to be dead
 APART_DEADLINES_MAX = 8.0  # each try costs a part of a round, and a healed line may wait so long
+APART_ROUNDS = 1  # the first time, of those in which both might have taken part
+APART_ROUNDS_MAX = 8
+FORGOTTEN_ROUNDS = 32
 FORGOTTEN_DEADLINES = 32.0  # after it was tried again: what goes wrong then is another matter
 # Pairs of which a round's plan knows that they are apart are few; this bounds what liars can note.
 DISPUTES_MAX = 4_096
@@ -40,10 +46,22 @@ class Dispute:
     Attributes:
       until_s: so long they are apart.
       lasts_s: how long that was, from the word that began it.
+      lasts_rounds: and for how many rounds.
+      rounds: planned since that word.
     """
 
     until_s: float
     lasts_s: float
+    lasts_rounds: int
+    rounds: int = 0
+
+    def is_apart(self, now_s: float) -> bool:
+        return now_s < self.until_s or self.rounds < self.lasts_rounds
+
+    def is_forgotten(self, now_s: float, forgotten_s: float) -> bool:
+        """Whether what goes wrong now is another matter."""
+        since = self.rounds - self.lasts_rounds
+        return now_s >= self.until_s + forgotten_s and since >= FORGOTTEN_ROUNDS
 
 
 class Disputes:
@@ -56,24 +74,31 @@ class Disputes:
     def note(self, one: str, other: str, now_s: float) -> float:
         """One of the two says it of the other; returns for how long they are apart now."""
         before = self._disputes.pop(ends_of(one, other), None)
-        lasts_s = APART_DEADLINES * self._deadline_s
-        if before is not None and now_s < before.until_s + FORGOTTEN_DEADLINES * self._deadline_s:
-            longest_s = APART_DEADLINES_MAX * self._deadline_s
-            lasts_s = before.lasts_s if now_s < before.until_s else 2 * before.lasts_s
-            lasts_s = min(lasts_s, longest_s)
-        self._disputes[ends_of(one, other)] = Dispute(now_s + lasts_s, lasts_s)
+        lasts_s, rounds = APART_DEADLINES * self._deadline_s, APART_ROUNDS
+        forgotten_s = FORGOTTEN_DEADLINES * self._deadline_s
+        if before is not None and not before.is_forgotten(now_s, forgotten_s):
+            factor = 1 if before.is_apart(now_s) else 2
+            lasts_s = min(factor * before.lasts_s, APART_DEADLINES_MAX * self._deadline_s)
+            rounds = min(factor * before.lasts_rounds, APART_ROUNDS_MAX)
+        self._disputes[ends_of(one, other)] = Dispute(now_s + lasts_s, lasts_s, rounds)
         if len(self._disputes) > DISPUTES_MAX:
             del self._disputes[next(iter(self._disputes))]
         return lasts_s
 
     def apart(self, one: str, other: str, now_s: float) -> bool:
         dispute = self._disputes.get(ends_of(one, other))
-        return dispute is not None and now_s < dispute.until_s
+        return dispute is not None and dispute.is_apart(now_s)
+
+    def planned(self, peers: Collection[str]) -> None:
+        """A round is planned in which these might take part."""
+        for ends, dispute in self._disputes.items():
+            if ends[0] in peers and ends[1] in peers:
+                dispute.rounds += 1
 
     def pairs(self, inside: Collection[str], now_s: float) -> Iterator[Ends]:
         """Those of these that are apart."""
         for ends, dispute in self._disputes.items():
-            if now_s < dispute.until_s and ends[0] in inside and ends[1] in inside:
+            if dispute.is_apart(now_s) and ends[0] in inside and ends[1] in inside:
                 yield ends
 
     def counts(self, inside: Iterable[str], now_s: float) -> Counter[str]:

@@ -14,12 +14,37 @@ names more than half of the others says something about itself.
 
 from __future__ import annotations
 
+import enum
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Hashable, Mapping
 
 from attrs import Factory, define
 
 from ..protocol.messages import Diagnosis
+
+
+class Question(enum.Enum):
+    """Why everybody is asked; each once under one number of an attempt."""
+
+    STALL = "nothing moves"
+    LAG = "some have not finished long after the others"
+    DIFFERENCE = "the results differ"
+
+
+@define
+class Inquiry:
+    """One that is under way.
+
+    Attributes:
+      asked: who is to answer.
+      began_s: when they were asked.
+      told: what they have answered.
+    """
+
+    question: Question
+    asked: tuple[str, ...]
+    began_s: float
+    told: dict[str, Diagnosis] = Factory(dict)
 
 
 @define
@@ -33,6 +58,14 @@ class Findings:
 
     against: dict[str, set[str]] = Factory(dict)
     lagging: set[str] = Factory(set)
+
+    def by_voice(self, voices: Mapping[str, Hashable]) -> Findings:
+        """The same, where several that count as one voice have said one thing once."""
+        heard: dict[str, set[str]] = {}
+        for peer, accusers in self.against.items():
+            each = {voices.get(accuser, accuser): accuser for accuser in sorted(accusers)}
+            heard[peer] = set(each.values())
+        return Findings(heard, self.lagging)
 
     @property
     def culprits(self) -> list[str]:
@@ -63,6 +96,11 @@ def waiting(
     for speaker, named in lacks.items():
         named |= set(told[speaker].results).intersection(taking_part) - excused - {speaker}
     return _weighed(lacks, others_count)
+
+
+def is_done(answer: Diagnosis) -> bool:
+    """It lacks nothing, and is about to report."""
+    return bool(answer.made) and not answer.contributions and not answer.results
 
 
 def differing(told: Mapping[str, Diagnosis], makers: Collection[str]) -> Findings:

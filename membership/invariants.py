@@ -89,7 +89,7 @@ def _check_rounds(coordinator: Coordinator) -> None:
         assert set(survivors) <= set(roster.members), "a reduction waits for somebody who is gone"
         assert not round_.refused.intersection(attempt.peers()), "a refused update is still in"
         assert len(survivors) >= coordinator.conductor.ledger.quorum(round_.original_count)
-        if not attempt.unreported() and attempt.inquiring:
+        if not attempt.unreported() and attempt.inquiry is not None:
             assert attempt.unanswered(), "all have answered and nothing was decided"
             continue
         if not attempt.unreported():

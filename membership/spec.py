@@ -52,7 +52,6 @@ EVERY, ASKED = "every", "asked"  # peers that write checkpoints
 MEAN = "mean"  # of contributions; the other rules are robust, and have a number from below to above
 ROBUST = {"trimmed": (0.0, 0.5), "clipped": (0.0, 1e6)}
 RULE_DIGITS_MAX = 12  # of that number
-NO_STATE, INT8 = "none", "int8"  # what a joiner's optimizer gets of another's
 
 
 def _whole(low: int, high: int) -> Any:
@@ -189,8 +188,6 @@ class DilocoTable:
     # "elastic": a round is when the fastest contributor comes to its step, the others give what they
     # have. "lockstep": it is when all have come to its step; for comparisons.
     pace: str = field(default="elastic", validator=_one_of("elastic", "lockstep"))
-    # What an optimizer that is empty in a run under way gets of another's: nothing, or its moments.
-    inner_state: str = field(default=NO_STATE, validator=_one_of(NO_STATE, INT8))
 
     @property
     def overlap_steps(self) -> int:

@@ -45,10 +45,6 @@ MEANINGS = {
         'how a trainer takes over a result that came while it trained on: `"delta"` keeps all '
         'of its own steps since, `"lerp:A"` keeps a share A of its local weights'
     ),
-    "diloco.inner_state": (
-        'what an optimizer that is empty in a run under way gets: nothing, or with `"int8"` a '
-        "contributor's [moments](../checkpoints.md#moments-for-who-joins), in 8 bits"
-    ),
     "diloco.pace": (
         '`"elastic"`: a round is when the fastest contributor comes to its step; the others '
         "give what they have trained by then, so a slow machine neither waits nor is waited "

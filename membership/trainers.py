@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 
-from ..protocol.messages import MomentsSettled, Remedy, TrainerFailed
+from ..protocol.messages import Remedy, TrainerFailed
 from .context import Context, quoted, said
 from .effects import EventKind
 from .roster import Member, can_contribute, next_to_seat
@@ -36,18 +36,6 @@ def failed(context: Context, member: Member, message: TrainerFailed) -> None:
         if message.remedy is Remedy.NONE:
             then = f"given up after {message.failure_count} failures in a row"
     context.announce(EventKind.ROLE, member.peer, f"{said(member)}'s trainer: {what}; {then}")
-
-
-def moments_settled(context: Context, member: Member, message: MomentsSettled) -> None:
-    """What became of its wish for another trainer's moments."""
-    donor = context.roster.get(message.donor)
-    if message.donor:
-        whose = message.donor[:8] if donor is None else said(donor)
-        size_mb = message.received_bytes / 1e6
-        what = f"goes on from the moments of {whose} ({size_mb:.1f} MB)"
-    else:
-        what = f"begins anew, its rate ramps: {quoted(message.reason)}"
-    context.announce(EventKind.ROLE, member.peer, f"{said(member)}'s optimizer {what}")
 
 
 def unseated(context: Context) -> Member | None:

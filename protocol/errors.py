@@ -68,13 +68,11 @@ class StateMismatchError(HoldfastError):
 
     Attributes:
       blocks: indices of the blocks that differ, as far as they are known.
-      donor: the peer id that served them, or None when it is our own copy.
     """
 
-    def __init__(self, reason: str, blocks: Sequence[int] = (), donor: str | None = None) -> None:
+    def __init__(self, reason: str, blocks: Sequence[int] = ()) -> None:
         super().__init__(reason)
         self.blocks = tuple(blocks)
-        self.donor = donor
 
 
 class UserError(HoldfastError):

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.x509.oid import NameOID
 
-from .errors import RemoteProtocolError, UserError
+from .errors import UserError
 from .files import write_private
 
 PEER_ID_BYTES = 16  # of SHA-256: nobody finds a second key with the same 128 bits
@@ -37,21 +37,6 @@ def peer_id_of_public_key(key: Ed25519PublicKey) -> str:
         serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     )
     return hashlib.sha256(der).digest()[:PEER_ID_BYTES].hex()
-
-
-def peer_id_of_certificate(der: bytes) -> str:
-    """The peer id behind a certificate's key, whoever signed it.
-
-    Raises:
-      RemoteProtocolError: it is no certificate of an Ed25519 key.
-    """
-    try:
-        key = x509.load_der_x509_certificate(der).public_key()
-    except NOT_X509 as error:
-        raise RemoteProtocolError(f"not a certificate: {error}") from None
-    if not isinstance(key, Ed25519PublicKey):
-        raise RemoteProtocolError("a certificate whose key is not Ed25519")
-    return peer_id_of_public_key(key)
 
 
 def read_private(path: Path) -> bytes:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import enum
 import math
 import re
-from typing import Any, TypeVar
+from typing import Any
 
 import attrs
 from attrs import field, frozen
@@ -21,8 +21,8 @@ from attrs.validators import and_, ge, le, matches_re, max_len, min_len
 from .text import TEXT_CHARS_MAX as TEXT_CHARS_MAX
 from .text import printable
 
-VERSION_MIN = 3  # the oldest protocol version we still speak; from 3 on blocks may be compressed
-VERSION_MAX = 3  # the newest one
+VERSION_MIN = 4  # the oldest protocol version we still speak; from 4 on a master asks for diagnoses
+VERSION_MAX = 4  # the newest one
 
 MASTERS_MAX = 16  # addresses at which a run's master may be: as many as an invite has room for
 NAME_CHARS_MAX = 64  # of a peer: tables, logs and the line about who wants in stay readable
@@ -45,14 +45,11 @@ JUNK_BYTES_MAX = 16_384  # in one message by which a newcomer's line is timed
 METRICS_MAX = 32  # named figures a trainer reports beside its loss
 CERTIFICATE_BYTES_MAX = 8_192
 COUNT_MAX = 2**63 - 1
-# Of an optimizer's moments in 8 bits: of a model of four billion parameters, about.
-MOMENTS_BYTES_MAX = 2**33
 CHUNK_BITS_BYTES_MAX = 2**17  # a bit for each chunk of a fragment: a million chunks
 AUDITS_MAX = 2**15  # chunks of one result that are audited; of more, so many are drawn
 PROOF_BYTES_MAX = 2**28  # what proves a lie: a chunk of all who are in it; the master holds it once
 PROOF_PIECE_BYTES_MAX = 2**16  # of it in one message: half a second of 1 Mbit/s between heartbeats
 
-T = TypeVar("T")
 
 _count: Any = and_(ge(0), le(COUNT_MAX))
 _u32: Any = and_(ge(0), le(2**32 - 1))  # what a frame's header has room for
@@ -599,15 +596,6 @@ class TrainerFailed(Message):
     remedy: Remedy
     failure_count: int = field(default=1, validator=_count)
     restart_s: float = field(default=0.0, validator=_finite)  # until the next process
-
-
-@frozen
-class MomentsSettled(Message):
-    """Peer: its trainer goes on with ``donor``'s moments, or, for this reason, without any."""
-
-    donor: str = field(validator=_peer_or_none)  # empty: nobody's
-    received_bytes: int = field(validator=_count)
-    reason: str = field(validator=_text)
 
 
 @frozen
@@ -1205,37 +1193,6 @@ class EvidenceRefused(Message):
     reason: str = field(validator=_text)
 
 
-@frozen
-class MomentsRequest(Message):
-    """Joiner to a contributor: what does your trainer's optimizer know?"""
-
-    transfer: int = field(validator=_u32)  # of the frames that it may be in
-
-
-@frozen
-class MomentsOffer(Message):
-    """Contributor: so much it is, and this its BLAKE3 digest."""
-
-    transfer: int = field(validator=_u32)
-    size_bytes: int = field(validator=and_(ge(1), le(MOMENTS_BYTES_MAX)))
-    digest: bytes = field(validator=_digest)
-
-
-@frozen
-class MomentsAccepted(Message):
-    """Joiner: send it, as BLOCK frames of this transfer."""
-
-    transfer: int = field(validator=_u32)
-
-
-@frozen
-class MomentsRefused(Message):
-    """Contributor: it has none to give."""
-
-    transfer: int = field(validator=_u32)
-    reason: str = field(validator=_text)
-
-
 # ---------------------------------------------------------------- daemon <-> trainer (Unix socket)
 
 
@@ -1268,42 +1225,11 @@ class ArenaOpened(Message):
     nesterov: bool = False
     # Where ``KeepState`` writes; empty: nowhere.
     own_state: str = field(default="", validator=_text)
-    # Between trainers go moments, by files with these beginnings of their names; empty: none do.
-    moments: str = field(default="", validator=_text)
 
 
 @frozen
 class KeepState(Message):
     """Daemon: write down what is only yours (the optimizer's state, random numbers)."""
-
-
-@frozen
-class MomentsWanted(Message):
-    """Trainer: its steps count from now on, and its optimizer knows nothing of the run."""
-
-
-@frozen
-class GiveMoments(Message):
-    """Daemon: somebody wants what your optimizer knows."""
-
-
-@frozen
-class MomentsGiven(Message):
-    """Trainer: they are in the file for that; or why not."""
-
-    reason: str = field(default="", validator=_text)
-
-
-@frozen
-class TakeMoments(Message):
-    """Daemon: another trainer's moments are in the file for that."""
-
-
-@frozen
-class MomentsTaken(Message):
-    """Trainer: its optimizer goes on from them; or why not."""
-
-    reason: str = field(default="", validator=_text)
 
 
 @frozen

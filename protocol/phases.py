@@ -75,7 +75,6 @@ MEMBER = Phase(
             said.Leaving,
             said.LinkBroken,
             said.Measured,
-            said.MomentsSettled,
             said.NotReady,
             said.Probed,
             said.Progress,
@@ -116,10 +115,6 @@ LINK = Phase(
             said.IndexRequest,
             said.LanesReceived,
             said.LanesWanted,
-            said.MomentsAccepted,
-            said.MomentsOffer,
-            said.MomentsRefused,
-            said.MomentsRequest,
             said.ProbeRequest,
         }
     ),

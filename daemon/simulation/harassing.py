@@ -60,21 +60,23 @@ class _Judge:
         for effect in effects:
             match effect:
                 case Drop(peer=peer) if peer != self.hostile:
-                    raise ViolationError(f"{peer[:8]} is honest and was sent away: {effect.reason}")
+                    raise self._violation(
+                        f"{peer[:8]} is honest and was sent away: {effect.reason}"
+                    )
                 case Record(record=record):
                     self._record(record)
                 case Announce(event=event) if event.kind is EventKind.BAD:
                     if event.peer != self.hostile:
-                        raise ViolationError(f"said of somebody honest: {event.text}")
+                        raise self._violation(f"said of somebody honest: {event.text}")
 
     def _record(self, record: JournalRecord) -> None:
         match record:
             case PlaceVacated(peer=peer) | PeerQuarantined(peer=peer) if peer != self.hostile:
-                raise ViolationError(f"{peer[:8]} is honest and lost its place")
+                raise self._violation(f"{peer[:8]} is honest and lost its place")
             case RootKnown(head=head):
                 known = self.swarm.witness.roots.get((head.fragment, head.version))
                 if known is not None and known[0] != head.root:
-                    raise ViolationError(f"a lie became the root of version {head.version}")
+                    raise self._violation(f"a lie became the root of version {head.version}")
             case RoundCommitted(commit=commit):
                 self._committed(commit)
 
@@ -91,7 +93,14 @@ class _Judge:
             takes_part = sim.peer in (receivers if name == SPARE else contributors)
             self.missed[name] = 0 if takes_part else self.missed.get(name, 0) + 1
             if self.missed[name] >= STARVED_ROUNDS:
-                raise ViolationError(f"{name} was left out of {self.missed[name]} commits in a row")
+                raise self._violation(
+                    f"{name} was left out of {self.missed[name]} commits in a row"
+                )
+
+    def _violation(self, what: str) -> ViolationError:
+        """What befalls the others while the run is ended counts for nothing."""
+        self.began = False
+        return ViolationError(what)
 
 
 def live_with_hostile(seed: int, tell: Tell | None = None) -> Outcome:

@@ -36,7 +36,6 @@ from ...protocol.messages import (
     MadeDigest,
     Measured,
     Message,
-    MomentsSettled,
     NotReady,
     Probed,
     Progress,
@@ -271,9 +270,9 @@ class Hostile:
             self._moved += 1_000_000
             moved = self._moved
             yield Progress(2**40, moved, 1e9, 0.0, "training", moved, moved, moved, {})
-        yield from self._about_the_rest(service, one[0])
+        yield from self._about_the_rest(one[0])
 
-    def _about_the_rest(self, service: PeerService, quarry: str) -> Iterator[Message]:
+    def _about_the_rest(self, quarry: str) -> Iterator[Message]:
         kinds, rng = self.kinds, self.rng
         if Falsehood.DONORS in kinds:
             yield SyncFailed(0, rng.randint(0, 5), (quarry,), "wrong blocks")
@@ -286,7 +285,6 @@ class Hostile:
         if Falsehood.TRAINER in kinds:
             kind, remedy = rng.choice(list(FailureKind)), rng.choice(list(Remedy))
             yield TrainerFailed(kind, "it fails", remedy, rng.randint(0, 9), 1e9)
-            yield MomentsSettled(quarry, 2**60, "")
         if Falsehood.AGAIN in kinds and self._said:
             yield rng.choice(self._said)
 

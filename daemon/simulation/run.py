@@ -75,11 +75,6 @@ class Outcome:
         )
 
 
-def simulate(seed: int, peers: int | None = None) -> Outcome:
-    """The run of a seed; raises what ``run_scenario`` raises."""
-    return run_scenario(Scenario.of(seed, peers))
-
-
 def run_scenario(scenario: Scenario, tell: Tell | None = None) -> Outcome:
     """Live through it in virtual time, from outside of trio.
 

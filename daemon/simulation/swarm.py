@@ -309,8 +309,6 @@ class Swarm:
             patience_s=None,
             site=site,
         )
-        if self.disks is not None:
-            config.moments = str(self.disks / f"{name}.moments")
         disk = disk or (None if self.disks is None else self.disks / name)
         place = None if disk is None else FolderPlace(disk)
         service = WitnessedPeer(config, network, trainer, checkpoints=place)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 import trio
@@ -25,15 +24,11 @@ from ...protocol.messages import (
     FailureKind,
     Finished,
     FragmentSize,
-    GiveMoments,
     InitialPosted,
     Layout,
     Lift,
     Load,
     Message,
-    MomentsGiven,
-    MomentsTaken,
-    MomentsWanted,
     Posted,
     PostInitial,
     Rejected,
@@ -41,7 +36,6 @@ from ...protocol.messages import (
     RoundEnded,
     RoundOpened,
     SetContributing,
-    TakeMoments,
     TensorSpec,
     TrainerFailed,
 )
@@ -88,9 +82,6 @@ class SimTrainer:
         self.poison: Callable[[int], float] | None = None  # round -> value put into its delta
         self.tokens_per_step = 64
         self.waited_s = 0.0  # as a contributor, past its steps
-        # What its optimizer has gathered, if it has contributed, or got it from somebody.
-        self.moments = b""
-        self.moments_bytes = 100  # of them, once there are any
         self.stuck = False  # it takes no step any more, as if it were stopped
         self.tell_failed: Callable[[TrainerFailed], None] = lambda _message: None
         self._failed: TrainerFailed | None = None
@@ -168,7 +159,6 @@ class SimTrainer:
         self._overlap_steps = 0
         self._lifted = False
         self._ahead_step: int | None = None  # where something was due and nothing was trained
-        self.moments, self._moments_path = b"", ""
         while not self.finished:
             await self._boundary()
             if self.finished:
@@ -235,7 +225,6 @@ class SimTrainer:
                 values[:1] += np.float32(self.poison(opened.round))
             self._posted.counters(opened.fragment)[:] = self._step
             self.witness.saw_contribution(self.peer, opened.round, values)
-            self.moments = self.moments or f"of {self.peer}".ljust(self.moments_bytes).encode()
             self._in_flight[opened.round] = _InFlight(opened.fragment, self._tokens, self._step)
             del self._open[opened.round]
             self._events.trainer_said(
@@ -272,16 +261,6 @@ class SimTrainer:
                 self._hold, self._lifted = message.hold_step, True
             case SetContributing():
                 self._contributing = message.contributing
-                if self._contributing and self._moments_path and self._step and not self.moments:
-                    self._say(MomentsWanted())
-            case GiveMoments():
-                if self.moments:
-                    Path(f"{self._moments_path}.given").write_bytes(self.moments)
-                self._say(MomentsGiven("" if self.moments else "it knows nothing itself"))
-            case TakeMoments():
-                if not self.moments:
-                    self.moments = Path(f"{self._moments_path}.taken").read_bytes()
-                self._say(MomentsTaken())
             case RoundOpened():
                 if message.round not in self._in_flight:  # else it is hurried, and has posted
                     self._open[message.round] = message
@@ -301,11 +280,6 @@ class SimTrainer:
                 self._life.cancel()
             case ArenaOpened():
                 self._overlap_steps = message.overlap_steps
-                self._moments_path = message.moments
-
-    def _say(self, message: Message) -> None:
-        assert self._events is not None
-        self._events.trainer_said(message)
 
     def _catch_up(self, step: int) -> None:
         """The run is further; as in the hook, steps that are skipped take none of an overlap."""

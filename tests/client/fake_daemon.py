@@ -155,7 +155,6 @@ class FakeDaemon:
         nan_steps: int = 0,
         preview: tuple[float, float] | None = None,
         own_state: str = "",
-        moments: str = "",
     ) -> None:
         """From the trainer's hello to its arenas; ``preview``: the outer rate and momentum."""
         outer_lr, outer_momentum = preview or (0.0, 0.0)
@@ -181,7 +180,6 @@ class FakeDaemon:
                 outer_momentum,
                 nesterov=True,
                 own_state=own_state,
-                moments=moments,
             ),
             files,
         )

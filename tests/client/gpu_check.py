@@ -7,8 +7,6 @@ Here it is about CUDA's part: streams, events and pinned memory, and that nothin
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +14,6 @@ from torch import nn
 
 from holdfast.client.copier import Streams
 from holdfast.client.mirror import Mirror
-from holdfast.client.moments import Moments
 from holdfast.client.tensors import find_shared
 from holdfast.diloco.merge import merged, parse_merge
 from holdfast.protocol.arena import Arena, arena_bytes
@@ -126,40 +123,3 @@ def test_steps_go_on_while_a_merge_is_on_its_way_up() -> None:
         bench.mirror.advance()
     bench.mirror.conclude()
     torch.testing.assert_close(weight, expected)
-
-
-@pytest.mark.parametrize("fused", [True, False])
-def test_moments_leave_the_gpu_as_they_were_at_the_boundary_and_come_back(
-    tmp_path: Path, fused: bool
-) -> None:
-    def make() -> tuple[nn.Linear, torch.optim.Optimizer]:
-        model = nn.Linear(LARGE, 64, device="cuda")
-        return model, torch.optim.AdamW(model.parameters(), fused=fused)
-
-    def step(model: nn.Linear, optimizer: torch.optim.Optimizer) -> None:
-        for parameter in model.parameters():
-            parameter.grad = torch.randn_like(parameter)
-        optimizer.step()
-
-    works: list[Callable[[], None]] = []
-    said: list[str] = []
-    model, optimizer = make()
-    for _ in range(3):
-        step(model, optimizer)
-    wanted = {name: each.clone() for name, each in optimizer.state[model.weight].items()}
-    giver = Moments(str(tmp_path / "m"), optimizer, find_shared(model), works.append)
-    giver.give(said.append)
-    for _ in range(3):
-        step(model, optimizer)  # must not get into it
-    for work in works:
-        work()
-    assert said == [""]
-    (tmp_path / "m.given").rename(tmp_path / "m.taken")
-    again, fresh = make()
-    Moments(str(tmp_path / "m"), fresh, find_shared(again), works.append).take()
-    for name, its in wanted.items():
-        mine = fresh.state[again.weight][name]
-        assert mine.device == its.device
-        torch.testing.assert_close(mine.norm(), its.float().norm(), rtol=0.01, atol=0)
-        assert (mine - its).norm() <= 0.02 * its.norm()
-    step(again, fresh)

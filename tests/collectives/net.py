@@ -9,12 +9,14 @@ from contextlib import asynccontextmanager
 import trio
 from attrs import define, field
 
+from holdfast.collectives.courtesy import Rank
 from holdfast.collectives.hub import LinkHub
 from holdfast.collectives.limiter import RateLimiter
 from holdfast.collectives.link import Link
 from holdfast.collectives.link_parts import LaneRules
+from holdfast.collectives.outlet import Load
 from holdfast.protocol.addresses import Address
-from holdfast.protocol.lane import FrameHeader, FrameKind
+from holdfast.protocol.lane import Buffer, FrameHeader, FrameKind
 from holdfast.protocol.memory import MemoryNetwork, MemoryWorld
 from holdfast.protocol.messages import FragmentHead, IndexRequest, MemberInfo, Message, Role
 
@@ -43,6 +45,27 @@ def member(number: int, *addresses: str, joined: int | None = None) -> MemberInf
 
 def view(*numbers: int) -> list[MemberInfo]:
     return [member(number) for number in numbers]
+
+
+class OneFrame:
+    """A source of a single frame."""
+
+    def __init__(self, header: FrameHeader, payload: Buffer) -> None:
+        assert len(payload) == header.payload_bytes
+        self._frame: Load | None = lambda: (header, payload)
+
+    def next_frame(self) -> Load | None:
+        frame, self._frame = self._frame, None
+        return frame
+
+    def exhausted(self) -> bool:
+        return self._frame is None
+
+
+async def send_frame(link: Link, header: FrameHeader, payload: Buffer) -> None:
+    """Send a frame by itself; returns when the network took it."""
+    rank = Rank.COPY if header.kind is FrameKind.BLOCK else Rank.ROUND
+    await link.send_from(OneFrame(header, payload), rank)
 
 
 @define(eq=False)

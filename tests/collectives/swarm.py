@@ -271,6 +271,13 @@ def through(codec: Codec, values: Values) -> tuple[bytes, Values]:
     return wire, out
 
 
+def encode_all(encoded: EncodedInput) -> None:
+    for index in itertools.count():
+        if encoded.complete:
+            return
+        encoded.encode(index)
+
+
 def give_input(nodes: Sequence[Node], size: FragmentSize, seed: int) -> None:
     rng = np.random.default_rng(seed)
     for node in nodes:

@@ -27,7 +27,7 @@ from holdfast.protocol.errors import BadContributionError, RemoteProtocolError
 from holdfast.protocol.memory import MemoryWorld
 from holdfast.protocol.messages import Contributor, FragmentSize, OwnerRun, Plan, SiteLeads
 from holdfast.protocol.virtual_time import run_virtually
-from tests.collectives.swarm import a_swarm, give_input, make_order, peer_id
+from tests.collectives.swarm import a_swarm, encode_all, give_input, make_order, peer_id
 
 Values = NDArray[np.float32]
 HONEST = 6  # of eight
@@ -55,7 +55,7 @@ def combine(
     encoded = {peer_id(at): memoryview(row.tobytes()) for at, row in enumerate(rows)}
     out = np.empty(count, np.float32)
     room = memoryview(bytearray(layout.cuts[0].down_bytes))
-    length = combine_chunk(contributors, encoded, layout, 0, Rule.of(plan), out, room)
+    length = combine_chunk(contributors, encoded, layout, Rule.of(plan), out, room)
     shuffled = dict(random.Random(count).sample(list(encoded.items()), len(encoded)))
     again = combined(contributors, shuffled, layout, 0, Rule.of(plan))
     assert again == bytes(room[:length])
@@ -232,7 +232,7 @@ def test_whatever_comes_when_the_owners_bytes_are_those_of_the_formula(
             layout, inputs = Layout.of(order.plan, size), {}
             for node in swarm.nodes:
                 assert node.encoded_input is not None
-                node.encoded_input.encode_all()
+                encode_all(node.encoded_input)
                 inputs[node.peer] = node.encoded_input
             values = np.empty(size.value_count, np.float32)
             for index, cut in enumerate(layout.cuts[:-1]):

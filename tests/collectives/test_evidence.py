@@ -47,7 +47,7 @@ from tests.collectives.swarm import Swarm, a_real_swarm, a_swarm, give_input, ma
 from tests.collectives.test_repair import SIZE as REPAIRED
 from tests.collectives.test_repair import WEIGHTS, Round
 
-A, B, C, D = ("a" * 32, "b" * 32, "c" * 32, "d" * 32)
+A, B, C = ("a" * 32, "b" * 32, "c" * 32)
 PEERS = (A, B, C)
 SIZE = FragmentSize(600, 0, 0)
 CHUNK = 200

@@ -16,6 +16,7 @@ from holdfast.collectives.encoded_input import EncodedInput
 from holdfast.collectives.feedback import Residual
 from holdfast.protocol.errors import LocalProtocolError
 from holdfast.protocol.messages import FragmentSize, OwnerRun, Plan
+from tests.collectives.swarm import encode_all
 
 Values = NDArray[np.float32]
 
@@ -59,7 +60,7 @@ def test_nothing_is_lost_where_float32_is_exact(name: str, seed: int) -> None:
         # Whole numbers of like size: sums and differences fit 24 bits, and so do decoded values.
         delta = rng.integers(-1000, 1001, COUNT).astype(np.float32)
         encoded = make_input(name, delta, residual)
-        encoded.encode_all()
+        encode_all(encoded)
         all_deltas = [a + Fraction(float(b)) for a, b in zip(all_deltas, delta, strict=True)]
         if rng.random() < 0.3:  # this round does not commit, and its delta does not come again
             all_deltas = [a - Fraction(float(b)) for a, b in zip(all_deltas, delta, strict=True)]
@@ -80,7 +81,7 @@ def test_over_many_rounds_only_roundings_are_lost(name: str) -> None:
     for round_ in range(rounds):
         delta = drawn(1, round_)
         encoded = make_input(name, delta, residual)
-        encoded.encode_all()
+        encode_all(encoded)
         encoded.settle()
         all_sent += sent(name, encoded, COUNT)
         all_deltas += delta
@@ -90,7 +91,7 @@ def test_over_many_rounds_only_roundings_are_lost(name: str) -> None:
     without = np.zeros(COUNT)
     for round_ in range(rounds):
         encoded = make_input(name, drawn(1, round_), Residual(COUNT))
-        encoded.encode_all()
+        encode_all(encoded)
         without += sent(name, encoded, COUNT)
     with_feedback = np.linalg.norm(all_sent - all_deltas)
     assert with_feedback < 0.7 * np.linalg.norm(without - all_deltas)
@@ -104,10 +105,10 @@ def test_the_formula_bit_for_bit(name: str, decay: float) -> None:
     for round_ in range(3):
         delta = drawn(2, round_)
         encoded = make_input(name, delta, residual)
-        encoded.encode_all()
+        encode_all(encoded)
         corrected = np.float32(decay) * left + delta
         plain = make_input(name, corrected, Residual(COUNT))
-        plain.encode_all()
+        encode_all(plain)
         for index in range(3):
             assert bytes(encoded.chunk(index)) == bytes(plain.chunk(index))
         encoded.settle()
@@ -119,14 +120,14 @@ def test_the_formula_bit_for_bit(name: str, decay: float) -> None:
 def test_a_round_that_does_not_count_changes_nothing(name: str) -> None:
     residual = Residual(COUNT)
     first = make_input(name, drawn(3, 0), residual)
-    first.encode_all()
+    encode_all(first)
     first.settle()
     before = residual.values.copy()
     aborted = make_input(name, drawn(3, 1), residual)
-    aborted.encode_all()
+    encode_all(aborted)
     assert residual.values.tobytes() == before.tobytes()
     again = make_input(name, drawn(3, 1), residual)
-    again.encode_all()
+    encode_all(again)
     assert [bytes(again.chunk(i)) for i in range(3)] == [bytes(aborted.chunk(i)) for i in range(3)]
     aborted.settle()  # a later round of the fragment began: too late
     assert residual.values.tobytes() == before.tobytes()
@@ -163,7 +164,7 @@ def test_the_delta_may_change_once_it_is_encoded() -> None:
     residual = Residual(COUNT)
     delta = drawn(6, 0)
     encoded = make_input("int8", delta, residual)
-    encoded.encode_all()
+    encode_all(encoded)
     corrected = delta.copy()
     delta[:] = 9
     encoded.settle()
@@ -184,7 +185,7 @@ def test_a_sum_beyond_float32_is_refused(name: str) -> None:
 def test_clearing_forgets_what_is_left_and_the_round_in_flight() -> None:
     residual = Residual(COUNT)
     encoded = make_input("nf4", drawn(7, 0), residual)
-    encoded.encode_all()
+    encode_all(encoded)
     residual.clear()
     encoded.settle()
     assert not residual.values.any()

@@ -17,7 +17,7 @@ from holdfast.protocol.addresses import Address
 from holdfast.protocol.errors import PeerLostError, RemoteProtocolError
 from holdfast.protocol.memory import MemoryNetwork, MemoryStream, MemoryWorld, _Pipe
 from holdfast.protocol.messages import LANES_OPEN_MAX, LaneReceived, LanesReceived
-from tests.collectives.net import KEY, Node, Sink, a_net, frame, note, peer_id, view
+from tests.collectives.net import KEY, Node, Sink, a_net, frame, note, peer_id, send_frame, view
 
 CHUNK = 150_000  # three segments of the virtual network
 
@@ -53,13 +53,13 @@ async def send_all(link: Link, count: int, rng: random.Random) -> dict[int, byte
     payloads = {index: rng.randbytes(CHUNK) for index in range(count)}
     async with trio.open_nursery() as senders:
         for index, payload in payloads.items():
-            senders.start_soon(link.send_frame, frame(index, payload), payload)
+            senders.start_soon(send_frame, link, frame(index, payload), payload)
     return payloads
 
 
 async def send_for_ever(link: Link, index: int, payload: bytes) -> None:
     while True:
-        await link.send_frame(frame(index, payload), payload)
+        await send_frame(link, frame(index, payload), payload)
 
 
 async def sink_for_ever(node: Node) -> None:
@@ -166,7 +166,7 @@ async def test_slow_lanes_are_not_stalled_lanes() -> None:
         sink = Sink()
         payload = bytes(2**20)
         with a.hub.register(KEY, sink):
-            await at_b.send_frame(frame(0, payload), payload)  # the pipe takes it at once
+            await send_frame(at_b, frame(0, payload), payload)  # the pipe takes it at once
             await trio.sleep(120)
         assert len(sink.frames) == 1
         assert [lane.number for lane in at_b.lanes] == numbers
@@ -191,7 +191,7 @@ async def test_a_link_without_any_working_lane_is_lost_in_the_end(
             stream_of(at_b, 0).cut()
             await trio.sleep(0.1)
         with pytest.raises(PeerLostError):
-            await at_b.send_frame(frame(0, b"x"), b"x")
+            await send_frame(at_b, frame(0, b"x"), b"x")
         await at_a.lost.wait()
         whoever_was_first = "no lane has worked for 5 s (the connection broke"
         assert any(link.reason.startswith(whoever_was_first) for link in (at_a, at_b))
@@ -226,7 +226,7 @@ async def test_an_idle_link_keeps_nothing_of_what_it_sent(dialer_sends: bool) ->
         gone = weakref.ref(values)
         with receiver.hub.register(KEY, Sink()):
             for index in range(4):
-                await link.send_frame(frame(index, bytes(1_000)), values.data)
+                await send_frame(link, frame(index, bytes(1_000)), values.data)
             del values
             await trio.sleep(0.3)
             gc.collect()
@@ -274,7 +274,7 @@ async def test_lanes_are_added_while_they_carry_more(dialer_sends: bool) -> None
         with receiver.hub.register(KEY, sink):
             async with trio.open_nursery() as senders:
                 for index in range(260):
-                    senders.start_soon(link.send_frame, frame(index, payload), payload)
+                    senders.start_soon(send_frame, link, frame(index, payload), payload)
                 await trio.sleep(1)
                 assert len(link.lanes) == 2
                 await trio.sleep(12.5)
@@ -291,7 +291,7 @@ async def test_over_a_short_path_no_lanes_are_added() -> None:
         with a.hub.register(KEY, Sink()):
             async with trio.open_nursery() as senders:
                 for index in range(20):
-                    senders.start_soon(at_b.send_frame, frame(index, payload), payload)
+                    senders.start_soon(send_frame, at_b, frame(index, payload), payload)
                 await trio.sleep(8)
                 assert len(at_b.lanes) == 2
                 assert [lane.number for lane in at_b.lanes] == [0, 1]

@@ -35,7 +35,18 @@ from holdfast.protocol.messages import (
 )
 from holdfast.protocol.network import Party
 from holdfast.protocol.stream import MessageStream
-from tests.collectives.net import KEY, PORT, Sink, a_net, frame, member, note, peer_id, view
+from tests.collectives.net import (
+    KEY,
+    PORT,
+    Sink,
+    a_net,
+    frame,
+    member,
+    note,
+    peer_id,
+    send_frame,
+    view,
+)
 
 # ---------------------------------------------------------------- coming up
 
@@ -163,7 +174,7 @@ async def test_a_cut_link_wakes_who_waits_and_is_dialled_again() -> None:
         with pytest.raises(PeerLostError):
             await at_a.send(note(1))
         with pytest.raises(PeerLostError):
-            await at_a.send_frame(frame(0, b""), b"")
+            await send_frame(at_a, frame(0, b""), b"")
         await at_a.finished.wait()
         assert (await a.hub.link(peer_id(1))) is not at_a
         assert (await b.hub.link(peer_id(0))) is not at_b
@@ -216,7 +227,7 @@ async def test_a_tampered_frame_loses_the_link() -> None:
         sink = Sink()
         with a.hub.register(KEY, sink):
             net.world.corrupt_next_lane_frame("n1", "n0")
-            await at_b.send_frame(frame(0, b"x" * 100), b"x" * 100)
+            await send_frame(at_b, frame(0, b"x" * 100), b"x" * 100)
             await at_b.lost.wait()
         assert sink.frames == []
 
@@ -327,7 +338,7 @@ async def test_a_frozen_member_is_lost_once_a_write_is_stuck() -> None:
 
         async def send_on() -> None:
             for index in range(5):
-                await at_b.send_frame(frame(index, payload), payload)
+                await send_frame(at_b, frame(index, payload), payload)
 
         with pytest.raises(PeerLostError, match="no lane has worked for 5 s"):
             await send_on()
@@ -340,7 +351,7 @@ async def test_slow_is_not_stuck() -> None:
         sink = Sink()
         payload = bytes(4 * 2**20)  # 84 s
         with a.hub.register(KEY, sink):
-            await at_b.send_frame(frame(0, payload), payload)
+            await send_frame(at_b, frame(0, payload), payload)
             await trio.sleep(10)
         assert len(sink.frames) == 1
 
@@ -411,7 +422,7 @@ async def test_idle_lanes_take_the_next_frame() -> None:
         with a.hub.register(KEY, sink):
             async with trio.open_nursery() as senders:
                 for index, payload in sent.items():
-                    senders.start_soon(at_b.send_frame, frame(index, payload), payload)
+                    senders.start_soon(send_frame, at_b, frame(index, payload), payload)
             await trio.sleep(1)
         assert sorted(sink.frames) == [(peer_id(1), i, p) for i, p in sent.items()]
         assert len(at_b.lanes) == 2
@@ -428,13 +439,13 @@ async def test_a_cancelled_sender_tears_nothing() -> None:
 
         async def send_a_while(index: int, seconds: float) -> None:
             with trio.move_on_after(seconds):
-                await at_b.send_frame(frame(index, payload), payload)
+                await send_frame(at_b, frame(index, payload), payload)
 
         with a.hub.register(KEY, sink):
             async with trio.open_nursery() as senders:
                 for index in range(40):
                     senders.start_soon(send_a_while, index, rng.uniform(0, 10))
-            await at_b.send_frame(frame(99, payload), payload)
+            await send_frame(at_b, frame(99, payload), payload)
             await trio.sleep(5)
         assert all(content == payload for _, _, content in sink.frames)
         indices = [index for _, index, _ in sink.frames]
@@ -452,11 +463,11 @@ async def test_an_early_frame_waits_for_its_sink_and_delays_no_other_link() -> N
         payload = bytes(20_000)
         async with trio.open_nursery() as senders:
             for index in range(4):  # more than the lanes hold
-                senders.start_soon(early.send_frame, frame(index, payload), payload)
+                senders.start_soon(send_frame, early, frame(index, payload), payload)
             await trio.sleep(1)
             with nodes[0].hub.register((FrameKind.CONTRIBUTION, 2, 1), other_sink):
                 started_s = trio.current_time()
-                await other.send_frame(frame(0, payload, round_=2), payload)
+                await send_frame(other, frame(0, payload, round_=2), payload)
                 await early.send(note(1))  # control traffic is not behind the frames
                 await trio.sleep(0.1)
                 assert len(other_sink.frames) == 1
@@ -472,14 +483,14 @@ async def test_a_frame_that_nobody_wants_in_time_is_dropped_and_the_lane_goes_on
     async with a_net() as net:
         a, _, _, at_b = await net.pair()
         for index in range(50):
-            await at_b.send_frame(frame(index, b"early"), b"early")
+            await send_frame(at_b, frame(index, b"early"), b"early")
         await trio.sleep(9.5)
         assert a.hub.router.dropped_frames == 0
         await trio.sleep(1)  # one wait for all of them
         assert a.hub.router.dropped_frames == 50
         sink = Sink()
         with a.hub.register(KEY, sink):
-            await at_b.send_frame(frame(2, b"in time"), b"in time")
+            await send_frame(at_b, frame(2, b"in time"), b"in time")
             await trio.sleep(1)
         assert sink.frames == [(peer_id(1), 2, b"in time")]
 
@@ -499,8 +510,8 @@ async def test_frames_of_what_is_over_are_dropped_at_once() -> None:
         started_s = trio.current_time()
         with a.hub.register((FrameKind.CONTRIBUTION, 7, 3), sink):
             for header in over:
-                await at_b.send_frame(header, b"")
-            await at_b.send_frame(frame(5, b"", round_=7, attempt=3), b"")
+                await send_frame(at_b, header, b"")
+            await send_frame(at_b, frame(5, b"", round_=7, attempt=3), b"")
             await trio.sleep(0.1)
         assert sink.frames == [(peer_id(1), 5, b"")]
         assert a.hub.router.dropped_frames == 3
@@ -523,7 +534,7 @@ async def test_the_upload_cap_holds_over_all_links_and_is_shared() -> None:
 
         async def send(link: Link) -> None:
             for index in range(10):
-                await link.send_frame(frame(index, payload), payload)
+                await send_frame(link, frame(index, payload), payload)
 
         async with trio.open_nursery() as senders:
             for link in links:

@@ -14,6 +14,7 @@ from holdfast.protocol.addresses import Address
 from holdfast.protocol.lane import FrameHeader, FrameKind
 from holdfast.protocol.memory import MemoryWorld
 from holdfast.protocol.messages import MemberInfo, Role
+from tests.collectives.net import send_frame
 
 PORT = 7_700
 
@@ -100,7 +101,7 @@ async def send(hub: LinkHub, to: int, count: int) -> None:
     link = await hub.link(peer_id(to))
     for index in range(count):
         header = FrameHeader(FrameKind.CONTRIBUTION, 1, 1, index, 0, FRAME_BYTES)
-        await link.send_frame(header, bytes(FRAME_BYTES))
+        await send_frame(link, header, bytes(FRAME_BYTES))
 
 
 async def test_a_hub_measures_what_its_lines_carry() -> None:

@@ -12,8 +12,9 @@ import pytest
 import trio
 
 from holdfast.collectives.buffers import BufferPool
-from holdfast.collectives.outlet import Load, OneFrame, Outlet, Taken
+from holdfast.collectives.outlet import Load, Outlet, Taken
 from holdfast.protocol.lane import FrameHeader, FrameKind
+from tests.collectives.net import OneFrame
 
 
 class Source:

@@ -16,7 +16,7 @@ from holdfast.protocol.addresses import Address
 from holdfast.protocol.lane import FrameHeader, FrameKind
 from holdfast.protocol.memory import MemoryWorld
 from holdfast.protocol.messages import MemberInfo, Message, Probe, Probed, ProbeRequest, Role
-from tests.collectives.net import Sink
+from tests.collectives.net import Sink, send_frame
 
 PORT = 7_700
 BYTES = 4 * 2**20
@@ -118,7 +118,7 @@ async def test_a_round_ends_a_probe_at_both_ends() -> None:
         frame = FrameHeader(FrameKind.CONTRIBUTION, 1, 1, 0, 0, 4)
         with receiver.hub.register((FrameKind.CONTRIBUTION, 1, 1), sink := Sink()):
             link = await sender.hub.link(peer_id(0))
-            await link.send_frame(frame, b"data")
+            await send_frame(link, frame, b"data")
             await trio.sleep(1)
 
     assert reports == [Probed(7, peer_id(1), 0, 0.0)], "a rate of a shared line would mislead"
@@ -155,7 +155,7 @@ async def test_frames_that_nobody_asked_for_are_dropped() -> None:
     async with a_pair(1e6) as (receiver, sender):
         link = await sender.hub.link(peer_id(0))
         header = FrameHeader(FrameKind.BLOCK, 0, 0, 0, 99, 4)
-        await link.send_frame(header, b"junk")
+        await send_frame(link, header, b"junk")
         await trio.sleep(60)
         assert receiver.hub.router.dropped_frames == 1
         assert not link.lost.is_set()

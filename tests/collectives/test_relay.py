@@ -31,7 +31,7 @@ from holdfast.protocol.network import Party
 from holdfast.protocol.relaying import PAIRED, Part, Preamble
 from holdfast.protocol.sockets import SocketNetwork
 from holdfast.protocol.stream import run_handler
-from tests.collectives.net import KEY, Sink, frame
+from tests.collectives.net import KEY, Sink, frame, send_frame
 
 TICKET = bytes(range(32))
 OFFER = RelayOffer(1e9, 1, 0, only=True)
@@ -165,7 +165,7 @@ async def test_a_link_by_relay_carries_frames_that_the_relay_cannot_read(tmp_pat
         await link.send(request)
         sink = Sink()
         with hubs[1].register(KEY, sink):
-            await link.send_frame(frame(0, payload), payload)
+            await send_frame(link, frame(0, payload), payload)
             while request not in heard or not sink.frames:
                 await trio.sleep(0.01)
         assert sink.frames == [(hubs[0].me, 0, payload)]

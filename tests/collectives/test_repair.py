@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -312,6 +313,21 @@ async def test_a_node_says_whose_contributions_and_results_it_lacks() -> None:
                 assert (diagnosis.contributions, diagnosis.results) == ((), (owner,))
                 assert owner not in {made.maker for made in diagnosis.made}
                 assert diagnosis.attempt == 1
+
+
+async def test_who_is_only_so_far_ahead_is_not_named_beside_who_owes_something() -> None:
+    """Others send no more than some chunks beyond the results that come back."""
+    with mock.patch("holdfast.collectives.allreduce.CONTRIBUTIONS_BYTES_MAX", 0):
+        async with a_swarm(5, MemoryWorld(random.Random(0), bytes_per_s=1e6)) as swarm:
+            await swarm.settle()
+            silent, owner = swarm.nodes[0].peer, swarm.nodes[1].peer
+            swarm.world.partition("n0", "n1", one_way=True)
+            round_ = begin(swarm, size=FragmentSize(40 * CHUNK, 0, 1))
+            await trio.sleep(5)
+            said = {s.node.peer: s.reduction.diagnosis() for s in round_.left()}
+            assert said[owner].contributions == (silent,)
+            for peer, diagnosis in said.items():
+                assert set(diagnosis.contributions) <= ({silent} if peer == owner else {owner})
 
 
 async def test_all_hold_the_same_of_each_maker_and_a_repair_makes_no_difference_to_that() -> None:

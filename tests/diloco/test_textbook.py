@@ -1,4 +1,4 @@
-"""The room's parts, put together, train as textbook DiLoCo does."""
+"""The algorithm's parts, put together with an owner's mean, train as textbook DiLoCo does."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from holdfast.collectives.arithmetic import Factors, Term, reduce_values
+from holdfast.collectives.codecs import get_codec
 from holdfast.diloco.fragments import Fragment, TensorShape, split
 from holdfast.diloco.merge import merged
 from holdfast.diloco.outer import outer_step
-from holdfast.diloco.weights import coefficients
+from holdfast.protocol.messages import Contributor
 
 Values = NDArray[np.float32]
 
@@ -44,6 +46,20 @@ def unpack(values: Values, model: torch.nn.Module, fragment: Fragment) -> None:
             parameters[place.index].copy_(piece.view_as(parameters[place.index]))
 
 
+def mean_of(deltas: list[Values]) -> Values:
+    """As an owner makes it, of equal weights."""
+    fp32 = get_codec("fp32")
+    peers = [f"{number:032x}" for number in range(len(deltas))]
+    factors = Factors.of([Contributor(peer, 160, 1.0) for peer in peers])
+    terms = [
+        Term(peer, memoryview(delta.tobytes()), factor, fp32)
+        for peer, delta, factor in zip(peers, deltas, factors.factors, strict=True)
+    ]
+    mean = np.empty_like(deltas[0])
+    reduce_values(terms, factors.divisor, fp32, mean, memoryview(bytearray(mean.nbytes)))
+    return mean
+
+
 @pytest.mark.parametrize("fragment_count", [1, 2])
 def test_the_parts_train_as_the_textbook_does(textbook: Any, fragment_count: int) -> None:
     """Fragments that are all synchronised at the same steps are DiLoCo without fragments."""
@@ -59,16 +75,12 @@ def test_the_parts_train_as_the_textbook_does(textbook: Any, fragment_count: int
     momentum = [np.zeros(fragment.momentum_count, np.float32) for fragment in fragments]
     workers = [copy.deepcopy(start) for _ in range(textbook.worker_count)]
     inners = [textbook.inner(worker) for worker in workers]
-    weights = coefficients([160] * textbook.worker_count)
     for round_ in range(rounds):
         for number, (worker, inner) in enumerate(zip(workers, inners, strict=True)):
             textbook.train(worker, inner, batches, number, round_)
         for number, fragment in enumerate(fragments):
-            total = np.zeros_like(shared[number])
             local = [pack(worker, fragment) for worker in workers]
-            for weight, values in zip(weights, local, strict=True):
-                total += weight * (shared[number] - values)
-            mean = total / weights.sum(dtype=np.float32)
+            mean = mean_of([shared[number] - values for values in local])
             outer_step(
                 shared[number],
                 momentum[number],

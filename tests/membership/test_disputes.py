@@ -53,6 +53,8 @@ def test_whom_many_disputes_have_in_common_is_the_one_who_goes() -> None:
     assert disputes.quarrelsome([A, B, C, D, E], 1.0) == []
     disputes.note(B, E, 1.0)
     assert disputes.quarrelsome([A, B, C, D, E], 2.0) == [E]
+    assert disputes.quarrelsome([A, B, C, D, E], 10.5) == [E]  # but nothing was planned since
+    disputes.planned([A, E])
     assert disputes.quarrelsome([A, B, C, D, E], 10.5) == []  # the first is over
     assert disputes.quarrelsome([A, E], 2.0) == []  # of two there is no third
 

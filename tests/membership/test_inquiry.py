@@ -11,7 +11,12 @@ from holdfast.protocol.messages import (
     Diagnosis,
     Flush,
     MadeDigest,
+    Progress,
     Reduce,
+    Reduced,
+    ReduceFailed,
+    RefusalCode,
+    Repair,
     SyncFragment,
 )
 from tests.membership.table import DIGEST, OTHER_DIGEST, A, B, C, D, E, Table, owners_of
@@ -189,4 +194,104 @@ def test_two_are_not_asked() -> None:
 def test_answers_that_were_not_asked_for_are_ignored() -> None:
     table, order = five()
     table.say(A, Diagnosis(order.round, order.attempt, (B,)), Diagnosis(99, 1, (B,)))
-    assert not table.master.conductor.rounds[order.round].running().told
+    assert table.master.conductor.rounds[order.round].running().inquiry is None
+
+
+def test_a_report_without_an_answer_does_not_keep_the_others_from_being_asked() -> None:
+    table, order = five()
+    for number, peer in enumerate((A, B, C, D)):
+        table.reduced(order, peer, digest=bytes([number]) * 32)
+    table.wait(DEADLINE_S, *FIVE)
+    table.reduced(order, E, digest=b"E" * 32)
+    for number, peer in enumerate((A, B, C, D)):
+        made = dict.fromkeys((A, B, C, D), ONE) | {E: bytes([number]) * 32}
+        table.diagnosed(order, peer, made=made)
+    table.wait(2.0, *FIVE)
+    assert [c.peer for c in table.hear(A, Reduce).contributors] == [A, B, C, D]
+
+
+def test_a_commit_waits_for_no_answer_once_all_have_reported_the_same() -> None:
+    table, order = five()
+    table.reduced(order, A, B, C, D)
+    table.wait(DEADLINE_S, *FIVE)
+    assert table.hear(E, Diagnose)
+    table.reduced(order, E)
+    assert table.records(RoundCommitted)
+
+
+def test_who_takes_its_report_back_does_not_spoil_the_comparison() -> None:
+    table, order = five()
+    for number, peer in enumerate(FIVE):
+        table.reduced(order, peer, digest=bytes([number]) * 32)
+    table.say(E, ReduceFailed(order.round, order.attempt, (A,), False, "lost"))
+    for number, peer in enumerate((A, B, C, D)):
+        made = dict.fromkeys((A, B, C, D), ONE) | {E: bytes([number]) * 32}
+        table.diagnosed(order, peer, made=made)
+    table.wait(LINK_S, *FIVE)  # a lone word: who says it is left out
+    for number, peer in enumerate((A, B, C, D)):
+        made = dict.fromkeys((A, B, C, D), ONE) | {E: bytes([number]) * 32}
+        table.diagnosed(order, peer, made=made)
+    assert [c.peer for c in table.hear(A, Reduce).contributors] == [A, B, C, D]
+    assert len(table.master.context.roster) == 5
+
+
+def test_who_lacks_nothing_any_more_has_a_deadline_to_report() -> None:
+    table, order = five()
+    table.reduced(order, A, B, C, E)
+    table.wait(DEADLINE_S, *FIVE)
+    table.diagnosed(order, D, made=dict.fromkeys(FIVE, ONE))
+    table.wait(0.9 * DEADLINE_S, *FIVE)
+    assert D in table.master.context.roster
+    table.wait(0.2 * DEADLINE_S, *FIVE)
+    assert table.dropped(D) is RefusalCode.LAGGING
+
+
+def test_when_bytes_move_after_a_stall_all_may_be_asked_again() -> None:
+    table, order = five()
+    table.wait(DEADLINE_S, *FIVE)
+    for peer in FIVE:
+        table.say(peer, Progress(1, 1, 1.0, None, "", 9, 9, 0, {}))
+        table.wait(0.1, *FIVE)
+        table.say(peer, Progress(1, 1, 1.0, None, "", 10, 10, 0, {}))
+    table.diagnosed(order, *FIVE)
+    table.hears_no(A, Reduce)
+    table.wait(DEADLINE_S, *FIVE)
+    table.diagnosed(order, A, B, C, D, results=(E,))
+    table.diagnosed(order, E)
+    table.wait(DEADLINE_S / 10, *FIVE)
+    assert table.hear(A, Flush).lost == (E,)
+
+
+def test_several_of_one_invite_and_line_have_one_word() -> None:
+    voices = {A: "x", B: "y", C: "z", D: "z", E: "v"}
+    findings = differing({C: answer(e=TWO), D: answer(e=TWO), E: answer(e=ONE)}, FIVE)
+    assert (findings.culprits, findings.by_voice(voices).culprits) == ([E], [])
+
+
+def test_in_a_tree_who_is_late_stays_a_member() -> None:
+    table, order = five()
+    table.master.conductor.rounds[order.round].running().sites = ((A, B), (C,), (D,), (E,))
+    table.reduced(order, A, B, C, E)
+    table.wait(DEADLINE_S, *FIVE)
+    table.hears_no(D, Diagnose)
+    assert table.records(RoundCommitted)
+    assert D in table.master.context.roster
+    table.applied(order, A, B, C, E)
+    assert table.hear(D, SyncFragment)
+
+
+def test_what_an_heir_spreads_is_not_blamed_on_the_dead() -> None:
+    table, order = five()
+    table.reduced(order, A)
+    table.leave(E)
+    flush = table.hear(A, Flush)
+    table.hold(flush, A, results=b"\x1f")
+    table.hold(flush, B, C, D)
+    attempt = table.hear(A, Repair).attempt
+    for number, peer in enumerate((A, B, C, D)):
+        table.say(peer, Reduced(order.round, attempt, bytes([number]) * 32))
+    for number, peer in enumerate((A, B, C, D)):
+        made = dict.fromkeys((A, B, C, D), ONE) | {E: bytes([number]) * 32}
+        table.diagnosed(order, peer, made=made)
+    assert [c.peer for c in table.hear(A, Reduce).contributors] == [A, B, C, D]
+    assert not [e for e in table.master.context.events if e.kind is EventKind.BAD]

@@ -699,6 +699,9 @@ def test_a_pair_that_fails_again_is_apart_for_longer_and_in_the_end_tried_again(
         assert {run.peer for run in again.plan.owners} == {B}
         table.reduced(again, A, B, C)
         table.applied(again, A, B, C)
+        for _round in range(apart_s // 10):
+            assert disputes.apart(A, C, began_s + apart_s)  # for as many rounds, too
+            disputes.planned([A, B, C])
         assert disputes.apart(A, C, began_s)
         assert not disputes.apart(C, A, began_s + apart_s)
         table.wait(apart_s + 1.0, A, B, C)

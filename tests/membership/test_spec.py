@@ -97,7 +97,6 @@ def test_other_timeouts_follow_from_the_deadline() -> None:
         ("[diloco]\nmerge = 'lerp:x'", 'must be "delta" or'),
         ("[diloco]\nfragments = 200", "must not exceed sync_every"),
         ("[diloco]\noverlap = 100", "less than sync_every"),
-        ("[diloco]\ninner_state = 'int4'", "inner_state must be one of none, int8"),
         ("[diloco]\npattern = 'random'", "one of strided, sequential"),
         ("[diloco]\ngroups = 'h.*'", "groups must be a list of lists of names"),
         ("[diloco]\ngroups = ['h.*']", "groups must be a list of lists of names"),

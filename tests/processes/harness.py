@@ -373,8 +373,3 @@ def contributing(status: Status, *names: str) -> bool:
 def digests(status: Status, *names: str) -> dict[str, str]:
     found = {name: member(status, name) for name in names}
     return {name: m["heads"][0]["root"] for name, m in found.items() if m is not None}
-
-
-def final_digests(folder: Path, names: Sequence[str]) -> list[bytes]:
-    """The bytes of the parameters that the trainers saved at the end."""
-    return [(folder / f"{name}.npz").read_bytes() for name in names]

@@ -17,7 +17,6 @@ from holdfast.protocol.invite import Invite
 from tests.processes.harness import START_S, environment, spec
 from tests.processes.test_doctor import doctor, two_hosts
 
-ANYWHERE = Address("0.0.0.0", 5)
 CODE = (
     "from holdfast.daemon.hosts import dialable; from holdfast.protocol.addresses import Address; "
     "print(*dialable([Address(host, 5) for host in {bound!r}], [], {towards!r}))"

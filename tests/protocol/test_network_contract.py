@@ -73,10 +73,6 @@ async def refuse_lane(_: trio.abc.Stream) -> None:
     raise AssertionError("no lane was dialled")
 
 
-async def refuse_channel(_: Channel) -> None:
-    raise AssertionError("no control stream was dialled")
-
-
 async def echo(channel: Channel) -> None:
     messages = MessageStream(channel.stream)
     while True:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from holdfast.daemon.simulation.run import Outcome, simulate
+from holdfast.daemon.simulation.run import Outcome, run_scenario
 from holdfast.daemon.simulation.scenario import Instant, Kind, Scenario
 from tools.rotating_start import rotating_start
 
@@ -74,7 +74,7 @@ def outcome_of(seed: int) -> Outcome:
     """One seed; a crash that leaves everything to do is repaired, if enough are left."""
     scenario = Scenario.of(seed)
     try:
-        outcome = simulate(seed)
+        outcome = run_scenario(scenario)
         if [fault.kind for fault in scenario.faults] == [Kind.CRASH] and scenario.aimed:
             crash = scenario.faults[0]
             if crash.instant is Instant.REDUCTION and not crash.after_s and crash.who != "master":

@@ -14,7 +14,7 @@ from attrs import evolve
 
 from holdfast.collectives.arithmetic import Factors
 from holdfast.daemon.simulation.batch import broken_by, try_seed
-from holdfast.daemon.simulation.run import run_scenario, simulate
+from holdfast.daemon.simulation.run import run_scenario
 from holdfast.daemon.simulation.scenario import Fault, Instant, Kind, Scenario
 from holdfast.daemon.simulation.shrink import RUNS_MAX, shrink
 from holdfast.daemon.simulation.standstill import Standstill, on_host
@@ -39,7 +39,9 @@ def test_five_hundred_seeds_have_every_kind_of_fault_at_every_instant() -> None:
 @pytest.mark.timeout(600)
 def test_the_same_seed_gives_the_same_run_in_any_process() -> None:
     code = (
-        "from holdfast.daemon.simulation.run import simulate\nfor s in range(4): print(simulate(s))"
+        "from holdfast.daemon.simulation.run import run_scenario\n"
+        "from holdfast.daemon.simulation.scenario import Scenario\n"
+        "for s in range(4): print(run_scenario(Scenario.of(s)))"
     )
     told = [
         subprocess.run(
@@ -57,7 +59,7 @@ def test_the_same_seed_gives_the_same_run_in_any_process() -> None:
 
 @pytest.mark.timeout(600)
 def test_faults_that_are_planned_happen() -> None:
-    outcomes = [simulate(seed) for seed in range(30)]
+    outcomes = [run_scenario(Scenario.of(seed)) for seed in range(30)]
     planned = sum(len(Scenario.of(seed).faults) for seed in range(30))
     assert sum(len(outcome.faults) for outcome in outcomes) > 0.7 * planned
 
