@@ -68,7 +68,7 @@ def invite(
     body["approve"] = approve
     answer = call(control, "invite", body)
     click.echo(json.dumps(answer) if as_json else answer["invite"])
-    if only_loopback(Invite.decode(answer["invite"]).addresses):
+    if not as_json and only_loopback(Invite.decode(answer["invite"]).addresses):
         click.echo(ONLY_HERE, err=True)
 
 

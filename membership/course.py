@@ -251,7 +251,7 @@ class Course:
         everybody = [contributor.peer for contributor in contributors]
         wanted = self._receivers(set(everybody), round_.fragment)
         if round_.attempt is None:
-            self.roads.disputes.planned({*everybody, *wanted})
+            self.roads.disputes.planned(self.context.roster.members)
         adding, receivers = self.roads.together(everybody, wanted)
         if len(adding) < len(everybody):
             contributors = self._without_road(round_, contributors, set(adding))

@@ -24,7 +24,7 @@ from attrs import define
 
 APART_DEADLINES = 1.0  # the first time: as long as it takes until the dead are known to be dead
 APART_DEADLINES_MAX = 8.0  # each try costs a part of a round, and a healed line may wait so long
-APART_ROUNDS = 1  # the first time, of those in which both might have taken part
+APART_ROUNDS = 1  # the first time, planned while both are members
 APART_ROUNDS_MAX = 8
 FORGOTTEN_ROUNDS = 32
 FORGOTTEN_DEADLINES = 32.0  # after it was tried again: what goes wrong then is another matter
@@ -90,7 +90,7 @@ class Disputes:
         return dispute is not None and dispute.is_apart(now_s)
 
     def planned(self, peers: Collection[str]) -> None:
-        """A round is planned in which these might take part."""
+        """A round is planned while these are members, whether or not they take part."""
         for ends, dispute in self._disputes.items():
             if ends[0] in peers and ends[1] in peers:
                 dispute.rounds += 1

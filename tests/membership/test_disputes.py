@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.membership.disputes import DISPUTES_MAX, Disputes
 from holdfast.protocol.messages import LinkBroken, RoadWanted
-from tests.membership.table import A, B, C, D, E, Table
+from tests.membership.table import SPARE, A, B, C, D, E, Table
 
 S = "5" * 32
 T = "6" * 32
@@ -65,3 +65,22 @@ def test_what_is_kept_of_disputes_is_bounded() -> None:
         disputes.note(E, f"{number:032x}", 0.0)
     inside = {E, *(f"{number:032x}" for number in range(2 * DISPUTES_MAX))}
     assert len(list(disputes.pairs(inside, 1.0))) == DISPUTES_MAX
+
+
+def test_a_pair_is_tried_again_though_one_of_it_takes_no_part_meanwhile() -> None:
+    """Else who is synced again, from donors that it is apart from, would never be."""
+    table = Table("[membership]\ndeadline_s = 10.0\n")
+    table.start(A, B, C, spares=[S])
+    first = table.reduce(A, B, C)
+    table.reduced(first, A, B, C, S)
+    table.applied(first, A, B, C, S)
+    table.leave(S)
+    for other in (A, B, C):
+        table.master.roads.disputes.note(other, S, table.now_s)
+    table.wait(11.0, A, B, C)
+    table.join(S, SPARE)
+    assert not table.master.roads.connected(A, S)
+    table.forget()
+    order = table.reduce(A, B, C)
+    assert S not in order.receivers
+    assert table.master.roads.connected(A, S)
