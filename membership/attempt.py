@@ -79,9 +79,7 @@ class Attempt:
     look: Look | None = None  # at what owners made, before it is committed
     inquiry: Inquiry | None = None  # one that is under way
     inquired: set[Question] = Factory(set)  # what everybody was asked, under this number
-    vain: dict[str, set[str]] = Factory(
-        dict
-    )  # by accused: who waits for it, though their link is well
+    vain: dict[str, set[str]] = Factory(dict)  # by accused: who waits for it over a link that works
     patience_s: float = -math.inf  # until then nobody is left behind that lacks nothing any more
     adopted: bool = False  # from the last master: how long it has taken is not known
     two_faced: list[str] = Factory(list)  # owners that gave two or more others different results

@@ -89,7 +89,7 @@ STALLS_MAX = 2  # attempts of a round in which nothing moved and nobody could be
 ORDER_KEPT_MAX = 256
 HEIRS_SAID_MAX = 4  # named in an event
 INQUIRY_MIN = (
-    3  # contributors; of two there is no third who could tell, and no plan without the pair
+    3  # contributors; of two there is no third who could tell, nor a plan without the pair
 )
 ACCUSERS_MIN = 2  # of one member; what one alone says of another may be its own fault, or a lie
 
@@ -474,8 +474,8 @@ class Course:
         if len(accusers) > 1:
             return peer, accusers
         (accuser,) = accusers
-        without = {accuser: self.roads.without(accuser)}
-        if attempt.against(accuser, without) or self._quarrels_more(peer, accuser, attempt):
+        returned = attempt.against(accuser, {accuser: self.roads.without(accuser)})
+        if returned or self._quarrels_more(peer, accuser, attempt):
             return peer, accusers
         return accuser, None
 
@@ -574,9 +574,8 @@ class Course:
     def _leave_behind(self, attempt: Attempt) -> None:
         why = "it did not finish a reduction that others did"
         for peer in attempt.unreported():
-            if (
-                attempt.sites
-            ):  # where it may be for want of what a leader keeps; nobody can be asked
+            if attempt.sites:
+                # It may be for want of what a leader keeps, and in a tree nobody can be asked.
                 attempt.lose(peer, f"{self.context.name(peer)}: {why}")
                 attempt.missed[peer] = why
             else:
@@ -586,8 +585,8 @@ class Course:
         """Nothing moved for a deadline, and nobody was accused."""
         attempt = round_.running()
         round_.stall_count += 1
-        survivors, waiting = attempt.survivors(), attempt.unreported()
-        reported_count = len(survivors) - len(waiting)
+        survivors, unreported = attempt.survivors(), attempt.unreported()
+        reported_count = len(survivors) - len(unreported)
         if 2 * reported_count > len(survivors) or (
             reported_count and round_.stall_count >= STALLS_MAX
         ):

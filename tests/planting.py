@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
+
+from holdfast.membership.roads import Roads
 
 Patch = pytest.MonkeyPatch
 Plant = Callable[[Patch], None]
@@ -75,3 +77,14 @@ def told_to_record(reports: Iterable[object]) -> list[str]:
         for name, told in report.user_properties
         if name == TO_RECORD
     ]
+
+
+def spares_first(patch: Patch) -> None:
+    """Plant it: whoever reaches nobody costs all spares the results."""
+    original = Roads.together
+
+    def together(self: Roads, adding: Any, receivers: Any) -> tuple[list[str], list[str]]:
+        adding, left = original(self, adding, receivers)
+        return adding, left if len(left) == len(receivers) else adding
+
+    patch.setattr(Roads, "together", together)

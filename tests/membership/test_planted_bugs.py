@@ -104,7 +104,6 @@ from holdfast.membership.gauging import Overlong
 from holdfast.membership.journal import History, RoundCommitted, RoundNumbered
 from holdfast.membership.ledger import Ledger
 from holdfast.membership.lineage import Lineage
-from holdfast.membership.roads import Roads
 from holdfast.membership.rounds import Round
 from holdfast.membership.succession import Succession
 from holdfast.protocol.errors import LocalProtocolError
@@ -118,7 +117,7 @@ from tests.membership import (
 )
 from tests.membership.machine import MasterMachine
 from tests.membership.model import ModelPeer
-from tests.planting import Bugs, Note, Patch, Plant, what_shows
+from tests.planting import Bugs, Note, Patch, Plant, spares_first, what_shows
 
 BUGS = Bugs()
 bug = BUGS.named
@@ -447,13 +446,7 @@ def _(patch: Patch) -> None:
     ),
 )
 def _(patch: Patch) -> None:
-    original = Roads.together
-
-    def together(self: Roads, adding: Any, receivers: Any) -> tuple[list[str], list[str]]:
-        adding, left = original(self, adding, receivers)
-        return adding, left if len(left) == len(receivers) else adding
-
-    patch.setattr(Roads, "together", together)
+    spares_first(patch)
 
 
 @conversation(

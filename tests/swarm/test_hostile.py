@@ -30,9 +30,8 @@ from holdfast.membership.disputes import Disputes
 from holdfast.membership.effects import EventKind
 from holdfast.membership.gauging import Overlong
 from holdfast.membership.inquiry import Findings
-from holdfast.membership.roads import Roads
 from holdfast.membership.votes import Votes
-from tests.planting import Bugs, Note, Patch, first_that_shows, what_shows
+from tests.planting import Bugs, Note, Patch, first_that_shows, spares_first, what_shows
 
 BLOCK = 10
 SEEDS_MAX = 400  # of which those are lived through that tell the lie that should be found
@@ -138,13 +137,7 @@ lies("spares first", Falsehood.ROADS, Falsehood.BROKEN, Falsehood.LOST)
 
 @bug("spares first", seed=4)
 def _(patch: Patch) -> None:
-    original = Roads.together
-
-    def together(self: Roads, adding: Any, receivers: Any) -> tuple[list[str], list[str]]:
-        adding, left = original(self, adding, receivers)
-        return adding, left if len(left) == len(receivers) else adding
-
-    patch.setattr(Roads, "together", together)
+    spares_first(patch)
 
 
 lies("nobody is asked", Falsehood.OWES_ONE, Falsehood.OWES_ALL)
