@@ -136,6 +136,11 @@ class Attempt:
         added = {*self.makers, *(peer for site in self.sites for peer in site)}
         return {p: self.reports[p] for p in self.needed() if p in added and p in self.reports}
 
+    def gives(self, peer: str, receiver: str) -> bool:
+        """Whether a contribution, or a result, goes from one to the other."""
+        adding = {*self.owners, *self.makers}
+        return bool(self.sites) or peer in adding or receiver in adding
+
     # ------------------------------------------------------------ losses
 
     def lose(self, peer: str, why: str) -> None:

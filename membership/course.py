@@ -31,7 +31,8 @@ until it has a link again (see ``roads``). Nobody is removed for what others can
 
 *A member's word is no proof.* It takes ``ACCUSERS_MIN`` to have an update refused. What one alone says of
 another costs it at most the round, and for a while plans do without this pair (``disputes``). If it says that
-an update must not be added, the round is run again so: if it is true, the next owner says the same. Of two
+an update must not be added, the round is run again so: if it is true, the next owner says the same. Who says
+so again in that round, and alone again, or of one that has sent it nothing, is left out of it. Of two
 contributors there is no third who could tell, and no plan without the pair: the round is aborted.
 """
 
@@ -196,8 +197,12 @@ class Course:
         named = [peer for peer in attempt.takes_part(message.accused) if peer != member.peer]
         others_count = len(attempt.peers()) - 1
         bad = message.bad and bool(named)
-        if not named or (bad and others_count > 1 and 2 * len(named) > others_count):
-            # Blaming nobody, or most of the others, says something about the one who speaks.
+        if bad and others_count > 1 and 2 * len(named) > others_count:
+            named = []
+        elif bad:
+            named = self._believed(member.peer, named, message.round)
+        if not named:
+            # Blaming nobody, most of the others or who cannot be it says something of who speaks.
             why = f"it cannot finish the round: {quoted(message.reason)}"
             attempt.lose(member.peer, why)
             attempt.missed[member.peer] = why  # it lives, and is synced again afterwards
@@ -211,6 +216,14 @@ class Course:
                 round_ = self.ledger.rounds[message.round]
                 self._call_bad(round_, peer, member.peer, quoted(message.reason))
 
+    def _believed(self, accuser: str, named: Sequence[str], number: int) -> list[str]:
+        """Who of these may have sent it what must not be added; others look at it once in a round."""
+        round_ = self.ledger.rounds[number]
+        attempt = round_.running()
+        if accuser in round_.alone:
+            return []
+        return [peer for peer in named if attempt.gives(peer, accuser)]
+
     def _call_bad(self, round_: Round, peer: str, accuser: str, why: str) -> bool:
         """Somebody says that what a contributor sent must not be added; whether it is refused."""
         accusers = round_.called_bad.setdefault(peer, set())
@@ -222,6 +235,7 @@ class Course:
         heard = [voices[each] for each in accusers if each in voices]
         if len(heard) < ACCUSERS_MIN or len(set(heard)) < needed:
             return False
+        round_.alone -= accusers
         if peer not in round_.refused:
             self.ledger.refuse_update(round_, peer, why)
         return True
@@ -522,6 +536,7 @@ class Course:
 
     def _part(self, round_: Round, accuser: str, accused: str) -> str:
         """One alone says it of another: have rounds do without this pair for a while."""
+        round_.alone.add(accuser)
         lasts_s = self.roads.disputes.note(accuser, accused, self.context.now_s)
         name, other = self.context.name(accuser), self.context.name(accused)
         why = f"only {name} says that what {other} sent must not be added"

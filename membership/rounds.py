@@ -106,6 +106,7 @@ class Round:
     refused: set[str] = Factory(set)  # sent what must not be added; out for this round
     # By peer: who says that it sent what must not be added; one alone is not believed.
     called_bad: dict[str, set[str]] = Factory(dict)
+    alone: set[str] = Factory(set)  # of these accusers: on whose word, borne out by none, it reran
     barred: set[str] = Factory(set)  # own nothing in this round: they did not show what they added
     digest: bytes = b""  # of the committed result
     went_in: WentIn | None = None  # what the committed mean is made of

@@ -361,6 +361,7 @@ def test_a_refused_update_is_never_repaired_but_reduced_again_without_it() -> No
     table.say(A, ReduceFailed(order.round, 1, (D,), True, "not finite"))
     assert [c.peer for c in table.hear(A, Reduce).contributors] == [A, C, D, E]
     order = table.hear(C, Reduce)
+    owners_of(table, A, C)
     table.say(C, ReduceFailed(order.round, order.attempt, (D,), True, "not finite"))
     again = table.hear(A, Reduce)
     assert [c.peer for c in again.contributors] == [A, C, E]

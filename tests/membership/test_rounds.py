@@ -296,6 +296,7 @@ def test_who_sends_what_must_not_be_added_is_left_out_and_in_the_end_removed() -
     peers = [A, B, C, D]
     for time in range(1, BAD_MAX + 1):
         order = table.reduce(*peers)
+        owners_of(table, A, B)
         table.forget()
         table.say(A, ReduceFailed(order.round, order.attempt, (C,), True, "chunk 3 is not finite"))
         table.hears_no(A, Reduce)
@@ -455,6 +456,7 @@ def test_a_result_with_a_refused_update_in_it_is_never_committed() -> None:
     table = Table()
     table.start(A, B, C, D)
     order = table.reduce(A, B, C, D)
+    owners_of(table, A, B)
     table.reduced(order, D)
     table.say(A, ReduceFailed(order.round, 1, (C,), True, "not finite"))
     table.reduced(order, C)
@@ -469,6 +471,7 @@ def test_one_alone_does_not_get_an_update_refused_and_nobody_is_removed() -> Non
     table.start(A, B, C, D)
     for _time in range(2 * BAD_MAX):
         order = table.reduce(A, B, C, D)
+        owners_of(table, A, B)
         table.forget()
         table.say(D, ReduceFailed(order.round, order.attempt, (A,), True, "not finite"))
         table.wait(5.0, A, B, C, D)
@@ -479,6 +482,46 @@ def test_one_alone_does_not_get_an_update_refused_and_nobody_is_removed() -> Non
         table.applied(again, A, B, C, D)
         table.wait(200.0, A, B, C, D)
     assert len(table.master.context.roster) == 4
+
+
+def test_who_calls_another_bad_alone_and_again_is_left_out_itself() -> None:
+    table = Table("[membership]\ndeadline_s = 10.0\n")
+    table.start(A, B, C, D)
+    order = table.reduce(A, B, C, D)
+    table.say(D, ReduceFailed(order.round, 1, (A,), True, "not finite"))
+    table.forget()
+    table.wait(5.0, A, B, C, D)
+    assert len(table.hear(A, Reduce).contributors) == 4
+    table.forget()
+    table.say(D, ReduceFailed(order.round, 2, (B,), True, "not finite"))
+    assert table.hear(A, Flush).lost == (D,)
+
+
+def test_who_has_been_sent_nothing_cannot_call_it_bad() -> None:
+    table = Table("[membership]\ndeadline_s = 10.0\n")
+    table.start(A, B, C, D)
+    order = table.reduce(A, B, C, D)
+    owners_of(table, A, B)
+    table.forget()
+    table.say(D, ReduceFailed(order.round, 1, (C,), True, "not finite"))
+    assert table.hear(A, Flush).lost == (D,)
+
+
+def test_who_was_right_of_one_is_heard_of_another() -> None:
+    table = Table("[membership]\ndeadline_s = 10.0\nquorum = 0.25\n")
+    table.start(A, B, C, D)
+    order = table.reduce(A, B, C, D)
+    owners_of(table, A, B)
+    table.say(A, ReduceFailed(order.round, 1, (C,), True, "not finite"))
+    table.wait(5.0, A, B, C, D)  # nobody else says so
+    owners_of(table, A, B)
+    table.say(B, ReduceFailed(order.round, 2, (C,), True, "not finite"))  # now somebody does
+    owners_of(table, A, B)
+    table.forget()
+    table.say(A, ReduceFailed(order.round, 3, (D,), True, "not finite"))
+    table.hears_no(A, Flush)
+    table.say(B, ReduceFailed(order.round, 3, (D,), True, "not finite"))
+    assert [c.peer for c in table.hear(A, Reduce).contributors] == [A, B]
 
 
 def test_who_calls_everybody_bad_is_left_out_itself() -> None:

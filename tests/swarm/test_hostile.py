@@ -12,6 +12,7 @@ The rules, each of which is taken out here by a planted bug that the runs must f
     nobody is asked     who waits for whom, when nothing moves, is anybody's guess
     nobody compares     whose results differ, likewise
     nothing is noted    plans do with pairs that failed each other
+    heard again         on a lone word a round starts over again and again
 """
 
 from __future__ import annotations
@@ -36,6 +37,11 @@ from tests.planting import Bugs, Note, Patch, first_that_shows, spares_first, wh
 BLOCK = 10
 SEEDS_MAX = 400  # of which those are lived through that tell the lie that should be found
 
+FAILED = (  # seeds that once broke a promise
+    1_191_990_145,  # one word, borne out by nobody, had each round start over until it was aborted
+    1_191_990_153,
+)
+
 BUGS = Bugs()
 bug = BUGS.named
 LIES: dict[str, set[Falsehood]] = {}
@@ -51,6 +57,12 @@ def test_nobody_honest_suffers_and_rounds_go_on(first: int) -> None:
     for seed in range(first, first + BLOCK):
         outcome = live_with_hostile(seed)
         assert outcome.committed >= 10
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", FAILED)
+def test_what_once_broke_a_promise(seed: int) -> None:
+    assert live_with_hostile(seed).committed >= 10
 
 
 def test_the_same_seed_tells_the_same_lies() -> None:
@@ -162,6 +174,14 @@ lies("nothing is noted", Falsehood.KEEPS_ONE, Falsehood.OWES_ONE)
 @bug("nothing is noted", seed=214)
 def _(patch: Patch) -> None:
     patch.setattr(Disputes, "note", lambda *_: 0.0)
+
+
+lies("heard again", Falsehood.BAD_ONE)
+
+
+@bug("heard again", seed=FAILED[0])
+def _(patch: Patch) -> None:
+    patch.setattr(course.Course, "_believed", lambda _self, _accuser, named, _number: list(named))
 
 
 def shows(seed: int) -> bool:
