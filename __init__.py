@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .client.attach_errors import AttachRefused, DaemonGone, ModelError, NoDaemonError
     from .client.callbacks import Callback, TensorBoard, Wandb
-    from .client.errors import AttachRefused, DaemonGone, ModelError, NoDaemonError
     from .client.hook import Run, attach
 
 __version__ = "0.1.0"
@@ -39,7 +39,7 @@ def __getattr__(name: str) -> object:
 
         return getattr(callbacks, name)
     if name in __all__:
-        from .client import errors
+        from .client import attach_errors
 
-        return getattr(errors, name)
+        return getattr(attach_errors, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

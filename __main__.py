@@ -2,7 +2,7 @@
 
 
 def main() -> None:
-    from .daemon.cli import main as cli_main
+    from .daemon.cli.command_line import main as cli_main
 
     cli_main()
 

@@ -22,8 +22,8 @@ from benchmarks.lab_run import stop_on_signals
 from benchmarks.progress import say
 from benchmarks.report import Table, keep_json, print_tables
 from benchmarks.sections import Measured
-from holdfast.daemon.simulation.liars import Lie
-from holdfast.daemon.simulation.lying import expected_rounds
+from holdfast.daemon.simulation.liar_run import expected_rounds
+from holdfast.daemon.simulation.lying_peers import Lie
 
 SHARE = 0.05  # of chunks are audited, where somebody lies
 HONEST_SHARE = 0.2  # where nobody does: the more are looked at, the more could go wrong

@@ -15,8 +15,13 @@ from typing import Any
 import msgpack
 from attrs import Factory, define, frozen
 
-from holdfast.membership import journal
-from holdfast.membership.journal import JournalRecord, RootKnown, RoundCommitted, RoundNumbered
+from holdfast.membership.master.state import journal
+from holdfast.membership.master.state.journal import (
+    JournalRecord,
+    RootKnown,
+    RoundCommitted,
+    RoundNumbered,
+)
 from holdfast.protocol import wire
 from holdfast.protocol.messages import Commit
 

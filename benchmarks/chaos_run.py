@@ -29,7 +29,7 @@ from benchmarks.commands import BenchError
 from benchmarks.grounds import Loopback, Switch
 from benchmarks.lab_run import LabRun, Status
 from benchmarks.progress import say
-from holdfast.membership.journal import RunFounded
+from holdfast.membership.master.state.journal import RunFounded
 from holdfast.protocol.arena import Arena, arena_bytes
 from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.messages import FragmentSize

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for when this file itself 
 from benchmarks.report import Table
 from holdfast.collectives.arithmetic import Layout
 from holdfast.collectives.combine import Rule, combine_chunk
-from holdfast.collectives.gauge import Gauge
+from holdfast.collectives.norm_report import Gauge
 from holdfast.protocol.messages import Contributor, FragmentSize, OwnerRun, Plan
 
 COUNT = 2**18  # values: a chunk of 1 MiB

@@ -29,22 +29,23 @@ from starlette.routing import Route
 from benchmarks.progress import say
 from benchmarks.report import Table, keep_json, print_tables
 from benchmarks.sections import Measured
-from holdfast.daemon.event_log import EVENT_LOG_FILE, EventLog
-from holdfast.daemon.history import HISTORY_FILE, History, PastEvent, Point
-from holdfast.daemon.master import MasterService
-from holdfast.daemon.recorder import POINT_S, Recorder
-from holdfast.daemon.store import Store
-from holdfast.daemon.web.answers import compact
+from holdfast.daemon.master.event_log import EVENT_LOG_FILE, EventLog
+from holdfast.daemon.master.journal_store import Store
+from holdfast.daemon.master.master_service import MasterService
+from holdfast.daemon.master.run_recorder import POINT_S, Recorder
+from holdfast.daemon.metrics_store import HISTORY_FILE, History, PastEvent, Point
+from holdfast.daemon.simulation.memory_network import MemoryNetwork, MemoryWorld
 from holdfast.daemon.web.app import Json, make_app
-from holdfast.daemon.web.live import Live
-from holdfast.daemon.web.metrics import metrics_route
-from holdfast.daemon.web.past import past_routes, status_route
-from holdfast.daemon.web.serve import bind_http, serve_http
-from holdfast.membership.coordinator import Coordinator, Grant
-from holdfast.membership.journal import RunCreated, TermStarted
-from holdfast.membership.spec import RunSpec
+from holdfast.daemon.web.http_server import bind_http, serve_http
+from holdfast.daemon.web.json_answers import compact
+from holdfast.daemon.web.live_stream import Live
+from holdfast.daemon.web.prometheus import metrics_route
+from holdfast.daemon.web.run_history import past_routes, status_route
+from holdfast.membership.master.coordinator import Coordinator, Grant
+from holdfast.membership.master.state.journal import RunCreated, TermStarted
+from holdfast.membership.master.status.status import describe
+from holdfast.membership.spec.spec import RunSpec
 from holdfast.protocol.addresses import Address
-from holdfast.protocol.memory import MemoryNetwork, MemoryWorld
 from holdfast.protocol.messages import (
     MEMBERS_MAX,
     VERSION_MAX,
@@ -62,7 +63,7 @@ from holdfast.protocol.messages import (
     Synced,
     TensorSpec,
 )
-from holdfast.protocol.network import Party
+from holdfast.protocol.trust.authority import Party
 
 RUN_ID = "5" * 32
 VALUE_COUNT = 2**20
@@ -255,7 +256,7 @@ async def measure(folder: Path, run: Run) -> dict[str, Any]:
     measured: dict[str, Any] = {"open_s": time.perf_counter() - before_s}
 
     def status(*, past: bool = True) -> Json:
-        told = run.coordinator.status(time.monotonic(), past=past)
+        told = describe(run.coordinator, time.monotonic(), past=past)
         more = {"kind": "master", "version": "0", "run_id": RUN_ID, "name": "x", "uptime_s": 0.0}
         return {**told, **more, "headline": recorder.headline(told["headline"])}
 

@@ -34,15 +34,15 @@ from benchmarks.progress import say
 from benchmarks.report import Table, keep_json, print_tables
 from benchmarks.scale import LightPeer
 from benchmarks.sections import Measured
-from holdfast.daemon.history import HISTORY_FILE, History, PastEvent, Point
-from holdfast.daemon.run_master import Master, MasterOptions
-from holdfast.daemon.store import GrantRow
+from holdfast.daemon.master.journal_store import GrantRow
+from holdfast.daemon.master.run_master import Master, MasterOptions
+from holdfast.daemon.metrics_store import HISTORY_FILE, History, PastEvent, Point
 from holdfast.protocol.addresses import Address
-from holdfast.protocol.credentials import Credentials
-from holdfast.protocol.identity import Identity
 from holdfast.protocol.messages import Hello, Role
-from holdfast.protocol.network import Party
-from holdfast.protocol.sockets import SocketNetwork
+from holdfast.protocol.network.sockets import SocketNetwork
+from holdfast.protocol.trust.authority import Party
+from holdfast.protocol.trust.credentials import Credentials
+from holdfast.protocol.trust.identity import Identity
 
 MEMBERS = 64
 ROUNDS = 10_000

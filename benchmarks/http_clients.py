@@ -37,11 +37,11 @@ from benchmarks.progress import say
 from benchmarks.report import Table
 from benchmarks.sections import Measured
 from holdfast.protocol.addresses import Address
-from holdfast.protocol.enrol import ENROL_S, newcomers_channel
+from holdfast.protocol.connection_phases import ADMITTING
+from holdfast.protocol.enrolment import ENROL_S, newcomers_channel
 from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.messages import VERSION_MAX, VERSION_MIN, EnrolAuthority, EnrolHello
-from holdfast.protocol.phases import ADMITTING
-from holdfast.protocol.stream import MessageStream
+from holdfast.protocol.network.stream import MessageStream
 
 SECONDS = 60.0
 CLIENTS = 50

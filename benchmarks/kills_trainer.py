@@ -20,16 +20,9 @@ from typing import Any
 import numpy as np
 from blake3 import blake3
 
-from holdfast.client.connection import Connection
-from holdfast.client.errors import DaemonGone
-from holdfast.protocol.arena import (
-    STEP_SLOT,
-    TOKENS_SLOT,
-    WAITING_SLOT,
-    Arena,
-    Values,
-    map_arena,
-)
+from holdfast.client.attach_errors import DaemonGone
+from holdfast.client.daemon_connection import Connection
+from holdfast.protocol.arena import STEP_SLOT, TOKENS_SLOT, WAITING_SLOT, Arena, Values, map_arena
 from holdfast.protocol.messages import (
     VERSION_MAX,
     ArenaOpened,

@@ -19,7 +19,7 @@ from attrs.validators import ge, in_, instance_of
 from numpy.typing import NDArray
 
 from benchmarks.commands import BenchError
-from holdfast.membership.spec import DilocoTable, MembershipTable, ReduceTable, RunSpec
+from holdfast.membership.spec.spec import DilocoTable, MembershipTable, ReduceTable, RunSpec
 from holdfast.protocol.errors import UserError
 
 SYNC_EVERY = 20  # H

@@ -32,9 +32,9 @@ from benchmarks.learning_script import Learner, corpus, draw, warm_start, weight
 from benchmarks.learning_trainer import TorchTrainer
 from examples.train import CONTEXT, GPT, windows
 from holdfast.client.tensors import find_shared, layout_of
-from holdfast.daemon.layout import fragments_of
+from holdfast.daemon.fragment_layout import fragments_of
 from holdfast.daemon.simulation.swarm import Swarm
-from holdfast.protocol.virtual_time import run_virtually
+from holdfast.daemon.simulation.virtual_time import run_virtually
 
 CURVE_WINDOWS = 512  # for the points before the last one
 CURVE_POINTS = 5

@@ -25,11 +25,11 @@ import trio
 from benchmarks.learning_arms import Arm, Recipe
 from benchmarks.learning_script import Learner, draw, warm_start, weights_digest
 from examples.train import CONTEXT
-from holdfast.client.connection import Connection
+from holdfast.client.daemon_connection import Connection
 from holdfast.client.hook import attach_over
-from holdfast.daemon.simulation.trainer import SimTrainer
+from holdfast.daemon.peer.trainer_port import TrainerEvents
+from holdfast.daemon.simulation.drifting_trainer import SimTrainer
 from holdfast.daemon.simulation.witness import Witness
-from holdfast.daemon.trainer_port import TrainerEvents
 from holdfast.protocol import wire
 from holdfast.protocol.arena import MAIL_SLOT, Arena, create_arena_file, map_arena
 from holdfast.protocol.messages import (

@@ -9,8 +9,8 @@ import itertools
 import os
 import sys
 
-from holdfast.checkpoint.state import SharedState
-from holdfast.daemon.cli import main
+from holdfast.checkpoint.shared_state import SharedState
+from holdfast.daemon.cli.command_line import main
 
 EVERY = int(os.environ.get("LIE_EVERY", "100"))  # less for a small state
 

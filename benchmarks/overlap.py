@@ -34,11 +34,11 @@ from benchmarks.progress import say
 from benchmarks.report import Table
 from benchmarks.sections import Measured
 from benchmarks.wan_lab import Host, WanLab
-from holdfast.daemon.show_plan import said_codec, toml_of
-from holdfast.membership.bandwidth import Bandwidth
-from holdfast.membership.conductor import ROUNDS_IN_FLIGHT_MAX
-from holdfast.membership.predict import Conditions, predict
-from holdfast.membership.spec import OVERLAP_AUTO_MAX, DilocoTable, ReduceTable, RunSpec
+from holdfast.daemon.cli.plan_table import said_codec, toml_of
+from holdfast.membership.master.rounds.round_scheduler import ROUNDS_IN_FLIGHT_MAX
+from holdfast.membership.planning.bandwidth import Bandwidth
+from holdfast.membership.planning.predict import Conditions, predict
+from holdfast.membership.spec.spec import OVERLAP_AUTO_MAX, DilocoTable, ReduceTable, RunSpec
 
 PEERS = 4
 DELAY_MS = 10.0  # of a host's line, one way: 40 ms from a machine to another and back

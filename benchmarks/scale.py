@@ -32,15 +32,17 @@ from blake3 import blake3
 from benchmarks.progress import say
 from benchmarks.report import Table, keep_json, print_tables
 from benchmarks.sections import Measured
-from holdfast.daemon.master import MasterService
-from holdfast.daemon.parts import LINKS_TOLD_MAX
-from holdfast.daemon.store import GrantRow, Store
-from holdfast.membership.coordinator import Coordinator
-from holdfast.membership.journal import RunCreated, TermStarted
-from holdfast.membership.spec import RunSpec
+from holdfast.daemon.master.journal_store import GrantRow, Store
+from holdfast.daemon.master.master_service import MasterService
+from holdfast.daemon.peer.peer_parts import LINKS_TOLD_MAX
+from holdfast.daemon.simulation.memory_network import MemoryWorld
+from holdfast.daemon.simulation.virtual_time import run_virtually
+from holdfast.membership.master.coordinator import Coordinator
+from holdfast.membership.master.state.journal import RunCreated, TermStarted
+from holdfast.membership.master.status.status import describe
+from holdfast.membership.spec.spec import RunSpec
 from holdfast.protocol import wire
 from holdfast.protocol.addresses import Address
-from holdfast.protocol.memory import MemoryWorld
 from holdfast.protocol.messages import (
     MEMBERS_MAX,
     VERSION_MAX,
@@ -51,8 +53,8 @@ from holdfast.protocol.messages import (
     Role,
     TensorSpec,
 )
-from holdfast.protocol.network import Channel, Network, Party
-from holdfast.protocol.virtual_time import run_virtually
+from holdfast.protocol.network.interface import Channel, Network
+from holdfast.protocol.trust.authority import Party
 
 COUNTS = (100, 200, 500, 1_000)
 ROUNDS = 3  # measured, after one that is not
@@ -382,7 +384,7 @@ async def _measured(peers: int) -> Scale:
             await trio.sleep(2.0)
             death = meter.take()
             before_s = time.thread_time()
-            json.dumps(coordinator.status(trio.current_time()))
+            json.dumps(describe(coordinator, trio.current_time()))
             status_s = time.thread_time() - before_s
             nursery.cancel_scope.cancel()
     return Scale(

@@ -27,16 +27,10 @@ from blake3 import blake3
 
 from ..protocol import wire
 from ..protocol.errors import HoldfastError, RemoteProtocolError, StateMismatchError
-from ..protocol.messages import (
-    FRAGMENTS_MAX,
-    RUN_ID,
-    FragmentHead,
-    FragmentSize,
-    Layout,
-)
+from ..protocol.messages import FRAGMENTS_MAX, RUN_ID, FragmentHead, FragmentSize, Layout
 from .blocks import Parts, block_places, digest_blocks, fragment_root
-from .place import PART, Piece, Place
-from .state import SharedState
+from .checkpoint_store import PART, Piece, Place
+from .shared_state import SharedState
 from .tensor_file import Header, TensorFileError, encode_header, read_array, read_header
 
 FORMAT = 1

@@ -6,7 +6,7 @@
 The blocks of a request are a source of frames: a lane reads each when it can send it, in the lane's
 own thread, so nothing is queued and a copy never holds more than what is on its way. What goes before
 what on the line, the links know: blocks come after rounds' frames. There, too, blocks for a slow line
-are compressed, where ``thrift`` finds that it pays.
+are compressed, where ``block_compression`` finds that it pays.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from weakref import WeakKeyDictionary
 
 import trio
 
-from ..collectives.courtesy import Rank
-from ..collectives.outlet import Frame, Load
+from ..collectives.links.send_priority import Rank
+from ..collectives.links.send_queue import Frame, Load
 from ..protocol.errors import PeerLostError, RemoteProtocolError
-from ..protocol.lane import Buffer, FrameHeader, FrameKind
 from ..protocol.messages import BlocksRefused, BlocksRequest, FragmentHead, Index, IndexRequest
-from ..protocol.network import Network
-from .planes import squeeze
-from .state import NotHeldError, SharedState
-from .thrift import LineRate, Savings
-from .transfer import BlockHub, BlockLink
+from ..protocol.network.interface import Network
+from ..protocol.network.lane import Buffer, FrameHeader, FrameKind
+from .block_compression import LineRate, Savings
+from .byte_shuffle import squeeze
+from .fragment_state import NotHeldError
+from .shared_state import SharedState
+from .state_transfer import BlockHub, BlockLink
 
 # What one receiver may have asked for and not been sent; honest joiners ask for WINDOW_MAX a fragment.
 QUEUED_MAX = 1_024

@@ -21,9 +21,8 @@ from functools import partial
 
 import trio
 
-from ..collectives.loop import Loop
+from ..collectives.links.event_loop import Loop
 from ..protocol.errors import PeerLostError, StateMismatchError
-from ..protocol.lane import FrameHeader, FrameKind
 from ..protocol.messages import (
     BlocksRefused,
     BlocksRequest,
@@ -32,14 +31,15 @@ from ..protocol.messages import (
     IndexRequest,
     SyncFragment,
 )
-from ..protocol.network import Network
+from ..protocol.network.interface import Network
+from ..protocol.network.lane import FrameHeader, FrameKind
 from .blocks import DIGEST_BYTES, Parts
+from .copy_progress import Rate, Standing
 from .donor_view import DonorView, Item, owed_since
-from .incoming import Find, Incoming
-from .spool import FragmentSpool, Spool
-from .standing import Rate, Standing
-from .state import SharedState
-from .transfer import BlockHub, BlockLink, FetchFailedError, FetchReport
+from .incoming_fragment import Find, Incoming
+from .partial_copy import FragmentSpool, Spool
+from .shared_state import SharedState
+from .state_transfer import BlockHub, BlockLink, FetchFailedError, FetchReport
 
 # A donor that has sent nothing it was asked for in this long is given up; longer than a megabyte
 # takes on a slow uplink that a round's chunks keep busy.
@@ -80,7 +80,7 @@ class Joiner:
         self.stall_s = stall_s
         self.spool = spool
         self.on_disk = on_disk
-        self.keep_from_s = math.inf  # blocks that come later are kept in ``spool``
+        self.keep_from_s = math.inf  # blocks that come later are kept in ``partial_copy``
         self._fetches: dict[int, _Fetch] = {}
         self._turns: dict[int, trio.Lock] = {}
 

@@ -14,7 +14,7 @@ from ..protocol.arena import Arena, map_arena
 from ..protocol.errors import RemoteProtocolError
 from ..protocol.messages import ArenaOpened
 from .copier import Streams
-from .mirror import Mirror
+from .fragment_replica import Mirror
 from .tensors import SharedTensor
 
 

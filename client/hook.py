@@ -35,13 +35,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..protocol.arena import (
-    MAIL_SLOT,
-    STEP_SLOT,
-    TOKENS_SLOT,
-    WAITING_SLOT,
-    NotWholeError,
-)
+from ..protocol.arena import MAIL_SLOT, STEP_SLOT, TOKENS_SLOT, WAITING_SLOT, NotWholeError
 from ..protocol.errors import RemoteProtocolError
 from ..protocol.messages import (
     COUNT_MAX,
@@ -66,14 +60,14 @@ from ..protocol.messages import (
     TrainerHello,
 )
 from .arenas import Arenas
+from .attach_errors import AttachRefused, DaemonGone, NoDaemonError
 from .callbacks import Callback, Merge, Watch
-from .connection import Connection
-from .errors import AttachRefused, DaemonGone, NoDaemonError
-from .last_words import LastWords
-from .opened import OpenedRound, must_wait, next_due_step
-from .own_state import OwnState
-from .pace import Pace
-from .ramp import Ramp
+from .crash_report import LastWords
+from .daemon_connection import Connection
+from .local_checkpoint import OwnState
+from .open_rounds import OpenedRound, must_wait, next_due_step
+from .rate_ramp import Ramp
+from .step_times import Pace
 from .tensors import SharedTensor, check_optimizer, find_shared, layout_of
 
 SOCKET_VARIABLE = "HOLDFAST_SOCKET"  # set by the daemon: the path of its Unix socket
@@ -150,7 +144,7 @@ class Run:
     @property
     def rate_scale(self) -> float:
         """What to multiply the learning rate by: 1.0, but less in the first steps of an optimizer
-        without a state that joins a run under way. See ``ramp``."""
+        without a state that joins a run under way. See ``rate_ramp``."""
         return self._ramp.scale(self._own_step)
 
     @property

@@ -20,7 +20,7 @@ from torch import nn
 
 from ..diloco.fragments import BUFFER, COUNTER, PARAMETER
 from ..protocol.messages import Layout, TensorSpec
-from .errors import ModelError
+from .attach_errors import ModelError
 
 Values = NDArray[np.float32] | NDArray[np.int64]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
-from ..protocol.files import TIES_KEY, sync_to_disk
+from ..protocol.durable_files import TIES_KEY, sync_to_disk
 
 
 def convert(source: Path, target: Path) -> None:

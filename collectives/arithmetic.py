@@ -1,7 +1,7 @@
 """The numbers of a reduction: how a fragment is cut, what is added in which order, what is hashed.
 
 Pure functions and records over numpy arrays: no I/O, no waiting. Everything that decides a bit of
-the result is in this file, in ``combine``, which owners call, in ``robust`` and in ``codecs``.
+the result is in this file, in ``combine``, which owners call, in ``robust_rules`` and in ``codecs``.
 
 The weighted mean of a chunk, for contributors 1..n *in the order of the Reduce message*, which is
 member order, with weights w_i, clip factors s_i and decoded values x_i:
@@ -28,10 +28,10 @@ from attrs import frozen
 from numpy.typing import NDArray
 
 from ..protocol.errors import BadContributionError, RemoteProtocolError
-from ..protocol.lane import PAYLOAD_BYTES_MAX, FrameKind
 from ..protocol.messages import Contributor, FragmentSize, Plan
-from .coding import Codec
-from .compression import expand, parse_codec
+from ..protocol.network.lane import PAYLOAD_BYTES_MAX, FrameKind
+from .codecs.codec_base import Codec
+from .codecs.compression import expand, parse_codec
 
 Values = NDArray[np.float32]
 Counters = NDArray[np.int64]
@@ -220,7 +220,7 @@ class Term:
 
 
 class Observer(Protocol):
-    """Who wants to see the values that are added up; see ``gauge``."""
+    """Who wants to see the values that are added up; see ``norm_report``."""
 
     def take(self, peer: str, start: int, values: Values) -> None:
         """Some of a peer's values as they came, from this place in the chunk on.

@@ -6,8 +6,8 @@ plan. So whoever has the same contributions gets the same bytes, on any machine,
 they came. ``combined`` is the same for who is not the owner and wants to compare.
 
     mean          sum of c_i s_i x_i over sum of c_i; see ``arithmetic``
-    trimmed:A     without the share A of the values at each end, coordinate by coordinate; see ``robust``
-    clipped:R     who is farther away than R times the median distance counts less; see ``robust``
+    trimmed:A     without the share A of the values at each end, coordinate by coordinate; see ``robust_rules``
+    clipped:R     who is farther away than R times the median distance counts less; see ``robust_rules``
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .arithmetic import (
     reduce_counters,
     reduce_values,
 )
-from .robust import capped_weights, clipped_mean, trimmed_mean
+from .robust_rules import capped_weights, clipped_mean, trimmed_mean
 
 MEAN, TRIMMED, CLIPPED = "mean", "trimmed", "clipped"
 AMOUNTS = {TRIMMED: 0.25, CLIPPED: 1.0}  # where the plan names none

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from ..protocol.errors import LocalProtocolError
 from ..protocol.messages import FragmentSize, Plan
 from .arithmetic import Counters, Layout, Values
-from .buffers import BufferPool
-from .feedback import Correction
+from .codecs.error_feedback import Correction
+from .links.buffer_pool import BufferPool
 
 
 class EncodedInput:

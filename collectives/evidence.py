@@ -23,12 +23,12 @@ from attrs import frozen
 from blake3 import blake3
 
 from ..protocol.errors import BadContributionError, RemoteProtocolError
-from ..protocol.lane import Buffer
 from ..protocol.messages import ContributorRun, Reduce
-from ..protocol.notary import SEAL_BYTES, Notary
+from ..protocol.network.lane import Buffer
+from ..protocol.trust.notary import SEAL_BYTES, Notary
 from .arithmetic import Layout
 from .combine import Rule, combined
-from .manifest import digest_of, sets_of
+from .contributor_sets import digest_of, sets_of
 
 DIGEST_BYTES = 32
 _WHERE = struct.Struct(">QQII")  # round, attempt of the order, fragment, chunk

@@ -18,13 +18,13 @@ import numpy as np
 from blake3 import blake3
 
 from ..protocol.errors import BadContributionError
-from ..protocol.lane import FrameKind
 from ..protocol.messages import ContributorRun
+from ..protocol.network.lane import FrameKind
 from .arithmetic import Counters, Layout, Values, decode_checked
-from .buffers import BufferPool
-from .coding import Bytes
-from .compression import Squeezer, expand
-from .manifest import digest_of, manifest_of, pack_set, set_bytes, unpack_set
+from .codecs.codec_base import Bytes
+from .codecs.compression import Squeezer, expand
+from .contributor_sets import digest_of, manifest_of, pack_set, set_bytes, unpack_set
+from .links.buffer_pool import BufferPool
 
 
 class Result:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..membership.spec import RunSpec
+from ..membership.spec.spec import RunSpec
 from ..protocol.errors import UserError
 from .exit_codes import ExitCode
 

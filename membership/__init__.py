@@ -1,7 +1,7 @@
 """The run's rules as pure state machines: who is in, what is agreed, who reduces what.
 
 Nothing here does I/O, reads a clock or draws a random number. Time comes in as ``now_s`` arguments,
-what must be done goes out as the frozen records of ``effects``; the daemon carries them out.
+what must be done goes out as the frozen records of ``master_effects``; the daemon carries them out.
 
     coordinator  the master's rules, composed of the rooms below    (the daemon talks to this one)
       context      what all of them share: history, roster, the effects so far

@@ -29,6 +29,7 @@ NAME_CHARS_MAX = 64  # of a peer: tables, logs and the line about who wants in s
 WORD_CHARS_MAX = 64  # of a dtype, a codec, a phase, a metric: names that programs give
 GAUGED_BYTES = 12  # of one contributor in ``Reduced``
 MEMBERS_MAX = 1_024  # members of a view
+ROUNDS_HELD_MAX = 256  # undecided or unapplied rounds; a joiner that falls further behind refetches
 KEPT_STATES_MAX = 16  # checkpoints that a peer tells of: the newest
 FRAGMENTS_MAX = 1_024  # fragments of a model
 TENSORS_MAX = 65_536  # tensors of a model; Mixture-of-experts models reach some ten thousand

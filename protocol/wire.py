@@ -8,7 +8,7 @@ nothing unknown is skipped, and no float is ever infinite or NaN.
 Nothing is built before it is known what may come. The frame's first bytes name its type; if that may not
 be said here, or the frame is longer than any of its type, that is the end of it. Then lengths that are
 claimed must be there (msgpack makes room for an array as soon as it has read how long it will be), and
-arrays, maps and all items together stay within what the type allows: see ``limits``.
+arrays, maps and all items together stay within what the type allows: see ``message_limits``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cattrs.gen import make_dict_structure_fn
 
 from . import messages
 from .errors import LocalProtocolError, RemoteProtocolError
-from .limits import FRAME_BYTES_MAX, Limits, limits_of
+from .message_limits import FRAME_BYTES_MAX, Limits, limits_of
 from .messages import Message
 
 HEAD_BYTES_MAX = 64  # by then the type of a frame is known

@@ -12,7 +12,7 @@ import pytest
 import trio
 from hypothesis import HealthCheck, settings
 
-from holdfast.protocol.virtual_time import run_virtually
+from holdfast.daemon.simulation.virtual_time import run_virtually
 from tests.planting import told_to_record
 
 REAL_SECONDS_MAX = 280.0  # for what hangs: it is told by name before pytest's own timeout

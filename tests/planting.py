@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from holdfast.membership.roads import Roads
+from holdfast.membership.master.routes.routes import Roads
 
 Patch = pytest.MonkeyPatch
 Plant = Callable[[Patch], None]

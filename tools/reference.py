@@ -13,9 +13,9 @@ from pathlib import Path
 import attrs
 import click
 
-from holdfast.daemon.cli import commands
-from holdfast.membership.spec import RunSpec
-from holdfast.membership.spec_keys import MEANINGS
+from holdfast.daemon.cli.command_line import commands
+from holdfast.membership.spec.spec import RunSpec
+from holdfast.membership.spec.spec_keys import MEANINGS
 from holdfast.protocol import messages
 from holdfast.protocol.wire import MESSAGES
 

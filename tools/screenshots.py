@@ -23,7 +23,7 @@ from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
 from rich.console import Console
 
-from holdfast.daemon.demo import Demo
+from holdfast.daemon.cli.demo import Demo
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURES = ROOT / "docs" / "pictures"

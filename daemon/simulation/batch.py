@@ -13,12 +13,12 @@ from itertools import islice
 
 from attrs import define, field, frozen
 
-from .harassing import live_with_hostile
-from .hostile import Hostile
-from .liars import Lie
-from .lying import FoundOut, live_with_a_liar
-from .run import Outcome, run_scenario
+from .hostile_peer import Hostile
+from .hostile_run import live_with_hostile
+from .liar_run import FoundOut, live_with_a_liar
+from .lying_peers import Lie
 from .scenario import Scenario
+from .scenario_run import Outcome, run_scenario
 from .shrink import shrink
 from .witness import Tell, ViolationError
 

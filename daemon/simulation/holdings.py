@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ...membership.replica import Phase
-from .services import SimPeer, WitnessedMaster
+from ...membership.peer.replica import Phase
 from .witness import Witness
+from .witnessed_services import SimPeer, WitnessedMaster
 
 
 def keeps_state(sim: SimPeer, witness: Witness, master: WitnessedMaster | None) -> bool:

@@ -18,25 +18,30 @@ from pathlib import Path
 
 import trio
 
-from ...checkpoint.place import FolderPlace
-from ...membership.coordinator import Coordinator
-from ...membership.effects import Effect
-from ...membership.journal import RunCreated, TermStarted
-from ...membership.spec import TOPK_CODECS, RunSpec
+from ...checkpoint.checkpoint_store import FolderPlace
+from ...membership.master.coordinator import Coordinator
+from ...membership.master.state.journal import RunCreated, TermStarted
+from ...membership.master.state.master_effects import Effect
+from ...membership.master.status.invariants import check_invariants
+from ...membership.master.status.status import describe
+from ...membership.spec.spec import TOPK_CODECS, RunSpec
 from ...protocol.addresses import Address
 from ...protocol.errors import EvictedError, UserError
-from ...protocol.memory import MemoryWorld
 from ...protocol.messages import Layout, RelayOffer, Role
-from ...protocol.network import Party
-from ..master import CROWD_MIN
-from ..parts import PeerConfig
-from ..relay import RelayService
-from ..store import GrantRow
+from ...protocol.trust.authority import Party
+from ..master.journal_store import GrantRow
+from ..master.master_service import CROWD_MIN
+from ..peer.peer_parts import PeerConfig
+from ..peer.relay_service import RelayService
 from ..tasks import told_error
+from .drifting_trainer import RESTART_S, Delta, SimTrainer, small_layout
+from .frozen_hosts import Standstill, on_host
 from .holdings import keeps_state
-from .liars import Corrupts
-from .notaries import Notaries
-from .services import (
+from .lying_peers import Corrupts
+from .memory_network import MemoryWorld
+from .simulated_keys import Notaries
+from .witness import ViolationError, Witness
+from .witnessed_services import (
     SimPeer,
     WitnessedMaster,
     WitnessedPeer,
@@ -44,9 +49,6 @@ from .services import (
     check_honesty,
     promoted,
 )
-from .standstill import Standstill, on_host
-from .trainer import RESTART_S, Delta, SimTrainer, small_layout
-from .witness import ViolationError, Witness
 
 RUN_ID = "5" * 32
 MASTER_ID = "f" * 32
@@ -214,7 +216,7 @@ class Swarm:
         assert self.master is not None
         coordinator = self.master.coordinator
         if len(self.master.sessions) < CROWD_MIN:  # else not each decision is thought to its end
-            coordinator.validate()
+            check_invariants(coordinator)
         check_honesty(effects, [self.peers[name].peer for name in self.liars])
         for peer in promoted(effects):
             for sim in self.peers.values():
@@ -478,7 +480,7 @@ class Swarm:
         """Where everybody stands, for the report of a failing seed."""
         lines = [f"at {trio.current_time():.2f} s, {self.committed} committed"]
         if self.master is not None:
-            status = self.master.coordinator.status(self.master.now())
+            status = describe(self.master.coordinator, self.master.now())
             lines.append(f"{status['state']}: {status['why_waiting']}")
             lines += [f"{m['name']} {m['role']}: {m['why']}" for m in status["members"]]
             lines += [f"{e['at_s']:.2f} {e['text']}" for e in status["events"][-12:]]

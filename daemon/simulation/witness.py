@@ -22,7 +22,7 @@ from attrs import define, field
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from ...membership.journal import JournalRecord, RoundCommitted, RunRewound
+from ...membership.master.state.journal import JournalRecord, RoundCommitted, RunRewound
 from ...protocol.messages import Commit, Contributor, ContributorRun, FragmentHead
 
 CONTRIBUTIONS_KEPT_MAX = 4_096  # of (round, peer); older ones cannot be committed any more

@@ -20,9 +20,9 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...protocol.errors import UserError
-from .answers import answer
 from .host_names import HostNames, Named
-from .pages import PAGES, Pages
+from .json_answers import answer
+from .page_files import PAGES, Pages
 
 DESCRIPTION = Path(__file__).with_name("openapi.json")
 BODY_BYTES_MAX = 65_536  # of a request; actions are a handful of fields

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ...protocol.addresses import Address
 from ...protocol.errors import UserError
-from .answers import answer
+from .json_answers import answer
 
 LOOPBACK = (
     "localhost"  # and all below it: browsers and resolvers ask no server for these (RFC 6761)

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from holdfast.checkpoint import checkpoints
+from holdfast.checkpoint.checkpoint_store import FolderPlace, Place, PlaceError, place_at
 from holdfast.checkpoint.checkpoints import CheckpointError, Manifest
-from holdfast.checkpoint.place import FolderPlace, Place, PlaceError, place_at
-from holdfast.checkpoint.state import SharedState
+from holdfast.checkpoint.shared_state import SharedState
 from holdfast.protocol import wire
 from holdfast.protocol.messages import FragmentHead, FragmentSize, Layout, TensorSpec
 from tests.checkpoint.test_place import LookedAtPlace

@@ -10,7 +10,7 @@ from typing import BinaryIO, cast
 import fsspec
 import pytest
 
-from holdfast.checkpoint.place import FolderPlace, Place, PlaceError, UrlPlace, place_at
+from holdfast.checkpoint.checkpoint_store import FolderPlace, Place, PlaceError, UrlPlace, place_at
 
 PIECES = (b"one", b"two", b"three")
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from holdfast.checkpoint import blocks
-from holdfast.checkpoint.planes import squeeze, unsqueeze
-from holdfast.checkpoint.state import SharedState
+from holdfast.checkpoint.byte_shuffle import squeeze, unsqueeze
+from holdfast.checkpoint.shared_state import SharedState
 from holdfast.protocol.arena import Arena, arena_bytes
 from holdfast.protocol.errors import StateMismatchError
 from holdfast.protocol.messages import FragmentSize

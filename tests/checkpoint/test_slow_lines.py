@@ -12,15 +12,15 @@ import pytest
 import trio
 import zstandard
 
+from holdfast.checkpoint.block_compression import LineRate, Savings
 from holdfast.checkpoint.blocks import BLOCK_BYTES
+from holdfast.checkpoint.byte_shuffle import squeeze
 from holdfast.checkpoint.donor import Donor, _Batch
 from holdfast.checkpoint.joiner import Joiner
-from holdfast.checkpoint.planes import squeeze
-from holdfast.checkpoint.state import SharedState
-from holdfast.checkpoint.thrift import LineRate, Savings
-from holdfast.checkpoint.transfer import FetchFailedError, FetchReport
-from holdfast.collectives.limiter import RateLimiter
-from holdfast.protocol.memory import MemoryWorld
+from holdfast.checkpoint.shared_state import SharedState
+from holdfast.checkpoint.state_transfer import FetchFailedError, FetchReport
+from holdfast.collectives.links.rate_limiter import RateLimiter
+from holdfast.daemon.simulation.memory_network import MemoryWorld
 from holdfast.protocol.messages import (
     BlocksRefused,
     BlocksRequest,

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from holdfast.checkpoint import blocks
 from holdfast.checkpoint.joiner import Joiner
-from holdfast.checkpoint.spool import FragmentSpool, Spool
-from holdfast.checkpoint.transfer import FetchReport
-from holdfast.daemon.simulation.trainer import small_layout
+from holdfast.checkpoint.partial_copy import FragmentSpool, Spool
+from holdfast.checkpoint.state_transfer import FetchReport
+from holdfast.daemon.simulation.drifting_trainer import small_layout
 from tests.checkpoint.test_transfer import (
     BLOCK_BYTES,
     BLOCK_COUNT,

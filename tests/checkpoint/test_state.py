@@ -16,7 +16,8 @@ from holdfast.checkpoint.blocks import (
     fragment_root,
     lineage,
 )
-from holdfast.checkpoint.state import NotHeldError, SharedState
+from holdfast.checkpoint.fragment_state import NotHeldError
+from holdfast.checkpoint.shared_state import SharedState
 from holdfast.protocol.arena import Arena, NotWholeError, Values, arena_bytes
 from holdfast.protocol.errors import LocalProtocolError, StateMismatchError
 from holdfast.protocol.messages import BLOCKS_MAX, FragmentHead, FragmentSize

@@ -7,7 +7,7 @@ import math
 import pytest
 import trio
 
-from holdfast.checkpoint.thrift import (
+from holdfast.checkpoint.block_compression import (
     JUDGED_BYTES,
     JUDGED_S,
     PAYS_BELOW_BYTES_PER_S,

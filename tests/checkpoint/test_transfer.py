@@ -21,16 +21,16 @@ from hypothesis import strategies as st
 from holdfast.checkpoint import blocks
 from holdfast.checkpoint.donor import QUEUED_MAX, Donor
 from holdfast.checkpoint.joiner import Joiner
-from holdfast.checkpoint.spool import Spool
-from holdfast.checkpoint.state import SharedState
-from holdfast.checkpoint.transfer import BlockSink, FetchFailedError, FetchReport
-from holdfast.collectives.courtesy import Rank
-from holdfast.collectives.outlet import FrameSource
-from holdfast.collectives.routing import FrameRouter
+from holdfast.checkpoint.partial_copy import Spool
+from holdfast.checkpoint.shared_state import SharedState
+from holdfast.checkpoint.state_transfer import BlockSink, FetchFailedError, FetchReport
+from holdfast.collectives.links.frame_routing import FrameRouter
+from holdfast.collectives.links.send_priority import Rank
+from holdfast.collectives.links.send_queue import FrameSource
+from holdfast.daemon.simulation.memory_network import MemoryWorld
+from holdfast.daemon.simulation.virtual_time import run_virtually
 from holdfast.protocol.arena import Arena, Values, arena_bytes
 from holdfast.protocol.errors import PeerLostError, RemoteProtocolError
-from holdfast.protocol.lane import FrameHeader
-from holdfast.protocol.memory import MemoryWorld
 from holdfast.protocol.messages import (
     BlocksRefused,
     BlocksRequest,
@@ -41,7 +41,7 @@ from holdfast.protocol.messages import (
     Message,
     SyncFragment,
 )
-from holdfast.protocol.virtual_time import run_virtually
+from holdfast.protocol.network.lane import FrameHeader
 
 BLOCK_BYTES = 64
 # 30 blocks of values, 20 of momentum, 2 of counters; the last of each is short.
@@ -831,7 +831,7 @@ def test_the_same_state_or_an_error_that_names_the_liars(
                     assert target.heads() == source.heads()
                     assert content(target) == content(source)
                     assert set(outcome.bad_donors) <= liars
-                    assert target._fragments[0].incoming is None
+                    assert target._open_transfer(0) is None
             nursery.cancel_scope.cancel()
 
     run_virtually(main, seed=0)

@@ -12,12 +12,12 @@ from attrs import define
 from holdfast.checkpoint.blocks import BLOCK_BYTES
 from holdfast.checkpoint.donor import Donor
 from holdfast.checkpoint.joiner import Joiner
-from holdfast.checkpoint.state import SharedState
-from holdfast.checkpoint.transfer import FetchFailedError
-from holdfast.collectives.hub import LinkHub
+from holdfast.checkpoint.shared_state import SharedState
+from holdfast.checkpoint.state_transfer import FetchFailedError
+from holdfast.collectives.links.hub import LinkHub
+from holdfast.daemon.simulation.memory_network import MemoryNetwork, MemoryWorld
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.arena import Arena, arena_bytes
-from holdfast.protocol.memory import MemoryNetwork, MemoryWorld
 from holdfast.protocol.messages import (
     BlocksRefused,
     BlocksRequest,

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from holdfast.client.copier import Streams
-from holdfast.client.mirror import Mirror
+from holdfast.client.fragment_replica import Mirror
 from holdfast.client.tensors import find_shared
 from holdfast.diloco.merge import merged, parse_merge
 from holdfast.protocol.arena import Arena, arena_bytes

@@ -14,7 +14,7 @@ from torch import nn
 
 import holdfast
 from holdfast.client.callbacks import Callback, Curves, Merge, Step
-from holdfast.client.connection import Connection
+from holdfast.client.daemon_connection import Connection
 from holdfast.client.hook import Run, attach_over
 from holdfast.protocol.arena import WAITING_SLOT
 from tests.client.fake_daemon import FakeDaemon, settled, talking

@@ -19,7 +19,7 @@ from torch import nn
 
 import holdfast
 from holdfast.client import hook
-from holdfast.client.connection import Connection
+from holdfast.client.daemon_connection import Connection
 from holdfast.client.hook import Run, attach
 from holdfast.protocol.arena import (
     LOSS_SLOT,

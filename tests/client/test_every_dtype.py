@@ -10,11 +10,11 @@ import torch
 import trio
 from torch import nn
 
-from holdfast.checkpoint.state import SharedState
-from holdfast.client.mirror import Mirror
+from holdfast.checkpoint.shared_state import SharedState
+from holdfast.client.fragment_replica import Mirror
 from holdfast.client.tensors import find_shared
+from holdfast.daemon.simulation.memory_network import MemoryWorld
 from holdfast.protocol.arena import Arena, arena_bytes
-from holdfast.protocol.memory import MemoryWorld
 from holdfast.protocol.messages import FragmentSize, SyncFragment
 from tests.checkpoint.test_transfer_links import peer_of, start
 

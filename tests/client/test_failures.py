@@ -16,19 +16,11 @@ import pytest
 import torch
 
 import holdfast
-from holdfast.client.connection import Connection
+from holdfast.client.crash_report import REASON_CHARS_MAX, LastWords, kind_of, text_of
+from holdfast.client.daemon_connection import Connection
 from holdfast.client.hook import attach
-from holdfast.client.last_words import REASON_CHARS_MAX, LastWords, kind_of, text_of
 from holdfast.protocol.arena import NOTHING_WHOLE, STEP_SLOT, WAITING_SLOT
-from holdfast.protocol.messages import (
-    COUNT_MAX,
-    Failing,
-    FailureKind,
-    Finished,
-    Lift,
-    Load,
-    Posted,
-)
+from holdfast.protocol.messages import COUNT_MAX, Failing, FailureKind, Finished, Lift, Load, Posted
 from tests.client.fake_daemon import FakeDaemon, settled, talking, wait_for
 from tests.client.test_conversation import equals, line, move, train, weights
 
@@ -94,7 +86,7 @@ def test_a_trainer_waits_in_load_for_a_daemon_that_writes_for_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its daemon may apply a round to a large fragment just then."""
-    monkeypatch.setattr("holdfast.client.connection.PAUSE_S", 0.0)
+    monkeypatch.setattr("holdfast.client.daemon_connection.PAUSE_S", 0.0)
     looked, model, look_s = threading.Event(), line(1.0), [0.0]
     pause = Connection.pause
 

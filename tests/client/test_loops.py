@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from holdfast.client.hook import Run, attach
-from holdfast.client.ramp import RAMP_STEPS
+from holdfast.client.rate_ramp import RAMP_STEPS
 from holdfast.protocol.arena import STEP_SLOT
 from holdfast.protocol.messages import Failing, Finished, Posted, SetContributing
 from tests.client.fake_daemon import FakeDaemon, settled, talking, wait_for

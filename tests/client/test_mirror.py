@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from holdfast.client.mirror import Mirror
+from holdfast.client.fragment_replica import Mirror
 from holdfast.client.tensors import find_shared
 from holdfast.diloco.merge import Merge, merged, parse_merge
 from holdfast.protocol.arena import Arena, arena_bytes

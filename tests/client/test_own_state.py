@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from holdfast.client.hook import attach
-from holdfast.client.own_state import OwnState
+from holdfast.client.local_checkpoint import OwnState
 from holdfast.protocol.messages import KeepState
 from tests.client.fake_daemon import FakeDaemon, settled, talking
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from holdfast.client.errors import ModelError
+from holdfast.client.attach_errors import ModelError
 from holdfast.client.tensors import find_shared, layout_of
 
 

@@ -9,16 +9,16 @@ from contextlib import asynccontextmanager
 import trio
 from attrs import define, field
 
-from holdfast.collectives.courtesy import Rank
-from holdfast.collectives.hub import LinkHub
-from holdfast.collectives.limiter import RateLimiter
-from holdfast.collectives.link import Link
-from holdfast.collectives.link_parts import LaneRules
-from holdfast.collectives.outlet import Load
+from holdfast.collectives.links.hub import LinkHub
+from holdfast.collectives.links.link import Link
+from holdfast.collectives.links.link_parts import LaneRules
+from holdfast.collectives.links.rate_limiter import RateLimiter
+from holdfast.collectives.links.send_priority import Rank
+from holdfast.collectives.links.send_queue import Load
+from holdfast.daemon.simulation.memory_network import MemoryNetwork, MemoryWorld
 from holdfast.protocol.addresses import Address
-from holdfast.protocol.lane import Buffer, FrameHeader, FrameKind
-from holdfast.protocol.memory import MemoryNetwork, MemoryWorld
 from holdfast.protocol.messages import FragmentHead, IndexRequest, MemberInfo, Message, Role
+from holdfast.protocol.network.lane import Buffer, FrameHeader, FrameKind
 
 PORT = 7_700
 

@@ -15,19 +15,16 @@ from attrs import define, field
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from holdfast.collectives.allreduce import ReduceResult, Reduction
-from holdfast.collectives.codecs import Codec
-from holdfast.collectives.compression import parse_codec
+from holdfast.collectives.codecs.codecs import Codec
+from holdfast.collectives.codecs.compression import parse_codec
+from holdfast.collectives.codecs.error_feedback import Residual
 from holdfast.collectives.encoded_input import EncodedInput
-from holdfast.collectives.feedback import Residual
-from holdfast.collectives.hub import LinkHub
-from holdfast.daemon.simulation.notaries import Notaries
+from holdfast.collectives.links.hub import LinkHub
+from holdfast.collectives.reduction import ReduceResult, Reduction
+from holdfast.daemon.simulation.memory_network import MemoryWorld
+from holdfast.daemon.simulation.simulated_keys import Notaries
 from holdfast.protocol.addresses import Address
-from holdfast.protocol.authority import Authority
-from holdfast.protocol.credentials import Credentials
 from holdfast.protocol.errors import BadContributionError, HoldfastError, PeerLostError
-from holdfast.protocol.identity import Identity
-from holdfast.protocol.memory import MemoryWorld
 from holdfast.protocol.messages import (
     Contributor,
     FragmentSize,
@@ -37,9 +34,12 @@ from holdfast.protocol.messages import (
     Reduce,
     Role,
 )
-from holdfast.protocol.network import Network, Party
-from holdfast.protocol.notary import Notary
-from holdfast.protocol.sockets import SocketNetwork
+from holdfast.protocol.network.interface import Network
+from holdfast.protocol.network.sockets import SocketNetwork
+from holdfast.protocol.trust.authority import Authority, Party
+from holdfast.protocol.trust.credentials import Credentials
+from holdfast.protocol.trust.identity import Identity
+from holdfast.protocol.trust.notary import Notary
 
 Values = NDArray[np.float32]
 Counters = NDArray[np.int64]

@@ -15,23 +15,19 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from holdfast.collectives.allreduce import ReduceResult, Reduction
-from holdfast.collectives.feedback import Residual
-from holdfast.membership.spec import CODECS
+from holdfast.collectives.codecs.error_feedback import Residual
+from holdfast.collectives.reduction import ReduceResult, Reduction
+from holdfast.daemon.simulation.memory_network import MemoryWorld
+from holdfast.daemon.simulation.virtual_time import run_virtually
+from holdfast.membership.spec.spec import CODECS
 from holdfast.protocol.errors import (
     BadContributionError,
     LocalProtocolError,
     PeerLostError,
     RemoteProtocolError,
 )
-from holdfast.protocol.lane import FrameHeader, FrameKind
-from holdfast.protocol.memory import MemoryWorld
-from holdfast.protocol.messages import (
-    FragmentSize,
-    OwnerRun,
-    Reduce,
-)
-from holdfast.protocol.virtual_time import run_virtually
+from holdfast.protocol.messages import FragmentSize, OwnerRun, Reduce
+from holdfast.protocol.network.lane import FrameHeader, FrameKind
 from tests.collectives.net import send_frame
 from tests.collectives.swarm import (
     Counters,

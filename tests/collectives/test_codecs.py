@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from holdfast.collectives.codecs import CODECS, INT8_BLOCK, Codec, get_codec
-from holdfast.collectives.coding import TILE
-from holdfast.collectives.compression import ZSTD_SUFFIX
-from holdfast.membership.spec import CODECS as SPEC_CODECS
+from holdfast.collectives.codecs.codec_base import TILE
+from holdfast.collectives.codecs.codecs import CODECS, INT8_BLOCK, Codec, get_codec
+from holdfast.collectives.codecs.compression import ZSTD_SUFFIX
+from holdfast.membership.spec.spec import CODECS as SPEC_CODECS
 
 Values = NDArray[np.float32]
 

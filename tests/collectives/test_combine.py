@@ -19,14 +19,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from holdfast.collectives.allreduce import Reduction
 from holdfast.collectives.arithmetic import Layout
 from holdfast.collectives.combine import Rule, combine_chunk, combined
-from holdfast.collectives.robust import CLIP_STEPS, exchanges, sum_of_squares, trim_count
+from holdfast.collectives.reduction import Reduction
+from holdfast.collectives.robust_rules import CLIP_STEPS, exchanges, sum_of_squares, trim_count
+from holdfast.daemon.simulation.memory_network import MemoryWorld
+from holdfast.daemon.simulation.virtual_time import run_virtually
 from holdfast.protocol.errors import BadContributionError, RemoteProtocolError
-from holdfast.protocol.memory import MemoryWorld
 from holdfast.protocol.messages import Contributor, FragmentSize, OwnerRun, Plan, SiteLeads
-from holdfast.protocol.virtual_time import run_virtually
 from tests.collectives.swarm import a_swarm, encode_all, give_input, make_order, peer_id
 
 Values = NDArray[np.float32]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import trio
 
-from holdfast.collectives.courtesy import WAIT_S_MAX, Courtesy, Rank
-from holdfast.collectives.outlet import Load, Outlet
-from holdfast.protocol.lane import FrameHeader, FrameKind
+from holdfast.collectives.links.send_priority import WAIT_S_MAX, Courtesy, Rank
+from holdfast.collectives.links.send_queue import Load, Outlet
+from holdfast.protocol.network.lane import FrameHeader, FrameKind
 
 MIB = 2**20
 LINE = 10.0 * MIB  # bytes per second

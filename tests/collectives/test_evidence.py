@@ -14,9 +14,10 @@ import trio
 from attrs import define, evolve
 from blake3 import blake3
 
-from holdfast.collectives.allreduce import Reduction
 from holdfast.collectives.arithmetic import Layout
+from holdfast.collectives.audit_log import Kept
 from holdfast.collectives.combine import Rule, combined
+from holdfast.collectives.contributor_sets import digest_of
 from holdfast.collectives.evidence import (
     Claim,
     Exhibit,
@@ -27,12 +28,11 @@ from holdfast.collectives.evidence import (
     statement_of_sum,
     write_proof,
 )
-from holdfast.collectives.kept import Kept
-from holdfast.collectives.manifest import digest_of
-from holdfast.daemon.simulation.notaries import Notaries
+from holdfast.collectives.reduction import Reduction
+from holdfast.daemon.simulation.memory_network import MemoryWorld
+from holdfast.daemon.simulation.simulated_keys import Notaries
+from holdfast.daemon.simulation.virtual_time import run_virtually
 from holdfast.protocol.errors import BadContributionError
-from holdfast.protocol.identity import Identity
-from holdfast.protocol.memory import MemoryWorld
 from holdfast.protocol.messages import (
     Contributor,
     ContributorRun,
@@ -41,8 +41,8 @@ from holdfast.protocol.messages import (
     Plan,
     Reduce,
 )
-from holdfast.protocol.notary import SEAL_BYTES, Notary
-from holdfast.protocol.virtual_time import run_virtually
+from holdfast.protocol.trust.identity import Identity
+from holdfast.protocol.trust.notary import SEAL_BYTES, Notary
 from tests.collectives.swarm import Swarm, a_real_swarm, a_swarm, give_input, make_order
 from tests.collectives.test_repair import SIZE as REPAIRED
 from tests.collectives.test_repair import WEIGHTS, Round

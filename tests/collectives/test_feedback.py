@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from holdfast.collectives.codecs import CODECS, get_codec
+from holdfast.collectives.codecs.codecs import CODECS, get_codec
+from holdfast.collectives.codecs.error_feedback import Residual
 from holdfast.collectives.encoded_input import EncodedInput
-from holdfast.collectives.feedback import Residual
 from holdfast.protocol.errors import LocalProtocolError
 from holdfast.protocol.messages import FragmentSize, OwnerRun, Plan
 from tests.collectives.swarm import encode_all

@@ -8,7 +8,7 @@ import time
 import pytest
 import trio
 
-from holdfast.collectives.flows import FLOWS_MAX, TURN_WAIT_S, FlowGate
+from holdfast.collectives.links.fan_out import FLOWS_MAX, TURN_WAIT_S, FlowGate
 
 
 class Uplink:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from holdfast.collectives.fourbit import FOUR_BIT_BLOCK, FOUR_BIT_CODECS, FourBitCodec
+from holdfast.collectives.codecs.fourbit import FOUR_BIT_BLOCK, FOUR_BIT_CODECS, FourBitCodec
 
 Values = NDArray[np.float32]
 

@@ -11,10 +11,10 @@ import pytest
 import trio
 from attrs import evolve
 
-from holdfast.collectives.allreduce import Reduction
-from holdfast.collectives.gauge import PIECE_VALUES, SAMPLE_VALUES, Gauge, product
-from holdfast.membership.gauging import Found, found_in, makes_sense
-from holdfast.protocol.memory import MemoryWorld
+from holdfast.collectives.norm_report import PIECE_VALUES, SAMPLE_VALUES, Gauge, product
+from holdfast.collectives.reduction import Reduction
+from holdfast.daemon.simulation.memory_network import MemoryWorld
+from holdfast.membership.master.rounds.norms import Found, found_in, makes_sense
 from holdfast.protocol.messages import FragmentSize, OwnerRun, Reduce, SiteLeads
 from tests.collectives.swarm import Node, Swarm, a_swarm, give_input, make_order
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.collectives.lane_count import COUNT_MAX, WAIT_S_MAX, LaneCount, Sample, Trials
+from holdfast.collectives.links.lane_count import COUNT_MAX, WAIT_S_MAX, LaneCount, Sample, Trials
 
 Curve = Callable[[int], float]
 FAR_S = 0.1

@@ -17,20 +17,19 @@ import pytest
 import trio
 from attrs import define, field
 
-from holdfast.collectives import link_lane
-from holdfast.collectives.hub import LinkHub
-from holdfast.collectives.limiter import RateLimiter
-from holdfast.collectives.link import Link
-from holdfast.collectives.link_parts import LaneRules
-from holdfast.collectives.outlet import Frame, Load
+from holdfast.collectives.links import link_lane
+from holdfast.collectives.links.hub import LinkHub
+from holdfast.collectives.links.link import Link
+from holdfast.collectives.links.link_parts import LaneRules
+from holdfast.collectives.links.rate_limiter import RateLimiter
+from holdfast.collectives.links.send_queue import Frame, Load
 from holdfast.protocol.addresses import Address
-from holdfast.protocol.authority import Authority
-from holdfast.protocol.credentials import Credentials
-from holdfast.protocol.identity import Identity
-from holdfast.protocol.lane import FrameHeader
 from holdfast.protocol.messages import MemberInfo, Message, Role
-from holdfast.protocol.network import Party
-from holdfast.protocol.sockets import SocketNetwork
+from holdfast.protocol.network.lane import FrameHeader
+from holdfast.protocol.network.sockets import SocketNetwork
+from holdfast.protocol.trust.authority import Authority, Party
+from holdfast.protocol.trust.credentials import Credentials
+from holdfast.protocol.trust.identity import Identity
 from tests.collectives.net import KEY, frame, note
 
 pytestmark = pytest.mark.real_time

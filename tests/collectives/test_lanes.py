@@ -10,12 +10,17 @@ import numpy as np
 import pytest
 import trio
 
-from holdfast.collectives.limiter import RateLimiter
-from holdfast.collectives.link import Link
-from holdfast.collectives.link_parts import LaneRules, UsedNumbers
+from holdfast.collectives.links.link import Link
+from holdfast.collectives.links.link_parts import LaneRules, UsedNumbers
+from holdfast.collectives.links.rate_limiter import RateLimiter
+from holdfast.daemon.simulation.memory_network import (
+    MemoryNetwork,
+    MemoryStream,
+    MemoryWorld,
+    _Pipe,
+)
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.errors import PeerLostError, RemoteProtocolError
-from holdfast.protocol.memory import MemoryNetwork, MemoryStream, MemoryWorld, _Pipe
 from holdfast.protocol.messages import LANES_OPEN_MAX, LaneReceived, LanesReceived
 from tests.collectives.net import KEY, Node, Sink, a_net, frame, note, peer_id, send_frame, view
 

@@ -7,7 +7,7 @@ import random
 import pytest
 import trio
 
-from holdfast.protocol.memory import MemoryStream, MemoryWorld
+from holdfast.daemon.simulation.memory_network import MemoryStream, MemoryWorld
 from holdfast.protocol.messages import FragmentSize
 from tests.collectives.swarm import a_swarm, check_same_bits, give_input, make_order
 

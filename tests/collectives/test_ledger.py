@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from holdfast.collectives.arithmetic import Layout
-from holdfast.collectives.buffers import BufferPool
-from holdfast.collectives.ledger import Duty, Ledger, UnwantedFrameError
+from holdfast.collectives.chunk_tracker import Duty, Ledger, UnwantedFrameError
+from holdfast.collectives.gather_tree import Tree
+from holdfast.collectives.links.buffer_pool import BufferPool
 from holdfast.collectives.result import Result
-from holdfast.collectives.tree import Tree
 from holdfast.protocol.errors import RemoteProtocolError
-from holdfast.protocol.lane import FrameHeader, FrameKind
 from holdfast.protocol.messages import Assignment, FragmentSize, OwnerRun, Plan
+from holdfast.protocol.network.lane import FrameHeader, FrameKind
 
 A, B, C, LISTENER = (letter * 32 for letter in "abcd")
 CHUNK_BYTES = 400

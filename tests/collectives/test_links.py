@@ -7,19 +7,12 @@ import random
 import pytest
 import trio
 
-from holdfast.collectives.hub import LinkHub
-from holdfast.collectives.limiter import RateLimiter
-from holdfast.collectives.link import Link
+from holdfast.collectives.links.hub import LinkHub
+from holdfast.collectives.links.link import Link
+from holdfast.collectives.links.rate_limiter import RateLimiter
+from holdfast.daemon.simulation.memory_network import MemoryWorld
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.errors import LocalProtocolError, PeerLostError, RemoteProtocolError
-from holdfast.protocol.lane import (
-    FrameHeader,
-    FrameKind,
-    Lane,
-    derive_lane_keys,
-    send_preamble,
-)
-from holdfast.protocol.memory import MemoryWorld
 from holdfast.protocol.messages import (
     VERSION_MAX,
     VERSION_MIN,
@@ -33,8 +26,15 @@ from holdfast.protocol.messages import (
     RoadKind,
     RoadWorks,
 )
-from holdfast.protocol.network import Party
-from holdfast.protocol.stream import MessageStream
+from holdfast.protocol.network.lane import (
+    FrameHeader,
+    FrameKind,
+    Lane,
+    derive_lane_keys,
+    send_preamble,
+)
+from holdfast.protocol.network.stream import MessageStream
+from holdfast.protocol.trust.authority import Party
 from tests.collectives.net import (
     KEY,
     PORT,

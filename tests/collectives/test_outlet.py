@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import trio
 
-from holdfast.collectives.buffers import BufferPool
-from holdfast.collectives.outlet import Load, Outlet, Taken
-from holdfast.protocol.lane import FrameHeader, FrameKind
+from holdfast.collectives.links.buffer_pool import BufferPool
+from holdfast.collectives.links.send_queue import Load, Outlet, Taken
+from holdfast.protocol.network.lane import FrameHeader, FrameKind
 from tests.collectives.net import OneFrame
 
 

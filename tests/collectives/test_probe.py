@@ -9,13 +9,13 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 
-from holdfast.collectives.hub import LinkHub
-from holdfast.collectives.limiter import RateLimiter
-from holdfast.collectives.probe import Prober
+from holdfast.collectives.links.hub import LinkHub
+from holdfast.collectives.links.line_probe import Prober
+from holdfast.collectives.links.rate_limiter import RateLimiter
+from holdfast.daemon.simulation.memory_network import MemoryWorld
 from holdfast.protocol.addresses import Address
-from holdfast.protocol.lane import FrameHeader, FrameKind
-from holdfast.protocol.memory import MemoryWorld
 from holdfast.protocol.messages import MemberInfo, Message, Probe, Probed, ProbeRequest, Role
+from holdfast.protocol.network.lane import FrameHeader, FrameKind
 from tests.collectives.net import Sink, send_frame
 
 PORT = 7_700

@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from holdfast.collectives.punch import MEET_S, STREAMS_MAX, answer
+from holdfast.collectives.links.hole_punching import MEET_S, STREAMS_MAX, answer
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.errors import RemoteProtocolError
 

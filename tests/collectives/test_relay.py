@@ -10,12 +10,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from holdfast.collectives.hub import LinkHub
-from holdfast.collectives.relay import PARKED_MAX, RelayDesk
+from holdfast.collectives.links.hub import LinkHub
+from holdfast.collectives.links.relay_forwarding import PARKED_MAX, RelayDesk
 from holdfast.protocol.addresses import Address
-from holdfast.protocol.authority import Authority
-from holdfast.protocol.credentials import Credentials
-from holdfast.protocol.identity import Identity
 from holdfast.protocol.messages import (
     Carry,
     FragmentHead,
@@ -27,10 +24,12 @@ from holdfast.protocol.messages import (
     RoadKind,
     Role,
 )
-from holdfast.protocol.network import Party
-from holdfast.protocol.relaying import PAIRED, Part, Preamble
-from holdfast.protocol.sockets import SocketNetwork
-from holdfast.protocol.stream import run_handler
+from holdfast.protocol.network.relay_ticket import PAIRED, Part, Preamble
+from holdfast.protocol.network.sockets import SocketNetwork
+from holdfast.protocol.network.stream import run_handler
+from holdfast.protocol.trust.authority import Authority, Party
+from holdfast.protocol.trust.credentials import Credentials
+from holdfast.protocol.trust.identity import Identity
 from tests.collectives.net import KEY, Sink, frame, send_frame
 
 TICKET = bytes(range(32))

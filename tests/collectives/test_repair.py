@@ -17,14 +17,14 @@ import trio
 from attrs import define, field
 
 from holdfast.collectives import result
-from holdfast.collectives.allreduce import ReduceResult, Reduction
 from holdfast.collectives.arithmetic import Factors
-from holdfast.collectives.ledger import Ledger
-from holdfast.membership.repair import plan_repair
+from holdfast.collectives.chunk_tracker import Ledger
+from holdfast.collectives.reduction import ReduceResult, Reduction
+from holdfast.daemon.simulation.memory_network import MemoryWorld
+from holdfast.daemon.simulation.virtual_time import run_virtually
+from holdfast.membership.master.rounds.repair import plan_repair
 from holdfast.protocol.errors import BadContributionError, PeerLostError, RemoteProtocolError
-from holdfast.protocol.memory import MemoryWorld
 from holdfast.protocol.messages import Assignment, Contributor, FragmentSize, Reduce, Repair
-from holdfast.protocol.virtual_time import run_virtually
 from tests.collectives.swarm import Node, Swarm, a_real_swarm, a_swarm, make_order
 
 SIZE = FragmentSize(2_000, 0, 1)
@@ -317,7 +317,7 @@ async def test_a_node_says_whose_contributions_and_results_it_lacks() -> None:
 
 async def test_who_is_only_so_far_ahead_is_not_named_beside_who_owes_something() -> None:
     """Others send no more than some chunks beyond the results that come back."""
-    with mock.patch("holdfast.collectives.allreduce.CONTRIBUTIONS_BYTES_MAX", 0):
+    with mock.patch("holdfast.collectives.reduction.CONTRIBUTIONS_BYTES_MAX", 0):
         async with a_swarm(5, MemoryWorld(random.Random(0), bytes_per_s=1e6)) as swarm:
             await swarm.settle()
             silent, owner = swarm.nodes[0].peer, swarm.nodes[1].peer

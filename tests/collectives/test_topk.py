@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from holdfast.collectives.topk import TopKCodec
+from holdfast.collectives.codecs.topk import TopKCodec
 
 Values = NDArray[np.float32]
 

@@ -11,11 +11,11 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.collectives.allreduce import Reduction
-from holdfast.collectives.tree import Part, Tree
+from holdfast.collectives.gather_tree import Part, Tree
+from holdfast.collectives.reduction import Reduction
 from holdfast.protocol.errors import RemoteProtocolError
-from holdfast.protocol.lane import FrameHeader, FrameKind
 from holdfast.protocol.messages import FragmentSize, OwnerRun, Plan, Reduce, SiteLeads
+from holdfast.protocol.network.lane import FrameHeader, FrameKind
 from tests.collectives.swarm import Node, a_swarm, give_input, make_order
 from tests.membership.sited import Sited, sited
 

@@ -13,8 +13,8 @@ import pytest
 import trio
 from click.testing import CliRunner
 
-from holdfast.daemon.bench_allreduce import allreduce, parse_rates, parse_size
-from holdfast.daemon.rendezvous import Rendezvous, free_port
+from holdfast.daemon.bench.allreduce_bench import allreduce, parse_rates, parse_size
+from holdfast.daemon.bench.rendezvous import Rendezvous, free_port
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.errors import UserError
 

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from holdfast.collectives.codecs import CODECS
-from holdfast.daemon import bench
-from holdfast.daemon.cli import commands
+from holdfast.collectives.codecs.codecs import CODECS
+from holdfast.daemon.bench import codec_bench
+from holdfast.daemon.cli.command_line import commands
 
 
 def test_every_codec_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "SAMPLE_COUNT", 1 << 16)
-    monkeypatch.setattr(bench, "CHUNK_COUNT", 1 << 14)
-    monkeypatch.setattr(bench, "MEASURE_S", 0.001)
+    monkeypatch.setattr(codec_bench, "SAMPLE_COUNT", 1 << 16)
+    monkeypatch.setattr(codec_bench, "CHUNK_COUNT", 1 << 14)
+    monkeypatch.setattr(codec_bench, "MEASURE_S", 0.001)
     path = tmp_path / "codecs.json"
     outcome = CliRunner().invoke(commands, ["bench", "codecs", "--json", str(path)])
     assert outcome.exit_code == 0, outcome.output

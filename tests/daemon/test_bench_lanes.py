@@ -9,7 +9,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from holdfast.daemon.bench_lanes import lanes
+from holdfast.daemon.bench.lanes_bench import lanes
 from holdfast.protocol.errors import UserError
 
 BENCH = (sys.executable, "-m", "holdfast", "bench", "lanes", "--json=-")

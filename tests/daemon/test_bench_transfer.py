@@ -9,7 +9,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from holdfast.daemon.bench_transfer import transfer
+from holdfast.daemon.bench.transfer_bench import transfer
 from holdfast.protocol.errors import UserError
 
 BENCH = (sys.executable, "-m", "holdfast", "bench", "transfer", "--json=-")

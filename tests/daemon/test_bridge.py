@@ -17,11 +17,11 @@ import torch
 import trio
 from torch import nn
 
-from holdfast.client.connection import Connection
-from holdfast.client.errors import AttachRefused, DaemonGone
+from holdfast.client.attach_errors import AttachRefused, DaemonGone
+from holdfast.client.daemon_connection import Connection
 from holdfast.client.hook import attach
-from holdfast.daemon import bridge as module
-from holdfast.daemon.bridge import UnixBridge
+from holdfast.daemon.peer import bridge as module
+from holdfast.daemon.peer.bridge import UnixBridge
 from holdfast.protocol import wire
 from holdfast.protocol.arena import MAIL_SLOT
 from holdfast.protocol.messages import (

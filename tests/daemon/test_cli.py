@@ -22,11 +22,11 @@ import click
 import pytest
 
 import holdfast
-from holdfast.daemon.cli import commands, main
+from holdfast.daemon.cli.command_line import commands, main
 from holdfast.daemon.exit_codes import ExitCode
 from holdfast.protocol.addresses import Address
-from holdfast.protocol.invite import Invite
 from holdfast.protocol.messages import Role
+from holdfast.protocol.trust.invite import Invite
 from tests.processes.harness import Fleet, Node, alive, environment, member, spec
 
 INVITE = Invite(

@@ -15,10 +15,10 @@ import trio
 import trio.testing
 from starlette.types import Receive, Scope, Send
 
-from holdfast.daemon.machine import DESCRIPTORS_WANTED, raise_descriptor_limit
+from holdfast.daemon.this_machine import DESCRIPTORS_WANTED, raise_descriptor_limit
 from holdfast.daemon.web import connections as module
 from holdfast.daemon.web.connections import SEND_S, connections_max
-from holdfast.daemon.web.serve import bind_http, serve_http
+from holdfast.daemon.web.http_server import bind_http, serve_http
 from holdfast.protocol.addresses import Address
 
 ASK = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n"

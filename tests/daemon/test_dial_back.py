@@ -10,10 +10,11 @@ import pytest
 import trio
 import trio.testing
 
-from holdfast.daemon.dial_back import ADDRESSES_DIALLED_MAX, AGAIN_S, PROBE_S, DialBack
+from holdfast.daemon.master.reachability import ADDRESSES_DIALLED_MAX, AGAIN_S, PROBE_S, DialBack
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.errors import RemoteProtocolError
-from holdfast.protocol.network import Channel, Party
+from holdfast.protocol.network.interface import Channel
+from holdfast.protocol.trust.authority import Party
 
 PEER = "ab" * 16
 HOST = "203.0.113.7"

@@ -16,14 +16,14 @@ from safetensors.torch import load_file
 from torch import nn
 
 from holdfast.checkpoint import checkpoints
+from holdfast.checkpoint.checkpoint_store import FolderPlace
 from holdfast.checkpoint.checkpoints import Manifest
-from holdfast.checkpoint.place import FolderPlace
-from holdfast.checkpoint.state import SharedState
+from holdfast.checkpoint.shared_state import SharedState
 from holdfast.client.tensors import find_shared, layout_of
-from holdfast.daemon.cli import commands
-from holdfast.daemon.export import to_bfloat16
-from holdfast.daemon.layout import fragments_of, sizes_of
-from holdfast.membership.spec import RunSpec
+from holdfast.daemon.cli.command_line import commands
+from holdfast.daemon.cli.export import to_bfloat16
+from holdfast.daemon.fragment_layout import fragments_of, sizes_of
+from holdfast.membership.spec.spec import RunSpec
 from holdfast.protocol.arena import Arena, arena_bytes
 from holdfast.protocol.errors import UserError
 

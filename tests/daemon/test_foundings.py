@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.daemon.exit_codes import ExitCode
-from holdfast.daemon.run_master import Master, MasterOptions
-from holdfast.membership.journal import RunFounded
+from holdfast.daemon.master.run_master import Master, MasterOptions
+from holdfast.membership.master.state.journal import RunFounded
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.errors import UserError
 from holdfast.protocol.messages import FragmentHead, FragmentSize, Layout, TensorSpec

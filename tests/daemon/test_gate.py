@@ -9,23 +9,22 @@ from pathlib import Path
 import pytest
 import trio
 
-from holdfast.daemon import gate
-from holdfast.daemon.master import MasterService
+from holdfast.daemon.master import admission
+from holdfast.daemon.master.journal_store import Store
+from holdfast.daemon.master.master_service import MasterService
 from holdfast.daemon.simulation.swarm import RUN_ID
-from holdfast.daemon.store import Store
-from holdfast.membership.coordinator import Coordinator
-from holdfast.membership.journal import RunCreated
-from holdfast.membership.spec import RunSpec
+from holdfast.membership.master.coordinator import Coordinator
+from holdfast.membership.master.state.journal import RunCreated
+from holdfast.membership.spec.spec import RunSpec
 from holdfast.protocol.addresses import Address
-from holdfast.protocol.authority import Authority, holder_of, load_certificate
-from holdfast.protocol.credentials import Credentials
-from holdfast.protocol.enrol import enrol
+from holdfast.protocol.enrolment import enrol
 from holdfast.protocol.errors import EvictedError, UserError
-from holdfast.protocol.identity import Identity
-from holdfast.protocol.invite import Invite
 from holdfast.protocol.messages import RefusalCode, Role
-from holdfast.protocol.network import Party
-from holdfast.protocol.sockets import SocketNetwork
+from holdfast.protocol.network.sockets import SocketNetwork
+from holdfast.protocol.trust.authority import Authority, Party, holder_of, load_certificate
+from holdfast.protocol.trust.credentials import Credentials
+from holdfast.protocol.trust.identity import Identity
+from holdfast.protocol.trust.invite import Invite
 
 pytestmark = pytest.mark.real_time
 
@@ -164,7 +163,7 @@ async def test_a_token_that_went_bad_meanwhile_lets_nobody_in(tmp_path: Path) ->
 async def test_only_so_many_wait_and_who_gives_up_makes_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gate, "PENDING_MAX", 2)
+    monkeypatch.setattr(admission, "PENDING_MAX", 2)
     async with a_desk(tmp_path) as desk:
         invite = desk.invite(uses=9)
         first, second, third = (Identity.generate() for _ in range(3))
@@ -172,7 +171,7 @@ async def test_only_so_many_wait_and_who_gives_up_makes_room(
         assert await refused(invite, second, "b") == APPROVAL
         assert await refused(invite, third, "c") == RefusalCode.BUSY.value
         assert await refused(invite, first, "a") == APPROVAL, "it keeps its place"
-        monkeypatch.setattr(gate, "PENDING_S", 0.05)
+        monkeypatch.setattr(admission, "PENDING_S", 0.05)
         await trio.sleep(0.1)
         assert await refused(invite, third, "c") == APPROVAL
         assert [row["name"] for row in desk.gate.rows()] == ["c"]

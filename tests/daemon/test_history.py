@@ -9,8 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.daemon import history as module
-from holdfast.daemon.history import COLUMNS, HISTORY_FILE, History, PastEvent, Point, as_columns
+from holdfast.daemon import metrics_store as module
+from holdfast.daemon.metrics_store import (
+    COLUMNS,
+    HISTORY_FILE,
+    History,
+    PastEvent,
+    Point,
+    as_columns,
+)
 
 
 class Kept:

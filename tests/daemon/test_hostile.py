@@ -11,21 +11,17 @@ import pytest
 import trio
 from attrs import evolve
 
-from holdfast.daemon.master import MasterService
-from holdfast.daemon.parts import PeerConfig
-from holdfast.daemon.peer import PeerService
+from holdfast.daemon.master.journal_store import GrantRow, Store
+from holdfast.daemon.master.master_service import MasterService
+from holdfast.daemon.peer.peer_parts import PeerConfig
+from holdfast.daemon.peer.peer_service import PeerService
+from holdfast.daemon.simulation.drifting_trainer import SimTrainer, small_layout
 from holdfast.daemon.simulation.swarm import RUN_ID
-from holdfast.daemon.simulation.trainer import SimTrainer, small_layout
 from holdfast.daemon.simulation.witness import Witness
-from holdfast.daemon.store import GrantRow, Store
-from holdfast.membership.coordinator import Coordinator
-from holdfast.membership.journal import RunCreated
-from holdfast.membership.spec import RunSpec
+from holdfast.membership.master.coordinator import Coordinator
+from holdfast.membership.master.state.journal import RunCreated
+from holdfast.membership.spec.spec import RunSpec
 from holdfast.protocol.addresses import Address
-from holdfast.protocol.authority import Authority
-from holdfast.protocol.credentials import Credentials
-from holdfast.protocol.identity import Identity
-from holdfast.protocol.lane import MAGIC
 from holdfast.protocol.messages import (
     VERSION_MAX,
     Abort,
@@ -35,9 +31,12 @@ from holdfast.protocol.messages import (
     Role,
     TrainerLost,
 )
-from holdfast.protocol.network import Party
-from holdfast.protocol.sockets import SocketNetwork
-from holdfast.protocol.stream import MessageStream
+from holdfast.protocol.network.lane import MAGIC
+from holdfast.protocol.network.sockets import SocketNetwork
+from holdfast.protocol.network.stream import MessageStream
+from holdfast.protocol.trust.authority import Authority, Party
+from holdfast.protocol.trust.credentials import Credentials
+from holdfast.protocol.trust.identity import Identity
 
 pytestmark = pytest.mark.real_time
 

@@ -9,16 +9,16 @@ import pytest
 from attrs import evolve
 
 from holdfast.checkpoint import checkpoints
+from holdfast.checkpoint.checkpoint_store import FolderPlace
 from holdfast.checkpoint.checkpoints import CheckpointError, Manifest
-from holdfast.checkpoint.place import FolderPlace
-from holdfast.checkpoint.state import SharedState
-from holdfast.daemon.keeper import StateKeeper
-from holdfast.daemon.layout import fragments_of, sizes_of
-from holdfast.daemon.parts import Parts, PeerConfig, PeerReport
-from holdfast.daemon.simulation.trainer import SimTrainer, small_layout
+from holdfast.checkpoint.shared_state import SharedState
+from holdfast.daemon.fragment_layout import fragments_of, sizes_of
+from holdfast.daemon.peer.peer_parts import Parts, PeerConfig, PeerReport
+from holdfast.daemon.peer.state_service import StateKeeper
+from holdfast.daemon.simulation.drifting_trainer import SimTrainer, small_layout
 from holdfast.daemon.simulation.witness import Witness
-from holdfast.membership.replica import Replica
-from holdfast.membership.spec import RunSpec
+from holdfast.membership.peer.replica import Replica
+from holdfast.membership.spec.spec import RunSpec
 from holdfast.protocol.arena import Arena, arena_bytes
 from holdfast.protocol.messages import Layout
 

@@ -7,15 +7,14 @@ from pathlib import Path
 import pytest
 
 from holdfast.daemon.exit_codes import ExitCode
-from holdfast.daemon.run_peer import _kept_credentials
+from holdfast.daemon.peer.run_peer import _kept_credentials
 from holdfast.protocol.addresses import Address
-from holdfast.protocol.authority import Authority
-from holdfast.protocol.credentials import CERTIFICATE_FILE, Credentials
 from holdfast.protocol.errors import UserError
-from holdfast.protocol.identity import Identity
-from holdfast.protocol.invite import Invite
 from holdfast.protocol.messages import Role
-from holdfast.protocol.network import Party
+from holdfast.protocol.trust.authority import Authority, Party
+from holdfast.protocol.trust.credentials import CERTIFICATE_FILE, Credentials
+from holdfast.protocol.trust.identity import Identity
+from holdfast.protocol.trust.invite import Invite
 
 RUN_ID = "a" * 32
 

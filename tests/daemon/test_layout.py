@@ -11,9 +11,9 @@ from torch import nn
 
 from holdfast.client.tensors import find_shared, layout_of
 from holdfast.daemon.exit_codes import ExitCode
-from holdfast.daemon.layout import fragments_of
-from holdfast.daemon.run_master import Master
-from holdfast.membership.spec import DilocoTable, RunSpec
+from holdfast.daemon.fragment_layout import fragments_of
+from holdfast.daemon.master.run_master import Master
+from holdfast.membership.spec.spec import DilocoTable, RunSpec
 from holdfast.protocol.errors import UserError
 
 

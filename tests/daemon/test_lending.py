@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.daemon import machine
-from holdfast.daemon.lending import DAY_MINUTES, STEADY_S, Allowance, Hours, Lending
+from holdfast.daemon import this_machine
+from holdfast.daemon.peer.volunteer_limits import DAY_MINUTES, STEADY_S, Allowance, Hours, Lending
 from holdfast.protocol.errors import UserError
 
 NIGHT = Hours.parse("22-07")
@@ -104,19 +104,19 @@ def supply(folder: Path, name: str, **values: str) -> None:
 
 
 def test_what_a_machine_runs_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "POWER", tmp_path / "none")
-    assert not machine.on_battery(), "it has none"
-    monkeypatch.setattr(machine, "POWER", tmp_path)
+    monkeypatch.setattr(this_machine, "POWER", tmp_path / "none")
+    assert not this_machine.on_battery(), "it has none"
+    monkeypatch.setattr(this_machine, "POWER", tmp_path)
     supply(tmp_path, "mouse", type="Battery", scope="Device", status="Discharging")
-    assert not machine.on_battery()
+    assert not this_machine.on_battery()
     supply(tmp_path, "BAT0", type="Battery", status="Discharging")
-    assert machine.on_battery()
+    assert this_machine.on_battery()
     supply(tmp_path, "AC", type="Mains", online="1")
-    assert not machine.on_battery()
+    assert not this_machine.on_battery()
     supply(tmp_path, "AC", online="0")
-    assert machine.on_battery()
+    assert this_machine.on_battery()
     supply(tmp_path, "BAT0", status="Full")
-    assert not machine.on_battery()
+    assert not this_machine.on_battery()
 
 
 def test_two_checkpoints_fit_or_there_is_none() -> None:

@@ -11,8 +11,8 @@ import pytest
 import trio
 from starlette.types import Message
 
-from holdfast.daemon.web import live as module
-from holdfast.daemon.web.live import HEARTBEAT_S, LOOK_S, SEND_S, Live
+from holdfast.daemon.web import live_stream as module
+from holdfast.daemon.web.live_stream import HEARTBEAT_S, LOOK_S, SEND_S, Live
 
 
 class Source:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import trio
 
-from holdfast.daemon import memory
+from holdfast.daemon import memory_check
 from holdfast.daemon.exit_codes import ExitCode
-from holdfast.daemon.memory import MEMORY_LEFT_BYTES, check_room, machine_bytes, state_bytes
-from holdfast.daemon.simulation.trainer import small_layout
+from holdfast.daemon.memory_check import MEMORY_LEFT_BYTES, check_room, machine_bytes, state_bytes
+from holdfast.daemon.simulation.drifting_trainer import small_layout
 from holdfast.protocol.errors import UserError
 from holdfast.protocol.messages import FragmentSize
 from tests.swarm.test_swarm import a_swarm
@@ -38,7 +38,7 @@ def test_it_must_leave_something_to_the_others() -> None:
 
 def test_a_containers_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limit = tmp_path / "memory.max"
-    monkeypatch.setattr(memory, "limit_files", lambda: [tmp_path / "none", limit])
+    monkeypatch.setattr(memory_check, "limit_files", lambda: [tmp_path / "none", limit])
     whole = machine_bytes()
     assert whole > 2**28
     limit.write_text("max\n")

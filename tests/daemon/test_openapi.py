@@ -18,14 +18,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.routing import Route
 
 import holdfast
-from holdfast.daemon.run_master import Master, MasterOptions
-from holdfast.daemon.run_peer import Peer, PeerOptions
-from holdfast.daemon.web import serve
+from holdfast.daemon.master.run_master import Master, MasterOptions
+from holdfast.daemon.peer.run_peer import Peer, PeerOptions
+from holdfast.daemon.web import http_server
 from holdfast.daemon.web.app import DESCRIPTION, make_app
-from holdfast.membership.effects import EventKind
+from holdfast.membership.master.state.master_effects import EventKind
 from holdfast.protocol.addresses import Address
-from holdfast.protocol.invite import Invite
 from holdfast.protocol.messages import Role
+from holdfast.protocol.trust.invite import Invite
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT: dict[str, Any] = json.loads(DESCRIPTION.read_text())
@@ -68,7 +68,7 @@ async def daemons(
         made.append(make_app(**options))
         return made[-1]
 
-    monkeypatch.setattr(serve, "make_app", noted)
+    monkeypatch.setattr(http_server, "make_app", noted)
     (tmp_path / "run.toml").write_text(SPEC)
     options = MasterOptions(
         tmp_path / "run.toml", tmp_path / "master", [LOOPBACK], [], LOOPBACK, invite=False

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.daemon.exit_codes import ExitCode
-from holdfast.daemon.places import (
+from holdfast.daemon.paths import (
     CONTROL_FILE,
     Control,
     data_home,
@@ -23,8 +23,8 @@ from holdfast.daemon.places import (
     peer_state,
     published,
 )
+from holdfast.protocol.durable_files import write_private
 from holdfast.protocol.errors import UserError
-from holdfast.protocol.files import write_private
 
 FINGERPRINT = "5" * 64
 
@@ -144,7 +144,7 @@ def test_the_lock_goes_with_a_killed_process(tmp_path: Path) -> None:
     script = (
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from holdfast.daemon.places import locked\n"
+        "from holdfast.daemon.paths import locked\n"
         f"with locked(Path({str(tmp_path)!r})):\n"
         "    print('held', flush=True)\n"
         "    time.sleep(60)\n"

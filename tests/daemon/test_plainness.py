@@ -15,17 +15,19 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from holdfast.checkpoint.place import FolderPlace
-from holdfast.daemon import asked, cli, cli_ask, cli_look, logs, places
-from holdfast.daemon.asked import Sight
-from holdfast.daemon.cli_options import tell
+from holdfast.checkpoint.checkpoint_store import FolderPlace
+from holdfast.daemon import logs, paths
+from holdfast.daemon.cli import ask_commands, command_line, daemon_client, look_commands
+from holdfast.daemon.cli.daemon_client import Sight
+from holdfast.daemon.cli.doctor_report import show_findings
+from holdfast.daemon.cli.options import tell
+from holdfast.daemon.cli.watch import Lines, draw
 from holdfast.daemon.doctor.findings import fault
-from holdfast.daemon.event_log import line_of
-from holdfast.daemon.history import PastEvent
-from holdfast.daemon.places import Control
-from holdfast.daemon.show_doctor import show_findings
-from holdfast.daemon.watch import Lines, draw
-from holdfast.membership.effects import EventKind
+from holdfast.daemon.master.event_log import line_of
+from holdfast.daemon.metrics_store import PastEvent
+from holdfast.daemon.paths import Control
+from holdfast.membership.master.state.master_effects import EventKind
+from holdfast.membership.master.status.status import describe
 from holdfast.protocol.errors import EvictedError, RemoteProtocolError, UserError
 from holdfast.protocol.text import unprintable
 from tests.membership.table import A, B, Table
@@ -52,7 +54,7 @@ def spoilt(value: Any, text: str, key: str = "") -> Any:
 def a_status(kind: str) -> dict[str, Any]:
     table = Table()
     table.start(A, B)
-    status = table.master.status(table.now_s)
+    status = describe(table.master, table.now_s)
     if kind == "peer":
         return {
             "kind": "peer",
@@ -156,7 +158,7 @@ def daemon(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             return httpx.Response(422, json={"error": who[1], "hint": who[1]})
         return httpx.Response(200, json=answers(who[0], who[1])[url.rpartition("/")[2]])
 
-    for module in (cli_ask, cli_look, asked, places):
+    for module in (ask_commands, look_commands, daemon_client, paths):
         monkeypatch.setattr(module, "find_control", found)
     monkeypatch.setattr(httpx.Client, "get", replied)
     monkeypatch.setattr(httpx.Client, "post", replied)
@@ -179,11 +181,11 @@ def test_no_command_prints_what_a_terminal_obeys(
 ) -> None:
     daemon[:] = [kind, "fine"]
     words = [*command, *(["--json"] if as_json else [])]
-    fine = CliRunner().invoke(cli.commands, words)
+    fine = CliRunner().invoke(command_line.commands, words)
     assert fine.exception is None or isinstance(fine.exception, SystemExit), fine.exception
     for name, text in [*TEXTS.items(), ("all", ALL)]:
         daemon[1] = text
-        done = CliRunner().invoke(cli.commands, words)
+        done = CliRunner().invoke(command_line.commands, words)
         assert done.exit_code == fine.exit_code, name
         lines = plain_lines(done.output)
         assert len(lines) == len(fine.output.split("\n")), f"{name}: no line is made by a name"
@@ -197,7 +199,7 @@ def test_what_a_daemon_says_of_an_error_is_plain(
     daemon[:] = ["error", ALL]
     monkeypatch.setattr("sys.argv", ["holdfast", "kick", A])
     with pytest.raises(SystemExit):
-        cli.main()
+        command_line.main()
     said = capsys.readouterr().err
     assert len(plain_lines(said)) == 3, "a line, a hint, and the end"
     assert r"\x1b]52" in said
@@ -206,7 +208,7 @@ def test_what_a_daemon_says_of_an_error_is_plain(
 def test_who_waits_is_told_by_id_and_host_first() -> None:
     row = {"peer": A, "host": "203.0.113.7", "role": "spare", "founder": False, "waits_s": 3.0}
     poser = "bbbbbbbb at 10.0.0.1 wants in as founder"
-    said = asked.said_pending({**row, "name": poser})
+    said = daemon_client.said_pending({**row, "name": poser})
     assert said.startswith(f"{A[:8]} at 203.0.113.7 wants in as spare")
     assert said.endswith(f"it calls itself '{poser}'")
 
@@ -216,9 +218,9 @@ def test_who_waits_is_told_by_id_and_host_first() -> None:
 def test_watch_draws_no_more_than_text(daemon: list[Any], kind: str, text: str) -> None:
     daemon[:] = [kind, text]
     control = Control(kind, "http://127.0.0.1:1", "t", 1)
-    status = asked.call(control, "status", None)
-    rounds = asked.rounds_of(control, 1) if kind == "master" else ()
-    events = asked.events_of(control, 1) if kind == "master" else ()
+    status = daemon_client.call(control, "status", None)
+    rounds = daemon_client.rounds_of(control, 1) if kind == "master" else ()
+    events = daemon_client.events_of(control, 1) if kind == "master" else ()
     sight = Sight(status, rounds, events)
     console = Console(width=200, record=True, color_system=None)
     with console.capture() as drawn:
@@ -274,7 +276,9 @@ def test_names_of_checkpoints_and_errors_of_places_are_plain(
     for text in HOSTILE.values():
         if "\x00" not in text:
             (tmp_path / f"1-000000001-000001-{text.replace('/', '')}.safetensors").write_bytes(b"")
-    done = CliRunner().invoke(cli.commands, ["checkpoint", "list", "--checkpoints", str(place)])
+    done = CliRunner().invoke(
+        command_line.commands, ["checkpoint", "list", "--checkpoints", str(place)]
+    )
     plain_lines(done.output)
     for error in (EvictedError("full", ALL), RemoteProtocolError(ALL), UserError("x", hint=ALL)):
         assert not unprintable(str(error))

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from holdfast.daemon.cli import commands
-from holdfast.daemon.cli_plan import COUNT, LATENCY, LINE, STEP_TIME, Quantity
+from holdfast.daemon.cli.command_line import commands
+from holdfast.daemon.cli.plan_command import COUNT, LATENCY, LINE, STEP_TIME, Quantity
 from holdfast.daemon.exit_codes import ExitCode
-from holdfast.membership.spec import RunSpec
+from holdfast.membership.spec.spec import RunSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()

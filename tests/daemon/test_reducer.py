@@ -9,15 +9,15 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from holdfast.checkpoint.state import SharedState
-from holdfast.collectives.allreduce import ReduceResult
-from holdfast.daemon import reducer
-from holdfast.daemon.reducer import Reducer
+from holdfast.checkpoint.shared_state import SharedState
+from holdfast.collectives.reduction import ReduceResult
+from holdfast.daemon.peer import reducer
+from holdfast.daemon.peer.reducer import Reducer
 from holdfast.diloco.outer import outer_step
-from holdfast.membership.spec import RunSpec
+from holdfast.membership.spec.spec import RunSpec
 from holdfast.protocol.arena import Arena, arena_bytes
 from holdfast.protocol.messages import Commit, Contributor, ContributorRun, FragmentSize
-from holdfast.protocol.sockets import SocketNetwork
+from holdfast.protocol.network.sockets import SocketNetwork
 
 ME, OTHER = "a" * 32, "b" * 32
 CONTRIBUTORS = (Contributor(OTHER, 1, 1.0), Contributor(ME, 1, 1.0))

@@ -11,8 +11,8 @@ import msgpack
 import pytest
 
 from holdfast.daemon.exit_codes import ExitCode
-from holdfast.daemon.store import GrantRow, Store, back_up
-from holdfast.membership.journal import (
+from holdfast.daemon.master.journal_store import GrantRow, Store, back_up
+from holdfast.membership.master.state.journal import (
     JournalRecord,
     RoundNumbered,
     RunCreated,

@@ -14,15 +14,16 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from holdfast.collectives import handshake
-from holdfast.collectives.handshake import LinkKeys
-from holdfast.daemon.cli import commands
-from holdfast.daemon.cli_options import an_invite
+from holdfast.collectives.links import handshake
+from holdfast.collectives.links.handshake import LinkKeys
+from holdfast.daemon.cli.command_line import commands
+from holdfast.daemon.cli.options import an_invite
 from holdfast.daemon.exit_codes import ExitCode
-from holdfast.daemon.places import Control
-from holdfast.daemon.web.answers import compact
-from holdfast.protocol import lane
+from holdfast.daemon.paths import Control
+from holdfast.daemon.web.json_answers import compact
+from holdfast.membership.master.status.status import describe
 from holdfast.protocol.messages import CheckRequest, EnrolRequest, LinkHello
+from holdfast.protocol.network import lane
 from tests.daemon.test_hostile import a_run
 
 SECRET = "s3cret-" * 4
@@ -80,7 +81,7 @@ async def test_keys_of_lanes_are_in_no_log_status_or_journal(
     with caplog.at_level(logging.DEBUG):
         async with a_run(tmp_path) as run:
             await run.goes_on(3)
-            told = compact(run.master.coordinator.status(0.0))
+            told = compact(describe(run.master.coordinator, 0.0))
     secrets_drawn = [each for each in drawn if len(each) == 32]
     assert len(secrets_drawn) >= 4, "halves of a link's secret, and its lanes' keys"
     files = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
@@ -95,7 +96,7 @@ ARGUMENT = "holdfast1.not-an-invite-but-as-secret-as-one"
 SHOWN = """\
 import sys
 from pathlib import Path
-from holdfast.daemon.cli_options import an_invite
+from holdfast.daemon.cli.options import an_invite
 before = Path("/proc/self/cmdline").read_bytes()
 given = sys.argv[2]
 assert given.encode() in before

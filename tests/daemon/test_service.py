@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.daemon.cli.service_units import FINAL, STOP_S, Service, launchd_plist, systemd_unit
 from holdfast.daemon.exit_codes import ExitCode
-from holdfast.daemon.services import FINAL, STOP_S, Service, launchd_plist, systemd_unit
 from tests.daemon.test_cli import INVITE
 from tests.processes.harness import Fleet, environment, spec
 

@@ -13,15 +13,15 @@ import pytest
 import trio
 from attrs import define
 
-from holdfast.daemon.master import GREETINGS_MAX, HELLO_S, MasterService
+from holdfast.daemon.master.journal_store import GrantRow, Store
+from holdfast.daemon.master.master_service import GREETINGS_MAX, HELLO_S, MasterService
+from holdfast.daemon.simulation.memory_network import MemoryNetwork, MemoryWorld
 from holdfast.daemon.simulation.swarm import MASTER_ADDRESS, MASTER_ID, RUN_ID
-from holdfast.daemon.store import GrantRow, Store
-from holdfast.membership.coordinator import Coordinator
-from holdfast.membership.effects import Effect
-from holdfast.membership.journal import RunCreated
-from holdfast.membership.spec import RunSpec
-from holdfast.protocol import quota
-from holdfast.protocol.memory import MemoryNetwork, MemoryWorld
+from holdfast.membership.master.coordinator import Coordinator
+from holdfast.membership.master.state.journal import RunCreated
+from holdfast.membership.master.state.master_effects import Effect
+from holdfast.membership.spec.spec import RunSpec
+from holdfast.protocol import message_quota
 from holdfast.protocol.messages import (
     VERSION_MAX,
     Applied,
@@ -37,8 +37,8 @@ from holdfast.protocol.messages import (
     View,
     Welcome,
 )
-from holdfast.protocol.network import Party
-from holdfast.protocol.stream import MessageStream
+from holdfast.protocol.network.stream import MessageStream
+from holdfast.protocol.trust.authority import Party
 
 T = TypeVar("T")
 
@@ -234,7 +234,7 @@ async def test_a_peer_that_talks_nonsense_is_told_and_gone_at_once() -> None:
 async def test_a_peer_that_floods_its_master_is_heard_slowly_and_named_and_stays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(quota, "ITEMS_AT_ONCE", 20_000.0)
+    monkeypatch.setattr(message_quota, "ITEMS_AT_ONCE", 20_000.0)
     async with a_table() as table:
         network = table.admit("a", 1)
         stream, other = await table.dial(network), await table.dial(table.admit("b", 2))
@@ -265,8 +265,8 @@ async def test_a_peer_that_floods_its_master_is_heard_slowly_and_named_and_stays
             nursery.start_soon(flood)
             await speak()
             nursery.cancel_scope.cancel()
-        items = quota.ITEMS_AT_ONCE + quota.ITEMS_PER_S * 10.0
-        assert 0.5 < heard[f"{1:032x}"] * (quota.MESSAGE_ITEMS + 15) / items <= 1.05
+        items = message_quota.ITEMS_AT_ONCE + message_quota.ITEMS_PER_S * 10.0
+        assert 0.5 < heard[f"{1:032x}"] * (message_quota.MESSAGE_ITEMS + 15) / items <= 1.05
         assert heard[f"{2:032x}"] == 20, "the other one is heard as ever"
         context = table.master.coordinator.context
         assert len(context.roster) == 2, "nobody is cut off"
@@ -275,7 +275,7 @@ async def test_a_peer_that_floods_its_master_is_heard_slowly_and_named_and_stays
 
 
 async def test_a_new_connection_brings_no_new_quota(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quota, "ITEMS_AT_ONCE", 20_000.0)
+    monkeypatch.setattr(message_quota, "ITEMS_AT_ONCE", 20_000.0)
     async with a_table() as table:
         network = table.admit("a", 1)
         stream = await table.dial(network)

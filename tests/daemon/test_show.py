@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.daemon.show import ROADS_SHOWN_MAX, show_status, show_verified
+from holdfast.daemon.cli.status_screen import ROADS_SHOWN_MAX, show_status, show_verified
+from holdfast.membership.master.status.status import describe
 from tests.membership.test_trees import LAB, OUTSIDE, a_tree
 
 
@@ -13,17 +14,17 @@ def test_a_round_that_is_a_tree_says_what_it_saves(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     table, order = a_tree()
-    show_status("master", {**table.master.status(table.now_s), "name": "run"})
+    show_status("master", {**describe(table.master, table.now_s), "name": "run"})
     out = capsys.readouterr().out
     assert f"round {order.round}: a tree" in out
     assert "behind one line: a, b, c, d" in out
     table.leave(LAB[0])
-    show_status("master", {**table.master.status(table.now_s), "name": "run"})
+    show_status("master", {**describe(table.master, table.now_s), "name": "run"})
     assert "a tree" not in capsys.readouterr().out
     table.master.pause(table.now_s)
     for peer in (*LAB[1:], *OUTSIDE):
         table.leave(peer)
-    show_status("master", {**table.master.status(table.now_s), "name": "run"})
+    show_status("master", {**describe(table.master, table.now_s), "name": "run"})
 
 
 def test_pairs_that_cannot_simply_dial_each_other_are_named(
@@ -31,7 +32,7 @@ def test_pairs_that_cannot_simply_dial_each_other_are_named(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     table, _order = a_tree()
-    status = {**table.master.status(table.now_s), "name": "run"}
+    status = {**describe(table.master, table.now_s), "name": "run"}
     relay = status["members"][0]
     row: dict[str, object] = {"peers": [], "dials": None, "relay": None, "works": True, "tried": []}
     status["roads"] = [

@@ -14,8 +14,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from holdfast.collectives.arithmetic import Factors
+from holdfast.daemon.cli.simulate_command import simulate
 from holdfast.daemon.exit_codes import ExitCode
-from holdfast.daemon.simulate import simulate
 
 STARTED_S = 60.0
 

@@ -13,8 +13,8 @@ import attrs
 import pytest
 
 from holdfast.daemon.exit_codes import ExitCode
-from holdfast.membership.spec import RunSpec
-from holdfast.membership.spec_faults import look_at
+from holdfast.membership.spec.spec import RunSpec
+from holdfast.membership.spec.spec_faults import look_at
 from tests.processes.harness import Fleet, environment
 
 HOLDFAST = (sys.executable, "-m", "holdfast")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.daemon.step_watch import FIRST_STEP_DEADLINES, LOOK_S_MAX, Look, StepWatch
+from holdfast.daemon.peer.step_watch import FIRST_STEP_DEADLINES, LOOK_S_MAX, Look, StepWatch
 
 DEADLINE_S = 10.0
 

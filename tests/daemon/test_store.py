@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.daemon.exit_codes import ExitCode
-from holdfast.daemon.store import GrantRow, Store, TokenError
-from holdfast.membership.journal import (
+from holdfast.daemon.master.journal_store import GrantRow, Store, TokenError
+from holdfast.membership.master.state.journal import (
     JournalRecord,
     PeerAdmitted,
     RootKnown,

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from holdfast.daemon import supervisor as module
 from holdfast.daemon.exit_codes import ExitCode
-from holdfast.daemon.supervisor import Supervisor, TrainerEnd
+from holdfast.daemon.peer import trainer_supervisor as module
+from holdfast.daemon.peer.trainer_supervisor import Supervisor, TrainerEnd
 from holdfast.protocol.errors import UserError
 from holdfast.protocol.messages import Failing, FailureKind, Remedy, TrainerFailed
 from tests.processes.harness import alive
@@ -278,7 +278,7 @@ async def test_the_whole_session_ends_with_the_daemon(tmp_path: Path, how: str) 
 DAEMON = """
 import sys, trio
 from pathlib import Path
-from holdfast.daemon.supervisor import Supervisor
+from holdfast.daemon.peer.trainer_supervisor import Supervisor
 
 trio.run(Supervisor(["sh", "-c", sys.argv[1]], Path(sys.argv[2]), member="me").run)
 """

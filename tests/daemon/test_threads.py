@@ -13,12 +13,12 @@ import trio
 import trio.testing
 from starlette.applications import Starlette
 
-from holdfast.daemon.dial_back import NAMES_MAX, DialBack
-from holdfast.daemon.web.past import READERS_MAX, past_routes
+from holdfast.daemon.master.reachability import NAMES_MAX, DialBack
+from holdfast.daemon.web.run_history import READERS_MAX, past_routes
 from holdfast.protocol.addresses import Address
-from holdfast.protocol.names import LANES, LOOKUPS_EACH
-from holdfast.protocol.network import Network
-from holdfast.protocol.sockets import SocketNetwork, open_tcp
+from holdfast.protocol.network.host_lookup import LANES, LOOKUPS_EACH
+from holdfast.protocol.network.interface import Network
+from holdfast.protocol.network.sockets import SocketNetwork, open_tcp
 
 HOST = "203.0.113.7"  # where a member comes from
 MANY = 60  # more than trio has threads

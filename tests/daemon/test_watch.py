@@ -13,12 +13,13 @@ from rich.console import Console
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from holdfast.daemon import asked
-from holdfast.daemon.asked import News, RunSeen, Sight, events_of, rounds_of, see_status
-from holdfast.daemon.history import History, PastEvent
-from holdfast.daemon.places import Control
-from holdfast.daemon.watch import Lines, draw, essence
-from holdfast.daemon.web.serve import bind_http, serve_http
+from holdfast.daemon.cli import daemon_client
+from holdfast.daemon.cli.daemon_client import News, RunSeen, Sight, events_of, rounds_of, see_status
+from holdfast.daemon.cli.watch import Lines, draw, essence
+from holdfast.daemon.metrics_store import History, PastEvent
+from holdfast.daemon.paths import Control
+from holdfast.daemon.web.http_server import bind_http, serve_http
+from holdfast.membership.master.status.status import describe
 from holdfast.protocol.addresses import Address
 from tests.membership.table import Table
 
@@ -29,7 +30,7 @@ def a_run(members: int) -> Status:
     table = Table()
     for number in range(members):
         table.join("abcdef"[number % 6] + f"{number:031x}")
-    return {**table.master.status(table.now_s), "name": "[b]first[/b]"}
+    return {**describe(table.master, table.now_s), "name": "[b]first[/b]"}
 
 
 def seen(status: Status) -> Sight:
@@ -79,7 +80,7 @@ def test_lines_are_for_what_changes() -> None:
     lines = Lines("master")
 
     def told() -> list[str]:
-        status = {**table.master.status(table.now_s), "name": "first"}
+        status = {**describe(table.master, table.now_s), "name": "first"}
         return [line.partition("  ")[2] for line in lines.of(seen(status))]
 
     table.join("a" * 32)
@@ -132,8 +133,8 @@ async def test_who_looks_again_keeps_its_connection() -> None:
         for _ in range(5):
             assert await trio.to_thread.run_sync(see_status, control) == {"kind": "peer"}
         nursery.cancel_scope.cancel()
-    asked._client().close()
-    asked._client.cache_clear()
+    daemon_client._client().close()
+    daemon_client._client.cache_clear()
     assert len(callers) == 1
 
 
@@ -144,8 +145,8 @@ MASTER = Control("master", "http://nowhere", "", 0)
 def history(monkeypatch: pytest.MonkeyPatch) -> History:
     """Of a run, in the place of the daemon that would be asked for it; few rows at a time."""
     history = History(":memory:")
-    monkeypatch.setattr(asked, "EVENTS_ANSWER_MAX", 2)
-    monkeypatch.setattr(asked, "ROUNDS_ANSWER_MAX", 2)
+    monkeypatch.setattr(daemon_client, "EVENTS_ANSWER_MAX", 2)
+    monkeypatch.setattr(daemon_client, "ROUNDS_ANSWER_MAX", 2)
 
     def call(_control: Control, name: str, _body: None, **more: Any) -> Status:
         query = more["query"]
@@ -156,7 +157,7 @@ def history(monkeypatch: pytest.MonkeyPatch) -> History:
         rows = history.events(count, before, kinds, query["text"])
         return {"events": [attrs.asdict(row) for row in rows]}
 
-    monkeypatch.setattr(asked, "call", call)
+    monkeypatch.setattr(daemon_client, "call", call)
     return history
 
 

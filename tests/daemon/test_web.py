@@ -13,8 +13,8 @@ import trio
 
 from holdfast.daemon.exit_codes import ExitCode
 from holdfast.daemon.web.app import BODY_BYTES_MAX, HEADERS, Json, make_app
-from holdfast.daemon.web.pages import PAGES, Pages
-from holdfast.daemon.web.serve import bind_http, serve_http
+from holdfast.daemon.web.http_server import bind_http, serve_http
+from holdfast.daemon.web.page_files import PAGES, Pages
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.errors import UserError
 

@@ -12,16 +12,15 @@ import pytest
 import trio
 
 from holdfast.daemon.exit_codes import ExitCode
-from holdfast.daemon.run_master import Master, MasterOptions
-from holdfast.daemon.run_peer import Peer, PeerOptions
+from holdfast.daemon.master.run_master import Master, MasterOptions
+from holdfast.daemon.peer.run_peer import Peer, PeerOptions
 from holdfast.protocol.addresses import Address
-from holdfast.protocol.authority import Authority
-from holdfast.protocol.credentials import Credentials
 from holdfast.protocol.errors import WRONG_CLOCK_HINT, UserError
-from holdfast.protocol.identity import Identity
-from holdfast.protocol.invite import Invite
 from holdfast.protocol.messages import Role
-from holdfast.protocol.network import Party
+from holdfast.protocol.trust.authority import Authority, Party
+from holdfast.protocol.trust.credentials import Credentials
+from holdfast.protocol.trust.identity import Identity
+from holdfast.protocol.trust.invite import Invite
 
 pytestmark = pytest.mark.real_time
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from holdfast.collectives.arithmetic import Factors, Term, reduce_values
-from holdfast.collectives.codecs import get_codec
+from holdfast.collectives.codecs.codecs import get_codec
 from holdfast.diloco.fragments import Fragment, TensorShape, split
 from holdfast.diloco.merge import merged
 from holdfast.diloco.outer import outer_step

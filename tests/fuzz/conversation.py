@@ -15,7 +15,7 @@ from typing import Any
 
 import attrs
 
-from holdfast.membership.coordinator import Grant
+from holdfast.membership.master.coordinator import Grant
 from holdfast.protocol import wire
 from holdfast.protocol.messages import Hello, Message
 from tests.membership.table import (

@@ -25,38 +25,35 @@ import numpy as np
 from attrs import frozen
 from blake3 import blake3
 
+from holdfast.checkpoint.byte_shuffle import squeeze, unsqueeze
+from holdfast.checkpoint.checkpoint_store import FolderPlace
 from holdfast.checkpoint.checkpoints import (
     DIGEST_KEY,
     MANIFEST_KEY,
     CheckpointError,
     open_checkpoint,
 )
-from holdfast.checkpoint.place import FolderPlace
-from holdfast.checkpoint.planes import squeeze, unsqueeze
-from holdfast.checkpoint.spool import FragmentSpool
+from holdfast.checkpoint.partial_copy import FragmentSpool
 from holdfast.checkpoint.tensor_file import TensorFileError, encode_header, read_array
-from holdfast.collectives.compression import expand, parse_codec
-from holdfast.collectives.ledger import UnwantedFrameError
-from holdfast.collectives.manifest import pack_set, unpack_set
-from holdfast.daemon.web.past import Query, QueryError
-from holdfast.membership.journal import RECORDS
-from holdfast.membership.spec import CODECS, RunSpec
-from holdfast.membership.spec_faults import look_at
+from holdfast.collectives.chunk_tracker import UnwantedFrameError
+from holdfast.collectives.codecs.compression import expand, parse_codec
+from holdfast.collectives.contributor_sets import pack_set, unpack_set
+from holdfast.daemon.web.run_history import Query, QueryError
+from holdfast.membership.master.state.journal import RECORDS
+from holdfast.membership.spec.spec import CODECS, RunSpec
+from holdfast.membership.spec.spec_faults import look_at
 from holdfast.protocol import wire
 from holdfast.protocol.addresses import Address
-from holdfast.protocol.authority import Authority, holder_of, load_certificate
-from holdfast.protocol.errors import RemoteProtocolError, UserError
-from holdfast.protocol.identity import Identity
-from holdfast.protocol.invite import CHECKSUM_BYTES, PREFIX, Invite, generate_token
-from holdfast.protocol.lane import (
-    HEADER_BYTES,
-    OPEN,
-    FrameHeader,
-    FrameKind,
-    Opener,
-    Preamble,
-    Sealer,
+from holdfast.protocol.connection_phases import (
+    ADMITTING,
+    CLAIM,
+    GREETING,
+    LINK,
+    LINK_GREETING,
+    MEMBER,
+    NEWCOMER,
 )
+from holdfast.protocol.errors import RemoteProtocolError, UserError
 from holdfast.protocol.messages import (
     TENSORS_MAX,
     BlocksRequest,
@@ -71,16 +68,18 @@ from holdfast.protocol.messages import (
     TensorSpec,
     TrainerAttached,
 )
-from holdfast.protocol.network import Party
-from holdfast.protocol.phases import (
-    ADMITTING,
-    CLAIM,
-    GREETING,
-    LINK,
-    LINK_GREETING,
-    MEMBER,
-    NEWCOMER,
+from holdfast.protocol.network.lane import (
+    HEADER_BYTES,
+    OPEN,
+    FrameHeader,
+    FrameKind,
+    Opener,
+    Preamble,
+    Sealer,
 )
+from holdfast.protocol.trust.authority import Authority, Party, holder_of, load_certificate
+from holdfast.protocol.trust.identity import Identity
+from holdfast.protocol.trust.invite import CHECKSUM_BYTES, PREFIX, Invite, generate_token
 from tests.collectives.test_ledger import CHUNK_BYTES, a_ledger
 from tests.fuzz.conversation import talk
 from tests.membership.table import DIGEST, RUN_ID, A, B, C, hello_of

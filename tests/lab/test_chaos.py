@@ -39,7 +39,7 @@ def test_a_schedule_follows_from_its_seed() -> None:
 
 CHECKS = """
 from benchmarks.chaos_checks import *
-from holdfast.membership.journal import RoundCommitted, RoundNumbered
+from holdfast.membership.master.state.journal import RoundCommitted, RoundNumbered
 from holdfast.protocol.messages import Commit, Contributor, ContributorRun
 def head(version, root): return [{"fragment": 0, "version": version, "root": root}]
 parity = Parity()

@@ -17,7 +17,7 @@ TINY = """
 from attrs import asdict, evolve
 from benchmarks import learning_run
 from benchmarks.learning_arms import Recipe, arm_of
-from holdfast.membership.clock import RoundClock
+from holdfast.membership.master.rounds.round_clock import RoundClock
 learning_run.REPLACED_AFTER_S = 0.5
 paces, answered = set(), RoundClock.answered
 def heard(self, round_, peer, step_s):
@@ -99,7 +99,7 @@ ARMS = """
 from benchmarks.commands import BenchError
 from benchmarks.learning import Outcome, jobs_of, names_of, summary
 from benchmarks.learning_arms import DEFAULT, Recipe, arm_of, with_baselines
-from holdfast.membership.spec import RunSpec
+from holdfast.membership.spec.spec import RunSpec
 specs = [RunSpec.parse(arm_of(n).toml(500)) for n in DEFAULT if arm_of(n).distributed]
 changed = RunSpec.parse(arm_of("diloco4@sync_every=10,merge=lerp:0.5").toml(500))
 refused = []
@@ -187,8 +187,8 @@ from benchmarks.commands import BenchError
 from benchmarks.poison import summary, table
 from benchmarks.poison_arms import CAUGHT, DEFAULT, LIES, SCALE, arm_of
 from benchmarks.learning_arms import Outcome
-from holdfast.membership.rounds import NORM_CLIP, NORM_REFUSE
-from holdfast.membership.spec import RunSpec
+from holdfast.membership.master.rounds.round import NORM_CLIP, NORM_REFUSE
+from holdfast.membership.spec.spec import RunSpec
 specs = [RunSpec.parse(arm_of(name).toml(160)) for name in DEFAULT]
 honest = np.array([3.0, -4.0, 0.0, 0.0], np.float32)
 sent = {}

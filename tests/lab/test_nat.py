@@ -39,7 +39,7 @@ PUBLIC_PEERS = [nat_lab.Place(router=0, ipv6=True), nat_lab.Place(), nat_lab.Pla
 # One end behind a router, which forgets what is idle; then the other end says something.
 IDLE = """
 import sys, trio
-from holdfast.protocol import sockets
+from holdfast.protocol.network import sockets
 from holdfast.protocol.addresses import Address
 sockets.KEEPALIVE.update(TCP_KEEPIDLE=int(sys.argv[3]), TCP_KEEPINTVL=int(sys.argv[3]))
 async def main():

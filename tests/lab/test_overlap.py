@@ -11,10 +11,10 @@ from functools import cache
 from benchmarks.overlap import CASES, LINE_SHARE, MEMBERSHIP, Case
 from benchmarks.commands import BenchError
 from benchmarks.overlap_trainer import scaled_model
-from holdfast.daemon.show_plan import toml_of
+from holdfast.daemon.cli.plan_table import toml_of
 from holdfast.diloco.fragments import PARAMETER, TensorShape, split
-from holdfast.membership.predict import predict
-from holdfast.membership.spec import RunSpec
+from holdfast.membership.planning.predict import predict
+from holdfast.membership.spec.spec import RunSpec
 @cache
 def shapes(width, layers):
     named = scaled_model(width, layers).named_parameters()

@@ -8,8 +8,8 @@ from hypothesis import event
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from holdfast.membership.coordinator import Grant
-from holdfast.membership.rounds import Phase
+from holdfast.membership.master.coordinator import Grant
+from holdfast.membership.master.rounds.round import Phase
 from holdfast.protocol.messages import ReduceFailed, Role, TrainerAttached, TrainerLost
 from tests.membership.model import DEADLINE_S, ModelPeer, World, layout_of, leaving
 from tests.membership.witness import hashed

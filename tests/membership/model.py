@@ -20,9 +20,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from attrs import Factory, define
 
-from holdfast.membership.coordinator import Coordinator, Grant
-from holdfast.membership.effects import Announce, Drop, Effect, Record, Send
-from holdfast.membership.journal import (
+from holdfast.membership.master.coordinator import Coordinator, Grant
+from holdfast.membership.master.rounds.round import Phase
+from holdfast.membership.master.state.journal import (
     TERMS_SKIPPED,
     History,
     JournalRecord,
@@ -31,8 +31,10 @@ from holdfast.membership.journal import (
     RunFounded,
     TermStarted,
 )
-from holdfast.membership.rounds import Phase
-from holdfast.membership.spec import RunSpec
+from holdfast.membership.master.state.master_effects import Announce, Drop, Effect, Record, Send
+from holdfast.membership.master.status.invariants import check_invariants
+from holdfast.membership.master.status.status import describe
+from holdfast.membership.spec.spec import RunSpec
 from holdfast.protocol.messages import (
     NO_DIGEST,
     VERSION_MAX,
@@ -558,7 +560,7 @@ class World:
         except MasterDiedError:
             self.restart_master()
             return
-        self.master.validate()
+        check_invariants(self.master)
         self._check_waiting()
 
     def _carry_out(self, effects: list[Effect]) -> None:
@@ -743,7 +745,7 @@ class World:
             if history.finished or (history.commit_count >= before + 2 and self._all_in_sync()):
                 return
             self.wait(0.5)
-        status = self.master.status(self.now_s)
+        status = describe(self.master, self.now_s)
         raise AssertionError(
             f"the run does not get on: {status['state']}, {status['why_waiting']}, "
             f"{[(m['name'], m['why']) for m in status['members']]}, {status['past_rounds'][-1:]}"

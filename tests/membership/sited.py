@@ -5,9 +5,9 @@ from __future__ import annotations
 from attrs import frozen
 from hypothesis import strategies as st
 
-from holdfast.membership.bandwidth import Bandwidth, Lines, SiteLine
-from holdfast.membership.plan import PlanEstimate, make_plan
-from holdfast.membership.spec import RunSpec
+from holdfast.membership.planning.bandwidth import Bandwidth, Lines, SiteLine
+from holdfast.membership.planning.plan import PlanEstimate, make_plan
+from holdfast.membership.spec.spec import RunSpec
 from holdfast.protocol.messages import FragmentSize, Plan
 
 PEERS = [f"{number:032x}" for number in range(16)]

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-from holdfast.membership.coordinator import Coordinator, Grant
-from holdfast.membership.effects import Announce, Drop, Effect, Record, Send
-from holdfast.membership.journal import JournalRecord, RunCreated
-from holdfast.membership.spec import RunSpec
+from holdfast.membership.master.coordinator import Coordinator, Grant
+from holdfast.membership.master.state.journal import JournalRecord, RunCreated
+from holdfast.membership.master.state.master_effects import Announce, Drop, Effect, Record, Send
+from holdfast.membership.master.status.invariants import check_invariants
+from holdfast.membership.master.status.status import describe
+from holdfast.membership.spec.spec import RunSpec
 from holdfast.protocol.messages import (
     VERSION_MAX,
     VERSION_MIN,
@@ -110,7 +112,7 @@ class Table:
                 self.journal.append(effect.record)
             elif isinstance(effect, Send):
                 self.heard.setdefault(effect.peer, []).append(effect.message)
-        self.master.validate()
+        check_invariants(self.master)
         return effects
 
     def join(
@@ -196,7 +198,7 @@ class Table:
         }
 
     def why(self, peer: str) -> str:
-        members = self.master.status(self.now_s)["members"]
+        members = describe(self.master, self.now_s)["members"]
         return str(next(m["why"] for m in members if m["peer"] == peer))
 
     # ------------------------------------------------------------ whole chapters

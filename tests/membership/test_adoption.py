@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from holdfast.membership.journal import RoundCommitted
+from holdfast.membership.master.state.journal import RoundCommitted
 from holdfast.protocol.messages import (
     NO_DIGEST,
     Abort,

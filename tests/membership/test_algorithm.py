@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.membership.algorithm import ALGORITHMS
-from holdfast.membership.spec import OVERLAP_AUTO_MAX, RunSpec
+from holdfast.membership.spec.algorithm import ALGORITHMS
+from holdfast.membership.spec.spec import OVERLAP_AUTO_MAX, RunSpec
 from holdfast.protocol.errors import UserError
 
 

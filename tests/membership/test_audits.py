@@ -7,11 +7,17 @@ from collections.abc import Sequence
 import pytest
 from attrs import evolve
 
-from holdfast.membership.audits import AUDITORS_MAX, FALSE_MAX, FORGIVEN_BY, WITHHELD_MAX
-from holdfast.membership.coordinator import Coordinator
-from holdfast.membership.effects import Judge
-from holdfast.membership.journal import History, PeerCleared, PeerQuarantined
-from holdfast.membership.spec import RunSpec
+from holdfast.membership.master.coordinator import Coordinator
+from holdfast.membership.master.rounds.audits import (
+    AUDITORS_MAX,
+    FALSE_MAX,
+    FORGIVEN_BY,
+    WITHHELD_MAX,
+)
+from holdfast.membership.master.state.journal import History, PeerCleared, PeerQuarantined
+from holdfast.membership.master.state.master_effects import Judge
+from holdfast.membership.master.status.status import describe
+from holdfast.membership.spec.spec import RunSpec
 from holdfast.protocol.messages import (
     PROOF_BYTES_MAX,
     Audit,
@@ -119,7 +125,7 @@ def test_nothing_is_committed_before_it_was_looked_at() -> None:
     table.hears_no(A, Commit)
     table.say(auditor, told(audit))
     table.hear(A, Commit)
-    assert table.master.status(table.now_s)["audited"] == 1
+    assert describe(table.master, table.now_s)["audited"] == 1
 
 
 def test_who_is_alone_is_not_audited() -> None:
@@ -190,7 +196,7 @@ def test_who_is_in_quarantine_stays_out_until_it_is_cleared() -> None:
     table.restart()
     table.join(owner, CONTRIBUTOR, hello_of(owner, incarnation=2))
     assert table.dropped(owner) is RefusalCode.QUARANTINED
-    (row,) = table.master.status(table.now_s)["quarantined"]
+    (row,) = describe(table.master, table.now_s)["quarantined"]
     assert (row["peer"], row["name"]) == (owner, table.master.context.history.admitted[owner].name)
     assert "wrong" in row["why"]
     table.take(table.master.clear(owner, table.now_s))
@@ -306,14 +312,14 @@ def test_who_shows_nothing_again_and_again_owns_nothing_until_it_is_cleared() ->
         table.say(auditor, told(audit))
         table.hear(A, Commit)
         table.applied(order, *PEERS)
-        barred = table.master.status(table.now_s)["barred"]
+        barred = describe(table.master, table.now_s)["barred"]
         if barred:
             break
     assert barred == [owner]
     assert quarantined(table) == []
     assert owner_of(table.reduce(*PEERS)) != owner
     table.take(table.master.clear(owner, table.now_s))
-    assert table.master.status(table.now_s)["barred"] == []
+    assert describe(table.master, table.now_s)["barred"] == []
 
 
 def test_many_chunks_that_are_right_make_up_for_one_that_was_not_shown() -> None:

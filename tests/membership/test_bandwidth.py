@@ -9,7 +9,8 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.membership.bandwidth import (
+from holdfast.membership.master.status.status import describe
+from holdfast.membership.planning.bandwidth import (
     BUSY_HALF_LIFE_S,
     DEFAULT_BYTES_PER_S,
     INNER_TIMES,
@@ -18,7 +19,7 @@ from holdfast.membership.bandwidth import (
     Bandwidth,
     Bandwidths,
 )
-from holdfast.membership.shares import Workload, best_shares, bound_s, shares_s
+from holdfast.membership.planning.shares import Workload, best_shares, bound_s, shares_s
 from holdfast.protocol.messages import COUNT_MAX, MEMBERS_MAX, LinkLoad, Measured, Probed
 from tests.membership.table import FOUNDER, LINEAGE, SPARE, A, B, C, Table, head_of, hello_of
 
@@ -143,11 +144,11 @@ def test_a_round_remembers_what_it_should_have_taken() -> None:
     for peer in (A, B, C):
         table.say(peer, report(1e3, 1e3, seconds=100.0))
     order = table.reduce(A, B, C)
-    running = table.master.status(table.now_s)["rounds"][0]["plan"]
+    running = describe(table.master, table.now_s)["rounds"][0]["plan"]
     assert running["predicted_s"] >= running["bound_s"] > 0
     table.wait(1.0, A, B, C)
     table.reduced(order, A, B, C)
-    past = table.master.status(table.now_s)["past_rounds"][-1]["plan"]
+    past = describe(table.master, table.now_s)["past_rounds"][-1]["plan"]
     assert past == {**running, "took_s": 1.0}
     assert past["guessed_count"] == 0
     # 16 values in one chunk: its owner takes two contributions and gives two results.
@@ -159,7 +160,7 @@ def test_a_round_remembers_what_it_should_have_taken() -> None:
 def test_a_round_that_never_reduced_has_no_plan() -> None:
     table = started()
     table.open_round()
-    assert table.master.status(table.now_s)["rounds"][0]["plan"] is None
+    assert describe(table.master, table.now_s)["rounds"][0]["plan"] is None
 
 
 def test_reports_and_caps_steer_the_plan() -> None:
@@ -174,7 +175,7 @@ def test_reports_and_caps_steer_the_plan() -> None:
     table.say(B, report(1e8))
     order = table.reduce(A, B, C)
     assert [run.peer for run in order.plan.owners] == [B]
-    members = {m["peer"]: m["bandwidth"] for m in table.master.status(table.now_s)["members"]}
+    members = {m["peer"]: m["bandwidth"] for m in describe(table.master, table.now_s)["members"]}
     assert members[B]["up_bytes_per_s"] == pytest.approx(1e8)
     assert members["d" * 32]["up_bytes_per_s"] is None
     assert members["d" * 32]["upload_cap_bytes_per_s"] == 5e5
@@ -202,7 +203,7 @@ def test_the_matrix_shows_links_between_those_who_are_here() -> None:
     table = started()
     load = (LinkLoad(B, 1000, 2.0), LinkLoad("e" * 32, 5000, 1.0), LinkLoad(C, 0, 0.0))
     table.say(A, Measured(6000, 2.0, 0, 0.0, load))
-    members = {m["peer"]: m["bandwidth"] for m in table.master.status(table.now_s)["members"]}
+    members = {m["peer"]: m["bandwidth"] for m in describe(table.master, table.now_s)["members"]}
     assert members[A]["links"] == {B: 500.0}
 
 

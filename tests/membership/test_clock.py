@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from holdfast.membership.clock import LEAD_MARGIN
-from holdfast.membership.trainers import LATE_MAX, REST_DEADLINES
+from holdfast.membership.master.rounds.round_clock import LEAD_MARGIN
+from holdfast.membership.master.trainers import LATE_MAX, REST_DEADLINES
 from holdfast.protocol.messages import Open, Reduce
 
 from .table import A, B, C, D, Table

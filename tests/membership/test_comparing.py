@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.membership.comparing import (
+from holdfast.membership.master.sync.digest_comparison import (
     Difference,
     differences,
     differing_blocks,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.membership.disputes import DISPUTES_MAX, Disputes
+from holdfast.membership.master.routes.disputes import DISPUTES_MAX, Disputes
 from holdfast.protocol.messages import LinkBroken, RoadWanted
 from tests.membership.table import SPARE, A, B, C, D, E, Table
 

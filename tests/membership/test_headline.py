@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import pytest
 
-from holdfast.membership.status import past_row
+from holdfast.membership.master.status.status import describe, past_row
 from holdfast.protocol.messages import Heartbeat, NotReady, Progress
 from tests.membership.table import A, B, C, D, Table, hello_of
 
@@ -20,7 +20,7 @@ def progress(loss: float | None = None, rate: float = 0.0, **more: Any) -> Progr
 
 
 def headline(table: Table) -> dict[str, Any]:
-    told: dict[str, Any] = table.master.status(table.now_s)["headline"]
+    told: dict[str, Any] = describe(table.master, table.now_s)["headline"]
     return told
 
 
@@ -195,6 +195,9 @@ def test_the_present_is_told_without_the_past() -> None:
     table = Table()
     table.start(A, B)
     table.commit(A, B)
-    whole, present = table.master.status(table.now_s), table.master.status(table.now_s, past=False)
+    whole, present = (
+        describe(table.master, table.now_s),
+        describe(table.master, table.now_s, past=False),
+    )
     assert whole.keys() - present.keys() == {"past_rounds", "events"}
     assert {**whole, **present} == whole

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from holdfast.membership.effects import EventKind
-from holdfast.membership.inquiry import differing, waiting
-from holdfast.membership.journal import RoundCommitted
+from holdfast.membership.master.rounds.inquiry import differing, waiting
+from holdfast.membership.master.state.journal import RoundCommitted
+from holdfast.membership.master.state.master_effects import EventKind
 from holdfast.protocol.messages import (
     Abort,
     Diagnose,

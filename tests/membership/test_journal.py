@@ -7,9 +7,8 @@ from typing import get_args
 import msgpack
 import pytest
 
-from holdfast.membership.detector import Detector
-from holdfast.membership.effects import Effect
-from holdfast.membership.journal import (
+from holdfast.membership.master.state.detector import Detector
+from holdfast.membership.master.state.journal import (
     ADMITTED_MAX,
     RECORDS,
     ROOTS_KEPT_MAX,
@@ -35,7 +34,13 @@ from holdfast.membership.journal import (
     TermStarted,
     VersionAdopted,
 )
-from holdfast.membership.pace import RETRY_S_MAX, Backoff, due_step, next_fragment
+from holdfast.membership.master.state.master_effects import Effect
+from holdfast.membership.master.state.round_schedule import (
+    RETRY_S_MAX,
+    Backoff,
+    due_step,
+    next_fragment,
+)
 from holdfast.protocol.errors import LocalProtocolError
 from holdfast.protocol.messages import (
     Commit,

@@ -6,16 +6,17 @@ import json
 
 import pytest
 
-from holdfast.membership.admission import PROCESS_S, PROCESSES_MAX
-from holdfast.membership.coordinator import Grant
-from holdfast.membership.effects import Drop, Send
-from holdfast.membership.journal import (
+from holdfast.membership.master.coordinator import Grant
+from holdfast.membership.master.hello_checks import PROCESS_S, PROCESSES_MAX
+from holdfast.membership.master.state.journal import (
     PeerAdmitted,
     PlaceTaken,
     PlaceVacated,
     RunFounded,
 )
-from holdfast.membership.syncing import SYNC_ATTEMPTS_MAX
+from holdfast.membership.master.state.master_effects import Drop, Send
+from holdfast.membership.master.status.status import describe
+from holdfast.membership.master.sync.state_sync import SYNC_ATTEMPTS_MAX
 from holdfast.protocol.messages import (
     VERSION_MAX,
     VERSION_MIN,
@@ -231,13 +232,13 @@ def test_the_first_founder_with_a_trainer_is_asked() -> None:
     table = Table()
     table.join(A)  # may not found
     table.join(B, FOUNDER, hello_of(B, layout=None))  # has no trainer yet
-    assert "b (bbbbbbbb) has no trainer" in table.master.status(0.0)["why_waiting"]
+    assert "b (bbbbbbbb) has no trainer" in describe(table.master, 0.0)["why_waiting"]
     table.join(C, FOUNDER)
     table.hear(C, Found)
     table.say(B, TrainerAttached(LAYOUT))
     table.hears_no(A, Found)
     table.hears_no(B, Found)
-    assert table.master.status(0.0)["state"] == "waiting for founder"
+    assert describe(table.master, 0.0)["state"] == "waiting for founder"
 
 
 def founded(fragments: int = 1, version: int = 0, layout: Layout = LAYOUT) -> Founded:
@@ -456,7 +457,7 @@ def test_a_donor_of_wrong_blocks_is_named_though_the_transfer_succeeded() -> Non
     table.say(C, Synced(head_of(0, 0), 64, (A, D)))
     assert "a (aaaaaaaa) served wrong blocks of fragment 0 to c (cccccccc)" in table.announced()
     assert "dddddddd" not in table.announced()
-    counts = {m["name"]: m["bad_blocks"] for m in table.master.status(table.now_s)["members"]}
+    counts = {m["name"]: m["bad_blocks"] for m in describe(table.master, table.now_s)["members"]}
     assert counts == {"a": 1, "b": 0, "c": 0}
 
 
@@ -583,7 +584,7 @@ def test_without_a_holder_of_the_newest_version_the_run_waits_and_says_so() -> N
     table.leave(A)
     table.join(B, hello=hello_of(B, heads=[head_of(0, 0)], lineage=LINEAGE))
     table.hears_no(B, SyncFragment)
-    status = table.master.status(table.now_s)
+    status = describe(table.master, table.now_s)
     assert status["state"] == "waiting for members"
     assert "nobody here holds version 1 of fragment 0" in status["why_waiting"]
     assert "holds version 0, the run is at 1" in table.why(B)
@@ -771,7 +772,7 @@ def test_after_a_restart_peers_go_on_where_they_were() -> None:
     table.join(A, hello=hello_of(A, heads=[head_of(0, 1)], lineage=LINEAGE))
     assert table.master.context.roster.view_number > view
     table.hears_no(A, Open)  # B may still come
-    status = table.master.status(table.now_s)
+    status = describe(table.master, table.now_s)
     assert "the master has restarted and waits for b (bbbbbbbb)" in status["why_waiting"]
     table.join(B, hello=hello_of(B, heads=[head_of(0, 1)], lineage=LINEAGE))
     assert table.roles() == {"a": "contributor*", "b": "contributor*", "c": "spare*"}
@@ -876,11 +877,11 @@ def test_a_joiner_never_becomes_the_source_of_truth() -> None:
 
 def test_status_is_plain_json_at_every_stage() -> None:
     table = Table(fragments=2)
-    json.dumps(table.master.status(table.now_s))
+    json.dumps(describe(table.master, table.now_s))
     table.start(A, B, spares=[C])
     table.say(A, Progress(7, 70, 3.5, 1.25, "training", 1, 2, 3, {"lr": 0.1}))
     order = table.reduce(A, B)
-    status = json.loads(json.dumps(table.master.status(table.now_s)))
+    status = json.loads(json.dumps(describe(table.master, table.now_s)))
     assert status["counts"] == {"live": 3, "participating": 2, "contributed": 0}
     assert status["rounds"][0]["attempt"] == 1
     member = status["members"][0]
@@ -888,7 +889,7 @@ def test_status_is_plain_json_at_every_stage() -> None:
     table.reduced(order, A, B)
     table.applied(order, A, B, C)
     table.join(D)
-    status = json.loads(json.dumps(table.master.status(table.now_s)))
+    status = json.loads(json.dumps(describe(table.master, table.now_s)))
     assert status["counts"] == {"live": 4, "participating": 2, "contributed": 2}
     assert status["past_rounds"][0]["outcome"] == "committed"
     assert [c["weight"] for c in status["past_rounds"][0]["contributors"]] == [10, 10]

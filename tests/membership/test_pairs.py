@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-from holdfast.membership.roads import APART_S
-from holdfast.protocol.messages import (
-    LinkBroken,
-    Reduce,
-    Road,
-    RoadWanted,
-    RoadWorks,
-    View,
-)
+from holdfast.membership.master.routes.routes import APART_S
+from holdfast.protocol.messages import LinkBroken, Reduce, Road, RoadWanted, RoadWorks, View
 from tests.membership.table import A, B, C, D, Table
 
 

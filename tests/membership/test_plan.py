@@ -12,17 +12,17 @@ from attrs import evolve
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from holdfast.collectives.codecs import get_codec
-from holdfast.membership.bandwidth import Bandwidth, Lines, SiteLine
-from holdfast.membership.keeping_up import KeepingUp
-from holdfast.membership.plan import (
+from holdfast.collectives.codecs.codecs import get_codec
+from holdfast.membership.master.sync.catch_up import KeepingUp
+from holdfast.membership.planning.bandwidth import Bandwidth, Lines, SiteLine
+from holdfast.membership.planning.plan import (
     CHUNK_ALIGNMENT,
     PlanEstimate,
     make_plan,
     wire_bytes_per_value,
 )
-from holdfast.membership.shares import NobodyReachableError
-from holdfast.membership.spec import CODECS, RunSpec
+from holdfast.membership.planning.shares import NobodyReachableError
+from holdfast.membership.spec.spec import CODECS, RunSpec
 from holdfast.protocol.messages import FragmentSize, Plan
 from tests.membership.sited import Sited, sited
 

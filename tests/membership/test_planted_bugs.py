@@ -83,29 +83,29 @@ from hypothesis import reproduce_failure, settings
 from hypothesis.errors import DidNotReproduce, InvalidArgument
 from hypothesis.stateful import run_state_machine_as_test
 
-from holdfast.membership import (
-    conductor,
-    coordinator,
-    course,
-    gauging,
-    invariants,
+from holdfast.membership.master import coordinator
+from holdfast.membership.master.lineage import Lineage
+from holdfast.membership.master.rounds import (
+    contribution_checks,
+    norms,
+    reduction_driver,
     repair,
-    roster,
-    syncing,
-    verdicts,
-    votes,
+    round_scheduler,
 )
-from holdfast.membership.attempt import Attempt, Outcome
-from holdfast.membership.context import Context
-from holdfast.membership.detector import Detector
-from holdfast.membership.disputes import Disputes
-from holdfast.membership.effects import Effect, Record, Send
-from holdfast.membership.gauging import Overlong
-from holdfast.membership.journal import History, RoundCommitted, RoundNumbered
-from holdfast.membership.ledger import Ledger
-from holdfast.membership.lineage import Lineage
-from holdfast.membership.rounds import Round
-from holdfast.membership.succession import Succession
+from holdfast.membership.master.rounds.attempt import Attempt
+from holdfast.membership.master.rounds.norms import Overlong
+from holdfast.membership.master.rounds.outcome import Outcome
+from holdfast.membership.master.rounds.round import Round
+from holdfast.membership.master.rounds.round_table import Ledger
+from holdfast.membership.master.routes.disputes import Disputes
+from holdfast.membership.master.state import roster
+from holdfast.membership.master.state.context import Context
+from holdfast.membership.master.state.detector import Detector
+from holdfast.membership.master.state.journal import History, RoundCommitted, RoundNumbered
+from holdfast.membership.master.state.master_effects import Effect, Record, Send
+from holdfast.membership.master.state.succession import Succession
+from holdfast.membership.master.status import invariants
+from holdfast.membership.master.sync import root_votes, state_sync
 from holdfast.protocol.errors import LocalProtocolError
 from holdfast.protocol.messages import Donate, Flush, Message, Repair, RoadWanted
 from tests.membership import (
@@ -192,19 +192,21 @@ def _(patch: Patch) -> None:
 
 @bug("joiner left out")
 def _(patch: Patch) -> None:
-    original = course.Course._receivers
+    original = reduction_driver.Course._receivers
 
-    def receivers(self: course.Course, adding: set[str], fragment: int) -> tuple[str, ...]:
+    def receivers(
+        self: reduction_driver.Course, adding: set[str], fragment: int
+    ) -> tuple[str, ...]:
         members = self.context.roster.members
         all_ = original(self, adding, fragment)
         return tuple(p for p in all_ if p in adding or members[p].in_sync)
 
-    patch.setattr(course.Course, "_receivers", receivers)
+    patch.setattr(reduction_driver.Course, "_receivers", receivers)
 
 
 @bug("transfer too early")
 def _(patch: Patch) -> None:
-    patch.setattr(conductor.Conductor, "excluded", lambda self, member, fragment: False)
+    patch.setattr(round_scheduler.Conductor, "excluded", lambda self, member, fragment: False)
 
 
 @bug("pins too late")
@@ -217,17 +219,19 @@ def _(patch: Patch) -> None:
     def donors(everybody: roster.Roster, member: roster.Member, *_: Any) -> list[roster.Member]:
         return [m for m in everybody if m is not member and m.copies]
 
-    patch.setattr(syncing, "choose_donors", donors)
+    patch.setattr(state_sync, "choose_donors", donors)
 
 
 @bug("first root wins")
 def _(patch: Patch) -> None:
-    original = syncing.Syncing.decide
+    original = state_sync.Syncing.decide
 
-    def decide(self: syncing.Syncing, fragment: int, version: int, *, force: bool = False) -> bytes:
+    def decide(
+        self: state_sync.Syncing, fragment: int, version: int, *, force: bool = False
+    ) -> bytes:
         return original(self, fragment, version, force=True)
 
-    patch.setattr(syncing.Syncing, "decide", decide)
+    patch.setattr(state_sync.Syncing, "decide", decide)
 
 
 @bug("promotes laggards")
@@ -267,19 +271,21 @@ def _(patch: Patch) -> None:
 
 @bug("forgets the late")
 def _(patch: Patch) -> None:
-    patch.setattr(syncing.Syncing, "late", lambda self, member, fragment, why, version=None: None)
-    patch.setattr(syncing.Syncing, "next_deadline_s", lambda self: math.inf)
+    patch.setattr(
+        state_sync.Syncing, "late", lambda self, member, fragment, why, version=None: None
+    )
+    patch.setattr(state_sync.Syncing, "next_deadline_s", lambda self: math.inf)
 
 
 @bug("no way back")
 def _(patch: Patch) -> None:
-    original = conductor.Conductor._invite
+    original = round_scheduler.Conductor._invite
 
-    def invite(self: conductor.Conductor, round_: Round) -> None:
+    def invite(self: round_scheduler.Conductor, round_: Round) -> None:
         if not round_.invited:
             original(self, round_)
 
-    patch.setattr(conductor.Conductor, "_invite", invite)
+    patch.setattr(round_scheduler.Conductor, "_invite", invite)
 
 
 @bug("vacancies lost")
@@ -296,7 +302,7 @@ def _(patch: Patch) -> None:
 
 @bug("never finishes stalls")
 def _(patch: Patch) -> None:
-    patch.setattr(course.Course, "_stall_limit_s", lambda self, attempt: math.inf)
+    patch.setattr(reduction_driver.Course, "_stall_limit_s", lambda self, attempt: math.inf)
 
 
 @bug("repairs too early")
@@ -319,12 +325,12 @@ def _(patch: Patch) -> None:
     ) -> Any:
         return original(owners, lost, left, receivers, dict.fromkeys(left, b""), apart)
 
-    patch.setattr(course, "plan_repair", plan_repair)
+    patch.setattr(reduction_driver, "plan_repair", plan_repair)
 
 
 @bug("dead heirs")
 def _(patch: Patch) -> None:
-    patch.setattr(course, "plan_repair", lambda *_: ())
+    patch.setattr(reduction_driver, "plan_repair", lambda *_: ())
 
 
 @bug("keeps accepting")
@@ -371,19 +377,21 @@ def _(patch: Patch) -> None:
 
 @bug("same number")
 def _(patch: Patch) -> None:
-    original = course.Course.begin
+    original = reduction_driver.Course.begin
 
-    def begin(self: course.Course, round_: Round, contributors: Any) -> None:
+    def begin(self: reduction_driver.Course, round_: Round, contributors: Any) -> None:
         if round_.attempt is not None:
             round_.attempt.number = round_.attempt.flush_number = round_.attempt.number - 1
         original(self, round_, contributors)
 
-    patch.setattr(course.Course, "begin", begin)
+    patch.setattr(reduction_driver.Course, "begin", begin)
 
 
 @bug("below the quorum")
 def _(patch: Patch) -> None:
-    patch.setattr(course.Course, "_too_few", lambda self, round_: not round_.running().survivors())
+    patch.setattr(
+        reduction_driver.Course, "_too_few", lambda self, round_: not round_.running().survivors()
+    )
     patch.setattr(invariants, "check", lambda coordinator: None)
 
 
@@ -409,7 +417,7 @@ def _(patch: Patch) -> None:
     test_rounds.test_one_alone_does_not_get_an_update_refused_and_nobody_is_removed,
 )
 def _(patch: Patch) -> None:
-    patch.setattr(course, "ACCUSERS_MIN", 1)
+    patch.setattr(reduction_driver, "ACCUSERS_MIN", 1)
 
 
 @conversation("finds everywhere", test_rounds.test_who_owned_no_chunk_has_found_nothing)
@@ -422,12 +430,12 @@ def _(patch: Patch) -> None:
     test_rounds.test_what_one_owner_alone_has_found_refuses_nothing_and_keeps_the_two_apart,
 )
 def _(patch: Patch) -> None:
-    original = gauging.understated
+    original = norms.understated
 
     def understated(*arguments: Any) -> list[Overlong]:
         return [evolve(found, accuser="") for found in original(*arguments)]
 
-    patch.setattr(verdicts, "understated", understated)
+    patch.setattr(contribution_checks, "understated", understated)
 
 
 @conversation(
@@ -454,7 +462,7 @@ def _(patch: Patch) -> None:
     test_voices.test_four_of_one_invite_and_line_do_not_replace_everybodys_weights,
 )
 def _(patch: Patch) -> None:
-    patch.setattr(votes, "voice_of", lambda member: (member.peer, ""))
+    patch.setattr(root_votes, "voice_of", lambda member: (member.peer, ""))
 
 
 @conversation(

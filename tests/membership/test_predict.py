@@ -9,24 +9,13 @@ from attrs import evolve
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from holdfast.membership.advice import (
-    BUSY_ENOUGH,
-    QUALITIES,
-    STEPS_TRIED,
-    TIE,
-    propose,
-)
-from holdfast.membership.bandwidth import Bandwidth, Lines
-from holdfast.membership.plan import make_plan
-from holdfast.membership.predict import (
-    FRAME_BYTES,
-    Conditions,
-    RoundCost,
-    predict,
-)
-from holdfast.membership.spec import OVERLAP_AUTO_MAX, DilocoTable, ReduceTable, RunSpec
-from holdfast.protocol.lane import HEADER_BYTES, TAG_BYTES
+from holdfast.membership.planning.advice import BUSY_ENOUGH, QUALITIES, STEPS_TRIED, TIE, propose
+from holdfast.membership.planning.bandwidth import Bandwidth, Lines
+from holdfast.membership.planning.plan import make_plan
+from holdfast.membership.planning.predict import FRAME_BYTES, Conditions, RoundCost, predict
+from holdfast.membership.spec.spec import OVERLAP_AUTO_MAX, DilocoTable, ReduceTable, RunSpec
 from holdfast.protocol.messages import FragmentSize
+from holdfast.protocol.network.lane import HEADER_BYTES, TAG_BYTES
 
 HOME = Conditions(10_000_000, 0.1, 4, Bandwidth(6.25e6, 6.25e6), 0.025)
 

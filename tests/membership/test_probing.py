@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.membership.bandwidth import Bandwidth, Bandwidths
-from holdfast.membership.context import Context
-from holdfast.membership.effects import Send
-from holdfast.membership.journal import History, RunFounded
-from holdfast.membership.probing import ANSWER_S, Probing
-from holdfast.membership.roads import Roads
-from holdfast.membership.roster import Member, new_member
-from holdfast.membership.spec import RunSpec
+from holdfast.membership.master.routes.probing import ANSWER_S, Probing
+from holdfast.membership.master.routes.routes import Roads
+from holdfast.membership.master.state.context import Context
+from holdfast.membership.master.state.journal import History, RunFounded
+from holdfast.membership.master.state.master_effects import Send
+from holdfast.membership.master.state.roster import Member, new_member
+from holdfast.membership.planning.bandwidth import Bandwidth, Bandwidths
+from holdfast.membership.spec.spec import RunSpec
 from holdfast.protocol.messages import FragmentSize, Measured, Probe, Probed
 from tests.membership.table import CONTRIBUTOR, LAYOUT, LINEAGE, RUN_ID, A, B, C, head_of, hello_of
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from holdfast.membership.journal import RoundCommitted
-from holdfast.membership.repair import plan_repair
+from holdfast.membership.master.rounds.repair import plan_repair
+from holdfast.membership.master.state.journal import RoundCommitted
+from holdfast.membership.master.status.status import describe
 from holdfast.protocol.messages import (
     Abort,
     Assignment,
@@ -258,7 +259,7 @@ def test_a_repair_is_told_to_people() -> None:
     owners_of(table, A, B, B, B, C)
     table.leave(B)
     flush = table.hear(A, Flush)
-    status = table.master.status(table.now_s)
+    status = describe(table.master, table.now_s)
     assert (
         "to say what it holds of round 1, which goes on without b (bbbbbbbb)"
         in (status["why_waiting"])
@@ -266,7 +267,7 @@ def test_a_repair_is_told_to_people() -> None:
     table.hold(flush, A, results=b"\x02")
     table.hold(flush, C)
     repair = table.hear(A, Repair)
-    status = table.master.status(table.now_s)
+    status = describe(table.master, table.now_s)
     (running,) = status["rounds"]
     assert (running["repairs"], running["reruns"]) == (1, 0)
     assert list(running["lost"]) == [B]
@@ -275,7 +276,7 @@ def test_a_repair_is_told_to_people() -> None:
     assert "2 of them added up again, nothing else rerun" in said
     for peer in (A, C):
         table.say(peer, Reduced(order.round, repair.attempt, DIGEST))
-    status = table.master.status(table.now_s)
+    status = describe(table.master, table.now_s)
     assert (status["repaired"], status["rerun"]) == (1, 0)
     (past,) = status["past_rounds"]
     assert past["why"] == "committed with 3 contributors, repaired once"
@@ -296,7 +297,7 @@ def test_the_record_of_a_repaired_round_names_what_went_in() -> None:
     manifest = (ContributorRun(b"\x0d", 3), ContributorRun(b"\x09", 1))
     for peer in (A, C, D):
         table.say(peer, Reduced(order.round, repair.attempt, DIGEST, manifest))
-    status = table.master.status(table.now_s)
+    status = describe(table.master, table.now_s)
     (past,) = status["past_rounds"]
     shares = {each["peer"]: each["chunk_share"] for each in past["contributors"]}
     assert shares == {A: 1.0, C: 0.75, D: 1.0}

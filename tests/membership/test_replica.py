@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.membership.deeds import Deed, ReloadTrainer, TellMaster, TellTrainer
-from holdfast.membership.replica import OVERTAKEN_MAX, WORTH_SHARE, Replica
+from holdfast.membership.peer.peer_effects import Deed, ReloadTrainer, TellMaster, TellTrainer
+from holdfast.membership.peer.replica import OVERTAKEN_MAX, WORTH_SHARE, Replica
 from holdfast.protocol.messages import (
     Abort,
     Commit,

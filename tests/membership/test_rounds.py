@@ -7,10 +7,11 @@ import struct
 
 import pytest
 
-from holdfast.membership.effects import Record, Send
-from holdfast.membership.journal import RoundCommitted, RoundNumbered
-from holdfast.membership.ledger import BAD_MAX
-from holdfast.membership.pace import RETRY_S
+from holdfast.membership.master.rounds.round_table import BAD_MAX
+from holdfast.membership.master.state.journal import RoundCommitted, RoundNumbered
+from holdfast.membership.master.state.master_effects import Record, Send
+from holdfast.membership.master.state.round_schedule import RETRY_S
+from holdfast.membership.master.status.status import describe
 from holdfast.protocol.messages import (
     Abort,
     Applied,
@@ -115,8 +116,8 @@ def test_no_round_opens_below_min_members() -> None:
     table = Table("[membership]\nmin_members = 2\n")
     table.found(A)
     table.hears_no(A, Open)
-    assert table.master.status(table.now_s)["state"] == "waiting for members"
-    why = table.master.status(table.now_s)["why_waiting"]
+    assert describe(table.master, table.now_s)["state"] == "waiting for members"
+    why = describe(table.master, table.now_s)["why_waiting"]
     assert why.startswith("waiting for 1 more contributor: 1 of 2 are here")
     table.join_in_sync(B)
     table.hear(A, Open)
@@ -146,7 +147,7 @@ def test_no_grace_begins_before_the_quorum() -> None:
     table.ready(B)
     table.wait(100.0, A, B, C)
     table.hears_no(A, Reduce)
-    assert "waiting for c (cccccccc)" in table.master.status(table.now_s)["why_waiting"]
+    assert "waiting for c (cccccccc)" in describe(table.master, table.now_s)["why_waiting"]
 
 
 @pytest.mark.parametrize(
@@ -154,7 +155,7 @@ def test_no_grace_begins_before_the_quorum() -> None:
     [(0.6, 1, 1), (0.6, 2, 2), (0.1, 5, 2), (0.6, 5, 3), (0.6, 6, 4), (1.0, 7, 7), (0.0, 1, 1)],
 )
 def test_quorum_counts(quorum: float, expected: int, needed: int) -> None:
-    from holdfast.membership.rounds import quorum_count
+    from holdfast.membership.master.rounds.round import quorum_count
 
     assert quorum_count(quorum, expected) == needed
 
@@ -209,7 +210,7 @@ def test_aborts_in_a_row_wait_longer_and_longer() -> None:
         while not table.master.conductor.rounds:
             table.wait(1.0, A)
     assert table.now_s > 100 + 6 * 30
-    assert table.master.status(table.now_s)["aborted"] == 12
+    assert describe(table.master, table.now_s)["aborted"] == 12
     assert len(table.records(RoundNumbered)) == 13
     table.commit(A)  # and a commit ends the row
     number = table.open_round()
@@ -394,7 +395,7 @@ def test_which_way_an_update_points_is_shown_and_decides_nothing() -> None:
         said = "points against the outer momentum (cosine -0.40, median 0.50)"
         assert (said in table.announced()) == (_time == 0), "it is news once"
         table.applied(order, A, B, C)
-    rows = table.master.status(table.now_s)["members"]
+    rows = describe(table.master, table.now_s)["members"]
     assert [row["direction"] for row in rows] == pytest.approx([0.6, 0.5, -0.4])
 
 
@@ -910,10 +911,10 @@ def test_pausing_stops_the_opening_of_rounds_only() -> None:
     table.take(table.master.pause(table.now_s))
     table.commit(A)
     assert not table.master.conductor.rounds
-    assert table.master.status(table.now_s)["state"] == "paused"
+    assert describe(table.master, table.now_s)["state"] == "paused"
     table.restart()
     table.join(A, hello=hello_of(A, heads=[head_of(0, 1)], lineage=LINEAGE))
-    assert table.master.status(table.now_s)["state"] == "paused"
+    assert describe(table.master, table.now_s)["state"] == "paused"
     table.take(table.master.resume(table.now_s))
     table.hear(A, Open)
 
@@ -930,7 +931,7 @@ def test_the_run_finishes_when_everybody_has_applied_the_last_round() -> None:
     assert {table.hear(peer, Finish).round for peer in (A, B, C)} == {order.round}
     table.join(D)
     assert table.dropped(D) is RefusalCode.FINISHED
-    assert table.master.status(table.now_s)["state"] == "finished"
+    assert describe(table.master, table.now_s)["state"] == "finished"
 
 
 def test_finishing_does_not_wait_for_ever() -> None:

@@ -7,8 +7,8 @@ from attrs import evolve
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from holdfast.membership.bandwidth import Bandwidth
-from holdfast.membership.shares import (
+from holdfast.membership.planning.bandwidth import Bandwidth
+from holdfast.membership.planning.shares import (
     NobodyReachableError,
     Workload,
     best_shares,

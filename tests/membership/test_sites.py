@@ -7,8 +7,8 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.membership.bandwidth import Bandwidth
-from holdfast.membership.shares import (
+from holdfast.membership.planning.bandwidth import Bandwidth
+from holdfast.membership.planning.shares import (
     SharedLine,
     Workload,
     best_shares,
@@ -16,7 +16,7 @@ from holdfast.membership.shares import (
     program_shares,
     shares_s,
 )
-from holdfast.membership.sites import Site, TreePlan, plan_tree, same_site
+from holdfast.membership.planning.sites import Site, TreePlan, plan_tree, same_site
 from holdfast.protocol.errors import LocalProtocolError
 
 MBIT = 125_000.0

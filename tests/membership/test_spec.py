@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.membership.spec import SPEC_CHARS_MAX, RunSpec
+from holdfast.membership.spec.spec import SPEC_CHARS_MAX, RunSpec
 from holdfast.protocol.errors import UserError
 
 FULL = """

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.membership.algorithm import ALGORITHMS
-from holdfast.membership.spec import TABLES, RunSpec
-from holdfast.membership.spec_faults import look_at
+from holdfast.membership.spec.algorithm import ALGORITHMS
+from holdfast.membership.spec.spec import TABLES, RunSpec
+from holdfast.membership.spec.spec_faults import look_at
 from holdfast.protocol.errors import UserError
 
 MANY = """\

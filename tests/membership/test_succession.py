@@ -5,9 +5,8 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from holdfast.membership.coordinator import Coordinator
-from holdfast.membership.effects import StandDown
-from holdfast.membership.journal import (
+from holdfast.membership.master.coordinator import Coordinator
+from holdfast.membership.master.state.journal import (
     ROUNDS_SKIPPED,
     PeerRevoked,
     RoundCommitted,
@@ -17,6 +16,8 @@ from holdfast.membership.journal import (
     TermStarted,
     VersionAdopted,
 )
+from holdfast.membership.master.state.master_effects import StandDown
+from holdfast.membership.master.status.status import describe
 from holdfast.protocol.messages import (
     FragmentHead,
     Hello,
@@ -67,7 +68,7 @@ def test_who_has_obeyed_another_master_ends_this_one(term: int, nonce: bytes) ->
     assert table.take(table.master.detach(A, "gone", table.now_s)) == []
     assert table.take(table.master.pause(table.now_s)) == []
     assert len(table.journal) == records, "not a record more"
-    assert table.master.status(table.now_s)["state"] == "superseded"
+    assert describe(table.master, table.now_s)["state"] == "superseded"
 
 
 def test_of_two_masters_that_meet_the_higher_term_goes_on() -> None:
@@ -89,7 +90,7 @@ def test_a_version_that_more_than_half_hold_is_adopted() -> None:
     cut(table, RoundCommitted)
     table.join(A, hello=holding(A, 1))
     assert table.master.succession.waiting
-    assert "1 of 3 contributors are here" in table.master.status(table.now_s)["why_waiting"]
+    assert "1 of 3 contributors are here" in describe(table.master, table.now_s)["why_waiting"]
     table.join(B, hello=holding(B, 1))
     assert [r.head for r in table.records(VersionAdopted)] == [head_of(0, 1)]
     table.hears_no(A, Open)
@@ -126,7 +127,7 @@ def a_copy_that_everybody_has_left_behind() -> Table:
     table.join(A, hello=holding(A, 2))
     table.wait(20.0, A, B)
     assert not table.records(VersionAdopted), "C may know better"
-    assert "each another one" in table.master.status(table.now_s)["why_waiting"]
+    assert "each another one" in describe(table.master, table.now_s)["why_waiting"]
     return table
 
 
@@ -219,7 +220,7 @@ def test_a_fresh_peer_is_nobody_to_go_back_to() -> None:
     table.wait(1_000.0, D)
     assert not table.records(RunRewound)
     table.hears_no(D, SyncFragment)
-    assert "nobody here holds version 1" in table.master.status(table.now_s)["why_waiting"]
+    assert "nobody here holds version 1" in describe(table.master, table.now_s)["why_waiting"]
 
 
 def test_the_time_to_go_back_begins_when_somebody_holds_an_older_state() -> None:
@@ -230,7 +231,7 @@ def test_the_time_to_go_back_begins_when_somebody_holds_an_older_state() -> None
     assert not table.records(RunRewound)
     assert (
         "in 1 s the run goes on without the last 1 rounds"
-        in (table.master.status(table.now_s)["why_waiting"])
+        in (describe(table.master, table.now_s)["why_waiting"])
     )
     table.wait(2.0, B)
     assert [r.heads for r in table.records(RunRewound)] == [(head_of(0, 0),)]

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import pytest
 from attrs import evolve
 
-from holdfast.membership.roster import sites_of
+from holdfast.membership.master.state.roster import sites_of
+from holdfast.membership.master.status.status import describe
 from holdfast.protocol.messages import (
     Commit,
     Flush,
@@ -62,7 +63,7 @@ def a_tree(toml: str = "") -> tuple[Table, Reduce]:
 
 
 def plan_said(table: Table) -> Mapping[str, object]:
-    (round_,) = table.master.status(table.now_s)["rounds"]
+    (round_,) = describe(table.master, table.now_s)["rounds"]
     plan: Mapping[str, object] = round_["plan"]
     return plan
 

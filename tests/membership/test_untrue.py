@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.membership.journal import RootKnown, RoundCommitted
+from holdfast.membership.master.state.journal import RootKnown, RoundCommitted
 from holdfast.protocol.messages import (
     Applied,
     Audited,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.membership.coordinator import Grant
-from holdfast.membership.journal import RootKnown, RoundCommitted
-from holdfast.membership.voices import Election, elect
+from holdfast.membership.master.coordinator import Grant
+from holdfast.membership.master.state.journal import RootKnown, RoundCommitted
+from holdfast.membership.master.state.voting_blocs import Election, elect
+from holdfast.membership.master.status.status import describe
 from holdfast.protocol.messages import (
     Abort,
     Applied,
@@ -115,7 +116,7 @@ def test_of_those_who_came_by_one_invite_the_first_one_founds() -> None:
     table.join(A, grant, hello_of(A, layout=None))
     table.join(B, grant)
     table.hears_no(B, Found)
-    assert "a (aaaaaaaa) has no trainer" in table.master.status(0.0)["why_waiting"]
+    assert "a (aaaaaaaa) has no trainer" in describe(table.master, 0.0)["why_waiting"]
     table.say(A, TrainerAttached(LAYOUT))
     table.hear(A, Found)
     table.say(A, TrainerLost("crash"))
@@ -129,10 +130,10 @@ def test_the_owner_is_told_of_an_invite_that_holds_a_third_of_the_places() -> No
     table.found(A)
     table.join(B, Grant(Role.CONTRIBUTOR, invite=OURS))
     table.sync(B)
-    assert table.master.status(0.0)["warnings"] == []  # one machine by one invite
+    assert describe(table.master, 0.0)["warnings"] == []  # one machine by one invite
     table.join(C, Grant(Role.CONTRIBUTOR, invite=OURS))
     table.sync(C)
-    (warning,) = table.master.status(0.0)["warnings"]
+    (warning,) = describe(table.master, 0.0)["warnings"]
     assert f"2 contributors came by one invite ({OURS})" in warning
     texts = [event.text for event in table.master.context.events]
     assert texts.count(warning) == 1

@@ -6,10 +6,10 @@ wrong is what ``test_planted_bugs`` is for.
 
 from __future__ import annotations
 
-from holdfast.membership.attempt import Attempt
-from holdfast.membership.coordinator import Grant
-from holdfast.membership.journal import PlaceTaken, RunRewound
-from holdfast.membership.rounds import Phase
+from holdfast.membership.master.coordinator import Grant
+from holdfast.membership.master.rounds.attempt import Attempt
+from holdfast.membership.master.rounds.round import Phase
+from holdfast.membership.master.state.journal import PlaceTaken, RunRewound
 from holdfast.protocol.messages import ReduceFailed, Role
 from tests.membership.model import DEADLINE_S, ModelPeer, World
 from tests.membership.witness import hashed

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from holdfast.membership.course import ACCUSERS_MIN
-from holdfast.membership.journal import (
+from holdfast.membership.manifest import is_everywhere
+from holdfast.membership.master.rounds.reduction_driver import ACCUSERS_MIN
+from holdfast.membership.master.state.journal import (
     History,
     JournalRecord,
     PlaceTaken,
@@ -25,7 +26,6 @@ from holdfast.membership.journal import (
     RunRewound,
     VersionAdopted,
 )
-from holdfast.membership.manifest import is_everywhere
 from holdfast.protocol.messages import (
     Commit,
     Donate,

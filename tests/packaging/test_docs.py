@@ -15,8 +15,8 @@ from pathlib import Path
 import click
 import pytest
 
-from holdfast.daemon.cli import commands
-from holdfast.membership.spec import RunSpec
+from holdfast.daemon.cli.command_line import commands
+from holdfast.membership.spec.spec import RunSpec
 from tools import reference
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,12 +12,13 @@ import attrs
 import click
 import pytest
 
-from holdfast.daemon.cli import commands
+from holdfast.daemon.cli.command_line import commands
 from holdfast.daemon.exit_codes import ExitCode
-from holdfast.membership import spec as spec_module
-from holdfast.membership.coordinator import Coordinator
-from holdfast.membership.spec import RunSpec
-from holdfast.membership.spec_keys import MEANINGS
+from holdfast.membership.master.coordinator import Coordinator
+from holdfast.membership.master.status.status import describe
+from holdfast.membership.spec import spec as spec_module
+from holdfast.membership.spec.spec import RunSpec
+from holdfast.membership.spec.spec_keys import MEANINGS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAPERS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
@@ -81,7 +82,7 @@ def test_every_command_is_listed_with_its_options() -> None:
 
 def test_every_part_of_the_masters_status_is_explained() -> None:
     told = {name for row in rows(STATUS) for name in re.findall(r"`(\w+)`", row[0])}
-    status = Coordinator(RunSpec(), "5" * 32, 1).status(0.0)
+    status = describe(Coordinator(RunSpec(), "5" * 32, 1), 0.0)
     assert set(status) <= told
 
 

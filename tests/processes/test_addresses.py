@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from holdfast.daemon.hosts import doubt_of_loopback, only_loopback
+from holdfast.daemon.advertised_hosts import doubt_of_loopback, only_loopback
 from holdfast.protocol.addresses import Address
-from holdfast.protocol.invite import Invite
+from holdfast.protocol.trust.invite import Invite
 from tests.processes.harness import START_S, environment, spec
 from tests.processes.test_doctor import doctor, two_hosts
 
 CODE = (
-    "from holdfast.daemon.hosts import dialable; from holdfast.protocol.addresses import Address; "
+    "from holdfast.daemon.advertised_hosts import dialable; from holdfast.protocol.addresses import Address; "
     "print(*dialable([Address(host, 5) for host in {bound!r}], [], {towards!r}))"
 )
 HOLDFAST = (sys.executable, "-m", "holdfast")

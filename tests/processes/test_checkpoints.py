@@ -9,9 +9,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 from holdfast.checkpoint import checkpoints
+from holdfast.checkpoint.checkpoint_store import FolderPlace
 from holdfast.checkpoint.checkpoints import Checkpoint
-from holdfast.checkpoint.place import FolderPlace
-from holdfast.daemon.export import export_safetensors, tensors_of
+from holdfast.daemon.cli.export import export_safetensors, tensors_of
 from tests.processes.harness import Fleet, contributing, digests, in_sync, spec
 from tests.processes.tiny_trainer import batch, make_model
 

@@ -21,10 +21,10 @@ import pytest
 
 import holdfast
 from holdfast.daemon.doctor.findings import Verdict
-from holdfast.daemon.doctor.line import look_at_clock, look_at_version
+from holdfast.daemon.doctor.line_checks import look_at_clock, look_at_version
 from holdfast.daemon.exit_codes import ExitCode
 from holdfast.protocol.addresses import Address
-from holdfast.protocol.invite import Invite
+from holdfast.protocol.trust.invite import Invite
 from tests.processes.harness import Fleet, environment, spec
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -39,13 +39,13 @@ SKEWED = """
 import time
 right = time.time
 time.time = lambda: right() + {by}
-from holdfast.daemon.cli import main
+from holdfast.daemon.cli.command_line import main
 main()
 """
 NEWER = """
 from holdfast.protocol import messages
 messages.VERSION_MIN = messages.VERSION_MAX = 99
-from holdfast.daemon.cli import main
+from holdfast.daemon.cli.command_line import main
 main()
 """
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import httpx
 
-from holdfast.protocol.identity import load_private_key
-from holdfast.protocol.invite import Invite
+from holdfast.protocol.trust.identity import load_private_key
+from holdfast.protocol.trust.invite import Invite
 from tests.daemon.test_secrets import spellings
 from tests.processes.harness import Fleet, spec
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from holdfast.protocol.credentials import CERTIFICATE_FILE
+from holdfast.protocol.trust.credentials import CERTIFICATE_FILE
 from tests.processes.harness import POLL_S, WAIT_S, Fleet, Node, Status, member, spec
 
 

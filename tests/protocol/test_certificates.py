@@ -16,11 +16,16 @@ from cryptography.x509.oid import NameOID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.protocol.authority import Authority, check_issued, holder_of, load_certificate
-from holdfast.protocol.credentials import Credentials
 from holdfast.protocol.errors import LocalProtocolError, RemoteProtocolError, UserError
-from holdfast.protocol.identity import Identity
-from holdfast.protocol.network import Party
+from holdfast.protocol.trust.authority import (
+    Authority,
+    Party,
+    check_issued,
+    holder_of,
+    load_certificate,
+)
+from holdfast.protocol.trust.credentials import Credentials
+from holdfast.protocol.trust.identity import Identity
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import trio
 import trio.testing
 
 from holdfast.protocol.addresses import Address
-from holdfast.protocol.checkup import CHECKED_PORTS_MAX, DIAL_BACK_S, Checkups
+from holdfast.protocol.machine_check import CHECKED_PORTS_MAX, DIAL_BACK_S, Checkups
 from holdfast.protocol.messages import CheckAnswer, CheckRequest
-from holdfast.protocol.stream import MessageStream
+from holdfast.protocol.network.stream import MessageStream
 
 HOST = "203.0.113.7"
 NONCE = bytes(range(32))

@@ -15,10 +15,10 @@ from attrs import evolve
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
+from holdfast.daemon.simulation.memory_network import MemoryWorld
 from holdfast.protocol.addresses import Address
-from holdfast.protocol.authority import Authority, holder_of, load_certificate
-from holdfast.protocol.credentials import Credentials
-from holdfast.protocol.enrol import (
+from holdfast.protocol.connection_phases import NEWCOMER
+from holdfast.protocol.enrolment import (
     Admission,
     Refusal,
     answer_newcomer,
@@ -26,9 +26,6 @@ from holdfast.protocol.enrol import (
     enrol,
 )
 from holdfast.protocol.errors import EvictedError, RemoteProtocolError, UserError
-from holdfast.protocol.identity import Identity
-from holdfast.protocol.invite import Invite
-from holdfast.protocol.memory import MemoryWorld
 from holdfast.protocol.messages import (
     VERSION_MAX,
     VERSION_MIN,
@@ -42,10 +39,13 @@ from holdfast.protocol.messages import (
     Refused,
     Role,
 )
-from holdfast.protocol.network import Channel, Party
-from holdfast.protocol.phases import NEWCOMER
-from holdfast.protocol.sockets import SocketNetwork
-from holdfast.protocol.stream import MessageStream
+from holdfast.protocol.network.interface import Channel
+from holdfast.protocol.network.sockets import SocketNetwork
+from holdfast.protocol.network.stream import MessageStream
+from holdfast.protocol.trust.authority import Authority, Party, holder_of, load_certificate
+from holdfast.protocol.trust.credentials import Credentials
+from holdfast.protocol.trust.identity import Identity
+from holdfast.protocol.trust.invite import Invite
 
 TOKEN = "the-token-of-the-invite"
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.errors import UserError
-from holdfast.protocol.invite import PREFIX, Invite, generate_token
 from holdfast.protocol.messages import RUN_ID, Role
+from holdfast.protocol.trust.invite import PREFIX, Invite, generate_token
 
 INVITE = Invite(
     "demo",

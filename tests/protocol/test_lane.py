@@ -11,10 +11,11 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.protocol import lane as lanes
+from holdfast.daemon.simulation.memory_network import MemoryWorld
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.errors import LocalProtocolError, RemoteProtocolError
-from holdfast.protocol.lane import (
+from holdfast.protocol.network import lane as lanes
+from holdfast.protocol.network.lane import (
     HEADER_BYTES,
     OPEN,
     PAYLOAD_BYTES_MAX,
@@ -28,7 +29,6 @@ from holdfast.protocol.lane import (
     receive_preamble,
     send_preamble,
 )
-from holdfast.protocol.memory import MemoryWorld
 
 KEYS = derive_lane_keys(b"d" * 32, b"a" * 32, b"l" * 16, 3)
 RECORD_BYTES = HEADER_BYTES + TAG_BYTES

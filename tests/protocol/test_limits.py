@@ -9,9 +9,10 @@ import attrs
 import msgpack
 import pytest
 
-from holdfast.protocol import limits, messages, wire
+from holdfast.protocol import message_limits, messages, wire
+from holdfast.protocol.connection_phases import NEWCOMER
 from holdfast.protocol.errors import RemoteProtocolError
-from holdfast.protocol.limits import ITEMS_MAX, PATTERN_CHARS_MAX
+from holdfast.protocol.message_limits import ITEMS_MAX, PATTERN_CHARS_MAX
 from holdfast.protocol.messages import (
     MEMBERS_MAX,
     TENSORS_MAX,
@@ -25,7 +26,6 @@ from holdfast.protocol.messages import (
     Told,
     TrainerAttached,
 )
-from holdfast.protocol.phases import NEWCOMER
 
 STRANGERS_BYTES = NEWCOMER.frame_bytes_max
 
@@ -116,7 +116,7 @@ def test_items_are_counted_while_they_are_built() -> None:
     rows = TENSORS_MAX // 4 * b"\x80"
     frame = wire.encode(TrainerAttached(Layout(())))[:17] + b"\x81\xa6layout\x81\xa7tensors"
     frame += array(1_000) + 1_000 * (array(len(rows)) + rows)
-    assert len(frame) <= limits.FRAME_BYTES_MAX
+    assert len(frame) <= message_limits.FRAME_BYTES_MAX
     with pytest.raises(RemoteProtocolError, match=f"more than {ITEMS_MAX} items"):
         wire.decode(frame)
 

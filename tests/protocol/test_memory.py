@@ -9,9 +9,10 @@ import pytest
 import trio
 import trio.testing
 
+from holdfast.daemon.simulation.memory_network import SEGMENT_BYTES, MemoryNetwork, MemoryWorld
 from holdfast.protocol.addresses import Address
-from holdfast.protocol.memory import SEGMENT_BYTES, MemoryNetwork, MemoryWorld
-from holdfast.protocol.network import Channel, Party
+from holdfast.protocol.network.interface import Channel
+from holdfast.protocol.trust.authority import Party
 
 PEER_A, PEER_B = "a" * 32, "b" * 32
 PORT = 7_700

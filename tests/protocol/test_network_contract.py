@@ -10,17 +10,17 @@ import pytest
 import trio
 import trio.testing
 
+from holdfast.daemon.simulation.memory_network import MemoryWorld
 from holdfast.protocol.addresses import Address
-from holdfast.protocol.authority import Authority
-from holdfast.protocol.credentials import Credentials
 from holdfast.protocol.errors import RemoteProtocolError, UserError
-from holdfast.protocol.identity import Identity
-from holdfast.protocol.lane import receive_preamble, send_preamble
-from holdfast.protocol.memory import MemoryWorld
 from holdfast.protocol.messages import Heartbeat, RefusalCode, Refused, Told
-from holdfast.protocol.network import Channel, Network, Party
-from holdfast.protocol.sockets import SocketNetwork
-from holdfast.protocol.stream import MessageStream
+from holdfast.protocol.network.interface import Channel, Network
+from holdfast.protocol.network.lane import receive_preamble, send_preamble
+from holdfast.protocol.network.sockets import SocketNetwork
+from holdfast.protocol.network.stream import MessageStream
+from holdfast.protocol.trust.authority import Authority, Party
+from holdfast.protocol.trust.credentials import Credentials
+from holdfast.protocol.trust.identity import Identity
 
 Maker = Callable[[Party], tuple[Network, str]]
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from holdfast.membership.coordinator import Coordinator
-from holdfast.membership.spec import RunSpec
+from holdfast.membership.master.coordinator import Coordinator
+from holdfast.membership.spec.spec import RunSpec
+from holdfast.protocol import connection_phases, wire
 from holdfast.protocol import messages as said
-from holdfast.protocol import phases, wire
-from holdfast.protocol.phases import Phase
+from holdfast.protocol.connection_phases import Phase
 
 TO_THE_DAEMON = {  # what it hears itself
     said.BlocksVerified,
@@ -20,16 +20,25 @@ TO_THE_DAEMON = {  # what it hears itself
 
 def test_members_may_say_what_the_master_knows_what_to_do_with() -> None:
     coordinator = Coordinator(RunSpec.parse('[run]\nname = "a"\n'), "ab" * 16, 1)
-    assert set(phases.MEMBER.types or ()) == {*coordinator._handlers, *TO_THE_DAEMON}
+    assert set(connection_phases.MEMBER.types or ()) == {*coordinator._handlers, *TO_THE_DAEMON}
 
 
 def test_before_somebody_is_known_frames_are_short() -> None:
-    for phase in (phases.NEWCOMER, phases.ADMITTING, phases.CLAIM, phases.LINK_GREETING):
+    for phase in (
+        connection_phases.NEWCOMER,
+        connection_phases.ADMITTING,
+        connection_phases.CLAIM,
+        connection_phases.LINK_GREETING,
+    ):
         assert phase.frame_bytes_max <= 2**15
         _fits(phase)
-    long = [each for each in phases.GREETING.types or () if wire.LIMITS[each].frame_bytes > 2**17]
+    long = [
+        each
+        for each in connection_phases.GREETING.types or ()
+        if wire.LIMITS[each].frame_bytes > 2**17
+    ]
     assert long == [said.Hello], "the layout is in it"
-    _fits(phases.LINK)
+    _fits(connection_phases.LINK)
 
 
 def _fits(phase: Phase) -> None:

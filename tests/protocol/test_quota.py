@@ -6,17 +6,9 @@ import pytest
 import trio
 import trio.testing
 
-from holdfast.protocol import quota
+from holdfast.protocol import message_quota
 from holdfast.protocol.errors import RemoteProtocolError
-from holdfast.protocol.messages import (
-    BlocksRequest,
-    Heartbeat,
-    Layout,
-    TensorSpec,
-    Told,
-    TrainerAttached,
-)
-from holdfast.protocol.quota import (
+from holdfast.protocol.message_quota import (
     BYTES_MAX,
     BYTES_PER_S,
     ITEMS_AT_ONCE,
@@ -25,7 +17,15 @@ from holdfast.protocol.quota import (
     Quota,
     Quotas,
 )
-from holdfast.protocol.stream import MessageStream
+from holdfast.protocol.messages import (
+    BlocksRequest,
+    Heartbeat,
+    Layout,
+    TensorSpec,
+    Told,
+    TrainerAttached,
+)
+from holdfast.protocol.network.stream import MessageStream
 
 
 def test_items_run_out_and_come_back_with_time() -> None:
@@ -50,7 +50,7 @@ def test_bytes_run_out_and_come_back_with_time() -> None:
 def test_of_members_the_one_that_spoke_longest_ago_is_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(quota, "QUOTAS_MAX", 2)
+    monkeypatch.setattr(message_quota, "QUOTAS_MAX", 2)
     known = Quotas()
     first = known.of("a", 0.0)
     known.of("b", 0.0)
@@ -63,7 +63,7 @@ def test_of_members_the_one_that_spoke_longest_ago_is_forgotten(
 async def test_who_floods_is_heard_at_the_rate_that_there_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(quota, "ITEMS_AT_ONCE", 5_000.0)
+    monkeypatch.setattr(message_quota, "ITEMS_AT_ONCE", 5_000.0)
     ours, theirs = trio.testing.memory_stream_pair()
     hearing = MessageStream(ours, quota=Quota(trio.current_time(), 1_000.0, 5_000.0))
     speaking = MessageStream(theirs)

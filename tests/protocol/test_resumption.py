@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from holdfast.protocol.errors import RemoteProtocolError
 from holdfast.protocol.messages import Heartbeat, Message, Told
-from holdfast.protocol.resumption import KEPT_MAX, Conversation
+from holdfast.protocol.network.resumption import KEPT_MAX, Conversation
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 5), st.booleans()), max_size=40))

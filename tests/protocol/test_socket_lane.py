@@ -13,8 +13,14 @@ import pytest
 import trio
 
 from holdfast.protocol.errors import LocalProtocolError, RemoteProtocolError
-from holdfast.protocol.lane import PIECE_BYTES, FrameHeader, FrameKind, Lane, derive_lane_keys
-from holdfast.protocol.socket_lane import SocketLane
+from holdfast.protocol.network.lane import (
+    PIECE_BYTES,
+    FrameHeader,
+    FrameKind,
+    Lane,
+    derive_lane_keys,
+)
+from holdfast.protocol.network.socket_lane import SocketLane
 
 KEYS = derive_lane_keys(b"d" * 32, b"a" * 32, b"l" * 16, 3)
 SIZES = (0, 1, 1_000, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 2**21 + 5)

@@ -17,17 +17,17 @@ import pytest
 import trio
 from cryptography.hazmat.primitives import serialization
 
-from holdfast.protocol import sockets, strangers
 from holdfast.protocol.addresses import Address
-from holdfast.protocol.authority import Authority, load_certificate
-from holdfast.protocol.credentials import Credentials
 from holdfast.protocol.errors import RemoteProtocolError, UserError
-from holdfast.protocol.identity import Identity
-from holdfast.protocol.lane import receive_preamble, send_preamble
 from holdfast.protocol.messages import Heartbeat
-from holdfast.protocol.network import Channel, LaneFacts, Party
-from holdfast.protocol.sockets import SocketNetwork
-from holdfast.protocol.stream import MessageStream
+from holdfast.protocol.network import accept_limits, sockets
+from holdfast.protocol.network.interface import Channel, LaneFacts
+from holdfast.protocol.network.lane import receive_preamble, send_preamble
+from holdfast.protocol.network.sockets import SocketNetwork
+from holdfast.protocol.network.stream import MessageStream
+from holdfast.protocol.trust.authority import Authority, Party, load_certificate
+from holdfast.protocol.trust.credentials import Credentials
+from holdfast.protocol.trust.identity import Identity
 
 pytestmark = pytest.mark.real_time
 
@@ -266,9 +266,9 @@ async def test_who_fills_all_places_keeps_no_member_out(
     run: Run, monkeypatch: pytest.MonkeyPatch, said: bytes
 ) -> None:
     """From four addresses, again and again; the member has not been here before."""
-    monkeypatch.setattr(strangers, "STRANGERS_MAX", 8)
-    monkeypatch.setattr(strangers, "STRANGERS_PER_ADDRESS_MAX", 2)
-    monkeypatch.setattr(strangers, "STRANGERS_HURRY_S", 0.0)
+    monkeypatch.setattr(accept_limits, "STRANGERS_MAX", 8)
+    monkeypatch.setattr(accept_limits, "STRANGERS_PER_ADDRESS_MAX", 2)
+    monkeypatch.setattr(accept_limits, "STRANGERS_HURRY_S", 0.0)
     async with trio.open_nursery() as nursery:
         network = run.network()
         address = await serve(nursery, network)
@@ -292,9 +292,9 @@ async def test_a_member_that_came_before_has_a_place_whoever_fills_all_others(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """400 addresses of one site, then 40 others; all have begun a handshake a moment ago."""
-    monkeypatch.setattr(strangers, "STRANGERS_MAX", 16)
-    monkeypatch.setattr(strangers, "STRANGERS_PER_ADDRESS_MAX", 4)
-    monkeypatch.setattr(strangers, "STRANGERS_HURRY_S", 60.0)
+    monkeypatch.setattr(accept_limits, "STRANGERS_MAX", 16)
+    monkeypatch.setattr(accept_limits, "STRANGERS_PER_ADDRESS_MAX", 4)
+    monkeypatch.setattr(accept_limits, "STRANGERS_HURRY_S", 60.0)
     hosts: list[str] = []  # of those to come; who accepts asks for the next
     monkeypatch.setattr(sockets, "_remote_sockaddr", lambda _stream: (hosts.pop(0), 1))
     held: list[trio.abc.Stream] = []
@@ -349,8 +349,8 @@ async def test_who_says_nothing_is_not_waited_for_long(
 async def test_members_and_lanes_take_no_strangers_place(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(strangers, "STRANGERS_PER_ADDRESS_MAX", 2)
-    monkeypatch.setattr(strangers, "LANES_UNPROVEN_PER_ADDRESS_MAX", 2)
+    monkeypatch.setattr(accept_limits, "STRANGERS_PER_ADDRESS_MAX", 2)
+    monkeypatch.setattr(accept_limits, "LANES_UNPROVEN_PER_ADDRESS_MAX", 2)
     network = run.network()
 
     async def on_lane(stream: trio.abc.Stream) -> None:
@@ -379,7 +379,7 @@ async def test_members_and_lanes_take_no_strangers_place(
 async def test_lanes_that_show_no_keys_have_few_places(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(strangers, "LANES_UNPROVEN_PER_ADDRESS_MAX", 2)
+    monkeypatch.setattr(accept_limits, "LANES_UNPROVEN_PER_ADDRESS_MAX", 2)
 
     async def on_lane(stream: trio.abc.Stream) -> None:
         await receive_preamble(stream)
@@ -409,8 +409,8 @@ async def bound_at(address: Address, host: str) -> trio.SocketStream:
 async def test_who_sends_junk_again_and_again_is_not_read_for_a_while(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(strangers, "CREDIT_MAX", 3.0)
-    monkeypatch.setattr(strangers, "CREDIT_PER_S", 2.0)
+    monkeypatch.setattr(accept_limits, "CREDIT_MAX", 3.0)
+    monkeypatch.setattr(accept_limits, "CREDIT_PER_S", 2.0)
     async with trio.open_nursery() as nursery:
         address = await serve(nursery, run.network())
         for _ in range(4):
@@ -443,8 +443,8 @@ async def dial_from(run: Run, address: Address, host: str) -> Channel:
 async def test_newcomers_have_places_of_their_own(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(strangers, "NEWCOMERS_PER_ADDRESS_MAX", 2)
-    monkeypatch.setattr(strangers, "STRANGERS_PER_ADDRESS_MAX", 2)
+    monkeypatch.setattr(accept_limits, "NEWCOMERS_PER_ADDRESS_MAX", 2)
+    monkeypatch.setattr(accept_limits, "STRANGERS_PER_ADDRESS_MAX", 2)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

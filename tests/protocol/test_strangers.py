@@ -6,8 +6,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from holdfast.protocol import strangers
-from holdfast.protocol.strangers import (
+from holdfast.protocol.network import accept_limits
+from holdfast.protocol.network.accept_limits import (
     CREDIT_MAX,
     CREDIT_PER_SITE,
     PLACES_PER_SITE,
@@ -41,7 +41,7 @@ def test_credit_is_used_up_and_grows_back() -> None:
 
 
 def test_what_is_kept_of_addresses_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strangers, "ADDRESSES_KNOWN_MAX", 10)
+    monkeypatch.setattr(accept_limits, "ADDRESSES_KNOWN_MAX", 10)
     credit = Credit(Clock())
     for _ in range(70):
         credit.charge("again and again")

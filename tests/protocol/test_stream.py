@@ -9,7 +9,8 @@ import trio
 import trio.testing
 from attrs import evolve
 
-from holdfast.protocol import limits, phases, wire
+from holdfast.protocol import connection_phases, message_limits, wire
+from holdfast.protocol.connection_phases import Phase
 from holdfast.protocol.errors import HoldfastError, LocalProtocolError, RemoteProtocolError
 from holdfast.protocol.messages import (
     Heartbeat,
@@ -20,8 +21,7 @@ from holdfast.protocol.messages import (
     Told,
     TrainerAttached,
 )
-from holdfast.protocol.phases import Phase
-from holdfast.protocol.stream import MessageStream, run_handler
+from holdfast.protocol.network.stream import MessageStream, run_handler
 
 
 def one_message_end() -> tuple[MessageStream, trio.abc.Stream]:
@@ -116,7 +116,7 @@ async def test_a_message_that_cannot_travel_breaks_nothing() -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        struct.pack(">I", limits.FRAME_BYTES_MAX + 1),
+        struct.pack(">I", message_limits.FRAME_BYTES_MAX + 1),
         struct.pack(">I", 0),
         struct.pack(">I", 4) + b"\xc1\xc1\xc1\xc1",
         b"GET / HTTP/1.1\r\nHost: example\r\n\r\n",
@@ -152,7 +152,7 @@ async def test_a_message_longer_than_any_of_its_type_is_refused_by_its_first_byt
 
 async def test_a_message_that_may_not_come_yet_is_refused_by_its_first_bytes() -> None:
     raw, far = trio.testing.memory_stream_pair()
-    near = MessageStream(raw, phases.GREETING)
+    near = MessageStream(raw, connection_phases.GREETING)
     body = wire.encode(TrainerAttached(Layout(())))[:20].ljust(wire.HEAD_BYTES_MAX)
     await far.send_all(struct.pack(">I", 2**20) + body)
     with pytest.raises(RemoteProtocolError, match="TrainerAttached instead of"):

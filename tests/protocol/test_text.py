@@ -16,13 +16,7 @@ from hypothesis import strategies as st
 from holdfast.protocol import wire
 from holdfast.protocol.errors import HoldfastError, RemoteProtocolError, UserError
 from holdfast.protocol.messages import MemberInfo, Role, Told
-from holdfast.protocol.text import (
-    TEXT_CHARS_MAX,
-    escaped,
-    escaped_lines,
-    plain,
-    unprintable,
-)
+from holdfast.protocol.text import TEXT_CHARS_MAX, escaped, escaped_lines, plain, unprintable
 
 # One of each kind, and what was done with it.
 HOSTILE = {

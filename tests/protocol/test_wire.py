@@ -16,7 +16,7 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.protocol import limits, messages, wire
+from holdfast.protocol import message_limits, messages, wire
 from holdfast.protocol.errors import LocalProtocolError, RemoteProtocolError
 from holdfast.protocol.messages import (
     COUNT_MAX,
@@ -312,7 +312,7 @@ def test_what_is_no_message_is_refused(frame: bytes) -> None:
 
 def test_an_over_long_frame_is_not_even_looked_at() -> None:
     with pytest.raises(RemoteProtocolError, match="over-long"):
-        wire.decode(bytes(limits.FRAME_BYTES_MAX + 1))
+        wire.decode(bytes(message_limits.FRAME_BYTES_MAX + 1))
 
 
 def test_refused_enums() -> None:

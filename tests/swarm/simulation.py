@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from holdfast.daemon.simulation.run import Outcome, run_scenario
 from holdfast.daemon.simulation.scenario import Instant, Kind, Scenario
+from holdfast.daemon.simulation.scenario_run import Outcome, run_scenario
 from tools.rotating_start import rotating_start
 
 BLOCK = 25

@@ -7,10 +7,10 @@ import pytest
 import trio
 from numpy.typing import NDArray
 
-from holdfast.collectives.codecs import get_codec
+from holdfast.collectives.codecs.codecs import get_codec
+from holdfast.daemon.simulation.drifting_trainer import SimTrainer, small_layout
 from holdfast.daemon.simulation.swarm import Swarm
-from holdfast.daemon.simulation.trainer import SimTrainer, small_layout
-from holdfast.membership.algorithm import ALGORITHMS
+from holdfast.membership.spec.algorithm import ALGORITHMS
 from holdfast.protocol.messages import ArenaOpened, Message
 
 Values = NDArray[np.float32]

@@ -11,13 +11,13 @@ import pytest
 import trio
 
 from holdfast.checkpoint import checkpoints
+from holdfast.checkpoint.checkpoint_store import FolderPlace
 from holdfast.checkpoint.checkpoints import Checkpoint, manifest_of
-from holdfast.checkpoint.place import FolderPlace
-from holdfast.checkpoint.state import SharedState
-from holdfast.daemon.lending import Allowance
-from holdfast.daemon.simulation.services import WitnessedPeer
+from holdfast.checkpoint.shared_state import SharedState
+from holdfast.daemon.peer.volunteer_limits import Allowance
+from holdfast.daemon.simulation.drifting_trainer import small_layout
 from holdfast.daemon.simulation.swarm import Swarm
-from holdfast.daemon.simulation.trainer import small_layout
+from holdfast.daemon.simulation.witnessed_services import WitnessedPeer
 from holdfast.protocol.arena import Arena, Values, arena_bytes
 from holdfast.protocol.errors import UserError
 from holdfast.protocol.messages import Commit

@@ -23,15 +23,17 @@ from typing import Any
 import pytest
 
 from holdfast.daemon.simulation.batch import Choice, try_seed
-from holdfast.daemon.simulation.harassing import live_with_hostile
-from holdfast.daemon.simulation.hostile import Falsehood, Hostile
-from holdfast.membership import course, gauging, syncing, verdicts
-from holdfast.membership.attempt import Attempt, Outcome
-from holdfast.membership.disputes import Disputes
-from holdfast.membership.effects import EventKind
-from holdfast.membership.gauging import Overlong
-from holdfast.membership.inquiry import Findings
-from holdfast.membership.votes import Votes
+from holdfast.daemon.simulation.hostile_peer import Falsehood, Hostile
+from holdfast.daemon.simulation.hostile_run import live_with_hostile
+from holdfast.membership.master.rounds import contribution_checks, norms, reduction_driver
+from holdfast.membership.master.rounds.attempt import Attempt
+from holdfast.membership.master.rounds.inquiry import Findings
+from holdfast.membership.master.rounds.norms import Overlong
+from holdfast.membership.master.rounds.outcome import Outcome
+from holdfast.membership.master.routes.disputes import Disputes
+from holdfast.membership.master.state.master_effects import EventKind
+from holdfast.membership.master.sync import state_sync
+from holdfast.membership.master.sync.root_votes import Votes
 from tests.planting import Bugs, Note, Patch, first_that_shows, spares_first, what_shows
 
 BLOCK = 10
@@ -79,7 +81,7 @@ lies("lone words", Falsehood.BAD_ONE)
 
 @bug("lone words", seed=14)
 def _(patch: Patch) -> None:
-    patch.setattr(course, "ACCUSERS_MIN", 1)
+    patch.setattr(reduction_driver, "ACCUSERS_MIN", 1)
 
 
 lies("found elsewhere", Falsehood.FOUND)
@@ -87,12 +89,12 @@ lies("found elsewhere", Falsehood.FOUND)
 
 @bug("found elsewhere", seed=2)
 def _(patch: Patch) -> None:
-    original = gauging.understated
+    original = norms.understated
 
     def understated(*arguments: Any) -> list[Overlong]:
         return [Overlong(found.peer, "", found.why) for found in original(*arguments)]
 
-    patch.setattr(verdicts, "understated", understated)
+    patch.setattr(contribution_checks, "understated", understated)
     patch.setattr(Attempt, "gauges", lambda self: dict(self.reports))
 
 
@@ -134,14 +136,14 @@ lies("blamed donors", Falsehood.DONORS)
 
 @bug("blamed donors", seed=10)
 def _(patch: Patch) -> None:
-    original = syncing.Syncing._name_bad_donors
+    original = state_sync.Syncing._name_bad_donors
 
-    def name(self: syncing.Syncing, member: Any, fetch: Any, bad: Any) -> None:
+    def name(self: state_sync.Syncing, member: Any, fetch: Any, bad: Any) -> None:
         original(self, member, fetch, bad)
         for peer in bad:
             self.context.announce(EventKind.BAD, peer, "it serves wrong blocks")
 
-    patch.setattr(syncing.Syncing, "_name_bad_donors", name)
+    patch.setattr(state_sync.Syncing, "_name_bad_donors", name)
 
 
 lies("spares first", Falsehood.ROADS, Falsehood.BROKEN, Falsehood.LOST)
@@ -157,7 +159,7 @@ lies("nobody is asked", Falsehood.OWES_ONE, Falsehood.OWES_ALL)
 
 @bug("nobody is asked", seed=50)
 def _(patch: Patch) -> None:
-    patch.setattr(course, "waiting", lambda *_: Findings())
+    patch.setattr(reduction_driver, "waiting", lambda *_: Findings())
 
 
 lies("nobody compares", Falsehood.TWO_FACED)
@@ -165,7 +167,7 @@ lies("nobody compares", Falsehood.TWO_FACED)
 
 @bug("nobody compares", seed=1)
 def _(patch: Patch) -> None:
-    patch.setattr(course, "differing", lambda *_: Findings())
+    patch.setattr(reduction_driver, "differing", lambda *_: Findings())
 
 
 lies("nothing is noted", Falsehood.KEEPS_ONE, Falsehood.OWES_ONE)
@@ -181,7 +183,9 @@ lies("heard again", Falsehood.BAD_ONE)
 
 @bug("heard again", seed=FAILED[0])
 def _(patch: Patch) -> None:
-    patch.setattr(course.Course, "_believed", lambda _self, _accuser, named, _number: list(named))
+    patch.setattr(
+        reduction_driver.Course, "_believed", lambda _self, _accuser, named, _number: list(named)
+    )
 
 
 def shows(seed: int) -> bool:

@@ -10,8 +10,9 @@ import pytest
 import trio
 
 from holdfast.checkpoint import blocks
+from holdfast.daemon.simulation.drifting_trainer import small_layout
 from holdfast.daemon.simulation.swarm import Swarm
-from holdfast.daemon.simulation.trainer import small_layout
+from holdfast.membership.master.status.status import describe
 from holdfast.protocol.errors import PeerLostError
 from tests.swarm.test_swarm import a_swarm, settled, spec
 
@@ -37,7 +38,7 @@ def row(swarm: Swarm) -> dict[str, Any] | None:
     """The newcomer as the master shows it."""
     if swarm.master is None:
         return None
-    status = swarm.master.coordinator.status(trio.current_time())
+    status = describe(swarm.master.coordinator, trio.current_time())
     return next((m for m in status["members"] if m["name"] == "late"), None)
 
 

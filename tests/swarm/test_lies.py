@@ -11,10 +11,11 @@ import pytest
 import trio
 from numpy.typing import NDArray
 
+from holdfast.daemon.simulation.drifting_trainer import Delta, small_layout
 from holdfast.daemon.simulation.swarm import Swarm
-from holdfast.daemon.simulation.trainer import Delta, small_layout
-from holdfast.membership.deeds import Deed
-from holdfast.membership.replica import Replica
+from holdfast.membership.master.status.status import describe
+from holdfast.membership.peer.peer_effects import Deed
+from holdfast.membership.peer.replica import Replica
 from holdfast.protocol.messages import Posted
 
 SPEC = """
@@ -51,13 +52,13 @@ async def a_swarm(
 
 def events(swarm: Swarm) -> list[str]:
     assert swarm.master is not None
-    found = swarm.master.coordinator.status(trio.current_time())["events"]
+    found = describe(swarm.master.coordinator, trio.current_time())["events"]
     return [str(event["text"]) for event in found]
 
 
 def members(swarm: Swarm) -> list[dict[str, Any]]:
     assert swarm.master is not None
-    found = swarm.master.coordinator.status(trio.current_time())["members"]
+    found = describe(swarm.master.coordinator, trio.current_time())["members"]
     assert isinstance(found, list)
     return found
 

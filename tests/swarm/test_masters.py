@@ -15,11 +15,11 @@ import pytest
 import trio
 
 from holdfast.daemon.exit_codes import ExitCode
-from holdfast.daemon.simulation.services import WitnessedMaster, WitnessedStore
+from holdfast.daemon.master.journal_store import Store
 from holdfast.daemon.simulation.swarm import RUN_ID, Swarm
-from holdfast.daemon.store import Store
-from holdfast.membership.coordinator import Coordinator
-from holdfast.membership.journal import (
+from holdfast.daemon.simulation.witnessed_services import WitnessedMaster, WitnessedStore
+from holdfast.membership.master.coordinator import Coordinator
+from holdfast.membership.master.state.journal import (
     TERMS_SKIPPED,
     JournalRecord,
     RoundCommitted,
@@ -27,10 +27,11 @@ from holdfast.membership.journal import (
     TermStarted,
     VersionAdopted,
 )
+from holdfast.membership.master.status.status import describe
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.errors import UserError
 from holdfast.protocol.messages import Role
-from holdfast.protocol.network import Party
+from holdfast.protocol.trust.authority import Party
 
 STANDBY = Address("standby", 29700)
 SPEC = """
@@ -154,7 +155,7 @@ def state_bytes(swarm: Swarm, names: Sequence[str]) -> dict[str, int]:
 
 
 def why(master: WitnessedMaster) -> str:
-    return str(master.coordinator.status(trio.current_time())["why_waiting"])
+    return str(describe(master.coordinator, trio.current_time())["why_waiting"])
 
 
 def told(master: WitnessedMaster) -> str:

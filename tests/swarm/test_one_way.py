@@ -8,9 +8,9 @@ from __future__ import annotations
 import pytest
 import trio
 
-from holdfast.daemon.simulation.one_way import CASES, OneWay, live_through
+from holdfast.daemon.simulation.drifting_trainer import small_layout
+from holdfast.daemon.simulation.one_way_run import CASES, OneWay, live_through
 from holdfast.daemon.simulation.swarm import Swarm
-from holdfast.daemon.simulation.trainer import small_layout
 from tests.swarm.test_roads import contributed, links, reach, roads, see
 from tests.swarm.test_swarm import a_swarm, settled, spec
 

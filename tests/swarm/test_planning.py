@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import trio
 
+from holdfast.daemon.simulation.drifting_trainer import small_layout
 from holdfast.daemon.simulation.swarm import Swarm
-from holdfast.daemon.simulation.trainer import small_layout
-from holdfast.membership.attempt import Attempt
-from holdfast.membership.plan import PlanEstimate
+from holdfast.membership.master.rounds.attempt import Attempt
+from holdfast.membership.master.status.status import describe
+from holdfast.membership.planning.plan import PlanEstimate
 
 SPEC = """
 [run]
@@ -45,7 +46,7 @@ async def test_who_is_seen_to_be_fast_owns_more_and_rounds_get_faster() -> None:
             swarm.add_peer(name)
         await swarm.until(lambda: swarm.committed >= 8)
         assert swarm.master is not None
-        status = swarm.master.coordinator.status(trio.current_time())
+        status = describe(swarm.master.coordinator, trio.current_time())
         past = [r["plan"] for r in status["past_rounds"] if r["outcome"] == "committed"]
         rates = {m["name"]: m["bandwidth"]["up_bytes_per_s"] for m in status["members"]}
         estimate: PlanEstimate = last_attempt(swarm).estimate
@@ -75,7 +76,7 @@ async def test_idle_lines_are_probed_before_the_first_round_knows_nothing() -> N
             swarm.add_peer(name)
         await swarm.until(lambda: swarm.committed >= 1)
         assert swarm.master is not None
-        status = swarm.master.coordinator.status(trio.current_time())
+        status = describe(swarm.master.coordinator, trio.current_time())
         first = next(r for r in status["past_rounds"] if r["outcome"] == "committed")
         nursery.cancel_scope.cancel()
     assert first["plan"]["guessed_count"] == 0

@@ -30,19 +30,20 @@ from weakref import WeakKeyDictionary
 
 import pytest
 
-from holdfast.checkpoint.incoming import Incoming
-from holdfast.collectives.allreduce import Reduction
+from holdfast.checkpoint.incoming_fragment import Incoming
 from holdfast.collectives.arithmetic import Factors
-from holdfast.collectives.ledger import Ledger
+from holdfast.collectives.chunk_tracker import Ledger
+from holdfast.collectives.reduction import Reduction
 from holdfast.collectives.result import Result
-from holdfast.daemon.master import MasterService
+from holdfast.daemon.master.journal_store import Store
+from holdfast.daemon.master.master_service import MasterService
 from holdfast.daemon.simulation.batch import broken_by
 from holdfast.daemon.simulation.scenario import Scenario
-from holdfast.daemon.store import Store
-from holdfast.membership import coordinator as rules
-from holdfast.membership.attempt import Attempt, Outcome
-from holdfast.membership.journal import JournalRecord, RoundCommitted
-from holdfast.membership.roster import Member, Roster
+from holdfast.membership.master import coordinator as rules
+from holdfast.membership.master.rounds.attempt import Attempt
+from holdfast.membership.master.rounds.outcome import Outcome
+from holdfast.membership.master.state.journal import JournalRecord, RoundCommitted
+from holdfast.membership.master.state.roster import Member, Roster
 from holdfast.protocol.messages import FragmentHead, Repair
 from tests.planting import Bugs, Note, Patch, first_that_shows, what_shows
 

@@ -13,15 +13,15 @@ import jsonschema
 import pytest
 import trio
 
-from holdfast.daemon import event_log, recorder
-from holdfast.daemon.asked import round_row
-from holdfast.daemon.event_log import EVENT_LOG_FILE, EventLog, line_of
-from holdfast.daemon.history import HISTORY_FILE, PastEvent, as_columns
-from holdfast.daemon.recorder import LOOK_S, POINT_S, Recorder
-from holdfast.daemon.show_run import said_round, show_rounds
+from holdfast.daemon.cli.daemon_client import round_row
+from holdfast.daemon.cli.run_tables import said_round, show_rounds
+from holdfast.daemon.master import event_log, run_recorder
+from holdfast.daemon.master.event_log import EVENT_LOG_FILE, EventLog, line_of
+from holdfast.daemon.master.run_recorder import LOOK_S, POINT_S, Recorder
+from holdfast.daemon.metrics_store import HISTORY_FILE, PastEvent, as_columns
 from holdfast.daemon.simulation.swarm import Swarm
-from holdfast.daemon.web.answers import compact
 from holdfast.daemon.web.app import DESCRIPTION
+from holdfast.daemon.web.json_answers import compact
 from holdfast.protocol.messages import Commit, Role
 
 SPEC = """
@@ -238,7 +238,7 @@ async def test_rounds_of_a_full_disk_are_kept_when_it_has_room_again(
         await stage.commit(25)
         kept = len(stage.rounds())
         assert kept < len(stage.swarm.witness.commits) - 2
-        monkeypatch.setattr(recorder, "ROUNDS_WAITING_BYTES_MAX", 5_000)  # some are forgotten
+        monkeypatch.setattr(run_recorder, "ROUNDS_WAITING_BYTES_MAX", 5_000)  # some are forgotten
         await stage.commit(1)
         db.execute("pragma max_page_count = 1000000")
         await stage.commit(1)

@@ -7,6 +7,7 @@ from pathlib import Path
 import trio
 
 from holdfast.daemon.simulation.swarm import Swarm
+from holdfast.membership.master.status.status import describe
 from tests.swarm.test_swarm import a_swarm, settled
 
 
@@ -55,7 +56,7 @@ async def test_who_comes_first_with_an_old_state_does_not_make_it_the_runs(tmp_p
         swarm.restart("a", disk=old)
         await trio.sleep(15.0)
         assert swarm.committed == committed, "the run waits"
-        why = swarm.master.coordinator.status(trio.current_time())["why_waiting"]
+        why = describe(swarm.master.coordinator, trio.current_time())["why_waiting"]
         assert f"nobody here holds version {committed}" in why
         swarm.restart("b", disk=disks["b"])
         swarm.restart("c", disk=disks["c"])

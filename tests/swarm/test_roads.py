@@ -9,10 +9,11 @@ from unittest import mock
 
 import trio
 
-from holdfast.daemon import dial_back
+from holdfast.daemon.master import reachability
 from holdfast.daemon.simulation.swarm import Swarm
+from holdfast.membership.master.status.status import describe
 from holdfast.protocol.addresses import Address
-from holdfast.protocol.resumption import KEPT_MAX
+from holdfast.protocol.network.resumption import KEPT_MAX
 from tests.swarm.test_swarm import a_swarm, settled, spec
 
 
@@ -55,7 +56,7 @@ def links(swarm: Swarm, name: str) -> set[str]:
 
 def reach(swarm: Swarm) -> dict[str, str]:
     assert swarm.master is not None
-    status = swarm.master.coordinator.status(trio.current_time())
+    status = describe(swarm.master.coordinator, trio.current_time())
     return {member["name"]: member["reach"] for member in status["members"]}
 
 
@@ -128,7 +129,7 @@ async def test_a_spare_that_reaches_nobody_stops_nobody() -> None:
 
 
 async def test_whoever_can_be_dialled_again_is_classed_so() -> None:
-    with mock.patch.object(dial_back, "RECLASS_S", 3.0):
+    with mock.patch.object(reachability, "RECLASS_S", 3.0):
         async with a_swarm_behind("c", "abc") as swarm:
             await swarm.come_to_rest("abc")
             assert reach(swarm)["c"] == "outbound"
@@ -161,7 +162,7 @@ async def a_relayed_swarm(relays: str = "r", **options: Any) -> AsyncIterator[Sw
 def roads(swarm: Swarm) -> dict[str, tuple[str, bool]]:
     """By pair: its road and whether it works, as the master shows them."""
     assert swarm.master is not None
-    status = swarm.master.coordinator.status(trio.current_time())
+    status = describe(swarm.master.coordinator, trio.current_time())
     names = {member["peer"]: member["name"] for member in status["members"]}
     return {
         "".join(sorted(names[peer] for peer in row["peers"])): (row["road"], row["works"])
@@ -171,7 +172,7 @@ def roads(swarm: Swarm) -> dict[str, tuple[str, bool]]:
 
 def relay_of(swarm: Swarm, pair: str) -> str:
     assert swarm.master is not None
-    status = swarm.master.coordinator.status(trio.current_time())
+    status = describe(swarm.master.coordinator, trio.current_time())
     names = {member["peer"]: member["name"] for member in status["members"]}
     for row in status["roads"]:
         if sorted(names[peer] for peer in row["peers"]) == sorted(pair):
@@ -188,7 +189,7 @@ async def test_three_that_nobody_can_dial_train_by_relay() -> None:
         await settled(swarm, "abc")
         assert swarm.master is not None
         await trio.sleep(6)
-        status = swarm.master.coordinator.status(trio.current_time())
+        status = describe(swarm.master.coordinator, trio.current_time())
         (relay,) = [member["relay"] for member in status["members"] if member["relay"]]
         assert relay["pairs"] == 3
         assert relay["carried_bytes"] > 0

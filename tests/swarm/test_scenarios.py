@@ -14,11 +14,11 @@ from attrs import evolve
 
 from holdfast.collectives.arithmetic import Factors
 from holdfast.daemon.simulation.batch import broken_by, try_seed
-from holdfast.daemon.simulation.run import run_scenario
+from holdfast.daemon.simulation.frozen_hosts import Standstill, on_host
 from holdfast.daemon.simulation.scenario import Fault, Instant, Kind, Scenario
+from holdfast.daemon.simulation.scenario_run import run_scenario
 from holdfast.daemon.simulation.shrink import RUNS_MAX, shrink
-from holdfast.daemon.simulation.standstill import Standstill, on_host
-from holdfast.membership.detector import Detector
+from holdfast.membership.master.state.detector import Detector
 from tests.planting import Note, Patch, first_that_shows, what_shows
 
 QUIET = Scenario(seed=1, peers=3, bytes_per_s=1e5)
@@ -39,7 +39,7 @@ def test_five_hundred_seeds_have_every_kind_of_fault_at_every_instant() -> None:
 @pytest.mark.timeout(600)
 def test_the_same_seed_gives_the_same_run_in_any_process() -> None:
     code = (
-        "from holdfast.daemon.simulation.run import run_scenario\n"
+        "from holdfast.daemon.simulation.scenario_run import run_scenario\n"
         "from holdfast.daemon.simulation.scenario import Scenario\n"
         "for s in range(4): print(run_scenario(Scenario.of(s)))"
     )

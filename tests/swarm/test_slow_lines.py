@@ -9,8 +9,9 @@ import pytest
 import trio
 
 from holdfast.checkpoint import blocks
+from holdfast.daemon.simulation.drifting_trainer import small_layout
 from holdfast.daemon.simulation.swarm import Swarm
-from holdfast.daemon.simulation.trainer import small_layout
+from holdfast.membership.master.status.status import describe
 from tests.swarm.test_swarm import a_swarm, spec
 
 LAYOUT = small_layout((300_000,))
@@ -38,7 +39,7 @@ async def joined(swarm: Swarm, name: str, bytes_per_s: float) -> tuple[int, int,
 def shown(swarm: Swarm, name: str) -> tuple[int, int]:
     """The same, as the master shows it."""
     assert swarm.master is not None
-    status = swarm.master.coordinator.status(trio.current_time())
+    status = describe(swarm.master.coordinator, trio.current_time())
     (told,) = (row["bytes"] for row in status["members"] if row["name"] == name)
     return told["state_received"], told["state_saved"]
 

@@ -16,11 +16,12 @@ import pytest
 import trio
 from numpy.typing import NDArray
 
-from holdfast.collectives.allreduce import Reduction
+from holdfast.collectives.reduction import Reduction
+from holdfast.daemon.simulation.drifting_trainer import small_layout
 from holdfast.daemon.simulation.swarm import Swarm
-from holdfast.daemon.simulation.trainer import small_layout
-from holdfast.membership.effects import Effect
-from holdfast.membership.replica import Phase
+from holdfast.membership.master.state.master_effects import Effect
+from holdfast.membership.master.status.invariants import check_invariants
+from holdfast.membership.peer.replica import Phase
 from holdfast.protocol.messages import Layout, Role, TensorSpec
 
 SPEC = """
@@ -84,7 +85,7 @@ async def settled(swarm: Swarm, names: str, *, more: int = 2) -> None:
     assert swarm.master is not None
     await swarm.come_to_rest(names)
     swarm.check_final(names)
-    swarm.master.coordinator.validate()
+    check_invariants(swarm.master.coordinator)
 
 
 # ---------------------------------------------------------------- nothing goes wrong

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import trio
 
-from holdfast.daemon import training
+from holdfast.daemon.peer import trainer_service
 from holdfast.daemon.simulation.swarm import Swarm
+from holdfast.membership.master.status.status import describe
 from holdfast.protocol.messages import FailureKind, Remedy, Role, TrainerFailed
 from tests.swarm.test_swarm import a_swarm, settled, spec
 
@@ -18,7 +19,7 @@ GIVEN_UP = TrainerFailed(FailureKind.CUDA, "CUDA error: lost", Remedy.NONE, 5)
 
 def member(swarm: Swarm, name: str) -> dict[str, Any]:
     assert swarm.master is not None
-    status = swarm.master.coordinator.status(trio.current_time())
+    status = describe(swarm.master.coordinator, trio.current_time())
     found: dict[str, Any] = next(m for m in status["members"] if m["name"] == name)
     return found
 
@@ -114,7 +115,7 @@ async def test_one_that_takes_no_step_is_ended_after_the_deadline() -> None:
 async def test_one_that_takes_no_step_is_named_long_before_it_is_ended(
     deadline_s: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training, "STILL_SAID_S", 6.0)
+    monkeypatch.setattr(trainer_service, "STILL_SAID_S", 6.0)
     toml = spec() + f"[trainer]\nstep_deadline_s = {deadline_s}\n"
     async with a_swarm("abc", toml=toml) as swarm:
         swarm.peers["b"].trainer.stuck = True
@@ -128,7 +129,7 @@ async def test_one_that_takes_no_step_is_named_long_before_it_is_ended(
 
 
 async def test_waiting_for_the_run_is_no_hanging(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "STILL_SAID_S", 6.0)
+    monkeypatch.setattr(trainer_service, "STILL_SAID_S", 6.0)
     toml = spec() + "[trainer]\nstep_deadline_s = 2\n"
     async with a_swarm("abc", "d", toml=toml) as swarm:
         assert swarm.master is not None

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import trio
 
+from holdfast.daemon.simulation.drifting_trainer import small_layout
 from holdfast.daemon.simulation.swarm import Swarm
-from holdfast.daemon.simulation.trainer import small_layout
-from holdfast.membership.rounds import Phase
+from holdfast.membership.master.rounds.round import Phase
+from holdfast.membership.master.status.status import describe
 
 SPEC = """
 [run]
@@ -48,7 +49,7 @@ async def a_lab_and_two_homes(codec: str = "fp32", site: str = "lab") -> AsyncIt
 
 def committed_plans(swarm: Swarm) -> list[dict[str, Any]]:
     assert swarm.master is not None
-    past = swarm.master.coordinator.status(trio.current_time())["past_rounds"]
+    past = describe(swarm.master.coordinator, trio.current_time())["past_rounds"]
     return [r["plan"] for r in past if r["outcome"] == "committed"]
 
 
@@ -105,7 +106,7 @@ async def test_the_death_of_a_leader_costs_a_tree_and_no_round(codec: str) -> No
         assert swarm.peers["b"].peer not in round_.running().survivors()
         assert (round_.rerun_count, round_.repair_count) == (1, 0)
         assert round_.running().sites == ()
-        events = master.coordinator.status(trio.current_time())["events"]
+        events = describe(master.coordinator, trio.current_time())["events"]
         (said,) = [e["text"] for e in events if "starts over" in e["text"]]
         assert "with 5 contributors, as a star" in said
         assert "a tree cannot be repaired" in said

@@ -10,8 +10,8 @@ import pytest
 import trio
 
 from holdfast.checkpoint import blocks
+from holdfast.daemon.simulation.drifting_trainer import small_layout
 from holdfast.daemon.simulation.swarm import Swarm
-from holdfast.daemon.simulation.trainer import small_layout
 from holdfast.protocol.errors import UserError
 from tests.swarm.test_swarm import a_swarm, settled, spec
 

@@ -1,0 +1,159 @@
+"""One fragment of the shared state in memory: its arrays, its digests, and versions that others read."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+from attrs import Factory, define
+
+from ..protocol.arena import Arena
+from ..protocol.errors import HoldfastError
+from ..protocol.messages import FragmentHead, FragmentSize
+from .blocks import Bytes, Parts, block_places, digest_blocks, zeros_digest
+
+
+class NotHeldError(HoldfastError):
+    """That version of the fragment is not here, or not any more. Ask somebody else."""
+
+
+@define
+class Pin:
+    """A version that others read.
+
+    Attributes:
+      receivers: peer ids of who still needs it.
+      parts: its arrays, once they had to be copied; None while the live arrays hold it.
+      digests: its block digests; set together with ``parts``.
+    """
+
+    receivers: set[str] = Factory(set)
+    parts: Parts | None = None
+    digests: bytes = b""
+
+
+class FragmentState:
+    """One fragment: its arrays, digests and pins. Belongs to ``SharedState``.
+
+    Attributes:
+      number: of the fragment.
+      parts: the live arrays.
+      places: where its blocks are.
+      head: version and root of the live arrays; None: they hold nothing whole.
+      digests: of the live arrays' blocks, as of ``head``.
+      kept: blocks, by digest, that came for transfers that ended too early to be installed.
+      blank: nothing was ever written to the arrays: they are zeros.
+      changes_count: how often the live arrays were, or may have been, overwritten.
+    """
+
+    def __init__(self, number: int, size: FragmentSize, arena: Arena) -> None:
+        self.number = number
+        self.size = size
+        self.parts = Parts(
+            arena.values(number), np.zeros(size.momentum_count, np.float32), arena.counters(number)
+        )
+        self.places = block_places(size)
+        self.head: FragmentHead | None = None
+        self.digests = b""
+        self.kept: dict[bytes, Bytes] = {}
+        self.blank = True
+        self.changes_count = 0
+        self.changes = threading.Lock()  # held for as long as the live arrays change
+        self._writing = False  # True: the live arrays serve no version
+        self._pins: dict[int, Pin] = {}
+        # Held for moments only: while a block is copied out, while a pin is changed.
+        self._lock = threading.Lock()
+
+    def digest_all(self) -> bytes:
+        """The digests of all blocks as they are now, whatever they were."""
+        if self.blank:  # fresh memory: not even its pages are there yet
+            return b"".join(zeros_digest(place.size_bytes) for place in self.places)
+        return digest_blocks(self.parts, self.places)
+
+    # ------------------------------------------------------------ old versions
+
+    def pin(self, version: int, receiver: str) -> bool:
+        with self._lock:
+            pin = self._pins.get(version)
+            if pin is None:
+                if self.head is None or version < self.head.version + self._writing:
+                    return False
+                pin = self._pins[version] = Pin()
+            pin.receivers.add(receiver)
+            return True
+
+    def release(self, receiver: str, version: int | None = None) -> None:
+        with self._lock:
+            for pinned in [version] if version is not None else list(self._pins):
+                pin = self._pins.get(pinned)
+                if pin is not None:
+                    pin.receivers.discard(receiver)
+                    if not pin.receivers:
+                        del self._pins[pinned]
+
+    def pinned_versions(self) -> tuple[int, ...]:
+        with self._lock:
+            return tuple(sorted(self._pins))
+
+    def copied_versions(self) -> tuple[int, ...]:
+        with self._lock:
+            return tuple(sorted(v for v, pin in self._pins.items() if pin.parts is not None))
+
+    def index(self, version: int) -> bytes:
+        with self._lock:
+            return self._held(version)[1]
+
+    def block(self, version: int, index: int) -> memoryview:
+        with self._lock:
+            parts = self._held(version)[0]
+            data = self.places[index].of(parts)
+            if parts is self.parts:
+                data = data.copy()  # the live arrays may change as soon as the lock is gone
+        return data.data.toreadonly()
+
+    def _held(self, version: int) -> tuple[Parts, bytes]:
+        pin = self._pins.get(version)
+        if pin is not None and pin.parts is not None:
+            return pin.parts, pin.digests
+        if self.head is not None and self.head.version == version and not self._writing:
+            return self.parts, self.digests
+        raise NotHeldError(f"version {version} of fragment {self.number} is not held here")
+
+    # ------------------------------------------------------------ changes
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """While it is open the live arrays may be overwritten: pinned bytes were copied before.
+
+        The block must end with ``became``; if it raises, the fragment holds nothing whole.
+        """
+        self._stop_serving()
+        self.blank = False
+        self.changes_count += 1
+        try:
+            yield
+        except BaseException:
+            with self._lock:
+                self.head = None
+                self._writing = False
+            raise
+
+    def _stop_serving(self) -> None:
+        copied: Parts | None = None
+        while True:
+            with self._lock:
+                pin = self._pins.get(self.head.version) if self.head is not None else None
+                if pin is None or pin.parts is not None or copied is not None:
+                    if pin is not None and pin.parts is None:
+                        pin.parts, pin.digests = copied, self.digests
+                    self._writing = True
+                    return
+            # The slow part is outside of the lock: readers still read the live arrays meanwhile.
+            copied = self.parts.copy()
+
+    def became(self, head: FragmentHead, digests: bytes) -> None:
+        with self._lock:
+            self.head, self.digests = head, digests
+            self._writing = False

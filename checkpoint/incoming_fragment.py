@@ -1,0 +1,201 @@
+"""A fragment on its way here, block by verified block.
+
+Blocks of a fragment that is valid wait beside it until all are there; into one that is not valid they
+go at once. Blocks whose bytes we hold, whose bytes came for an earlier transfer that ended too early,
+or that are all zeros, are not missing.
+
+``accept`` is called from lanes' threads, several at a time, and perhaps once more when the transfer is
+over; everything else by whoever owns the transfer.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import numpy as np
+from blake3 import blake3
+
+from ..protocol.arena import Arena
+from ..protocol.errors import LocalProtocolError, StateMismatchError
+from ..protocol.messages import FragmentHead
+from .blocks import (
+    DIGEST_BYTES,
+    VALUES,
+    BlockPlace,
+    Bytes,
+    differing_blocks,
+    digest_blocks,
+    zeros_digest,
+)
+from .byte_shuffle import as_it_was
+from .fragment_state import FragmentState
+
+Find = Callable[[bytes], bytes | memoryview | None]
+"""Gives the bytes that have a digest, if they are somewhere here; it has checked them."""
+
+
+class Incoming:
+    """See the top of this file. Made by ``SharedState.begin``.
+
+    Attributes:
+      head: what it will be.
+      missing: indices of the blocks that have not come yet; those whose bytes we held before the
+        transfer are not among them.
+      open: it can still take blocks and be installed.
+      in_place: blocks go straight into the live arrays, and nobody need keep what was accepted.
+    """
+
+    def __init__(
+        self, arena: Arena, fragment: FragmentState, head: FragmentHead, digests: bytes
+    ) -> None:
+        self.head = head
+        self.missing: set[int] = set()
+        self.in_place = fragment.head is None
+        self.open = True
+        self._arena = arena
+        self._fragment = fragment
+        self._digests = digests
+        self._staged: dict[int, Bytes] = {}
+        self._put_here: set[int] = set()  # blocks that this transfer has put, or will
+        self._changes_count = 0  # of the fragment, when it did
+        # Held while a block is put, so that none is put any more once the transfer is over.
+        self._lock = threading.Lock()
+
+    def place(self, index: int) -> BlockPlace:
+        """Which bytes a block is."""
+        return self._fragment.places[index]
+
+    def digest(self, index: int) -> bytes:
+        return self._digests[DIGEST_BYTES * index : DIGEST_BYTES * (index + 1)]
+
+    def wanted(self) -> set[bytes]:
+        """The digests of all its blocks."""
+        return {self.digest(index) for index in range(len(self._fragment.places))}
+
+    def plain(self, index: int, payload: memoryview) -> memoryview:
+        """A block's bytes from what has travelled: itself, or longer, if that was compressed.
+
+        Raises:
+          StateMismatchError: it is too short for the block, and not the block compressed.
+        """
+        try:
+            return as_it_was(self.place(index), payload)
+        except ValueError as error:
+            raise StateMismatchError(
+                f"block {index} of fragment {self.head.fragment}: {error}", (index,)
+            ) from None
+
+    def accept(self, index: int, data: bytes | bytearray | memoryview) -> bool:
+        """Take one block. Unless ``in_place``, ``data`` must not change any more.
+
+        Returns:
+          False: it is here already, or the transfer is over.
+
+        Raises:
+          StateMismatchError: these are not the bytes that the index promises; nothing was changed.
+        """
+        if blake3(data).digest() != self.digest(index):
+            raise StateMismatchError(
+                f"block {index} of fragment {self.head.fragment} does not match its digest",
+                (index,),
+            )
+        with self._lock:
+            if not self.open or index not in self.missing:
+                return False
+            self._put(index, np.frombuffer(data, np.uint8))
+        return True
+
+    def _put(self, index: int, block: Bytes) -> None:
+        if self.in_place:
+            fragment, place = self._fragment, self.place(index)
+            fragment.blank = False
+            if place.part == VALUES:
+                self._arena.write_values(fragment.number, place.start, block)
+            else:
+                place.of(fragment.parts)[:] = block
+        else:
+            self._staged[index] = block
+        self._put_here.add(index)
+        self.missing.discard(index)
+
+    def block(self, index: int) -> Bytes:
+        """The bytes of a block that is not missing; a view."""
+        staged = self._staged.get(index)
+        return self.place(index).of(self._fragment.parts) if staged is None else staged
+
+    def finish(self) -> FragmentHead:
+        """Install the fragment. What did not come is digested once more: it may have changed since.
+
+        Raises:
+          LocalProtocolError: blocks are missing, or the transfer was given up.
+          StateMismatchError: it has; the fragment is not valid.
+        """
+        self._check_open()
+        if self.missing:
+            raise LocalProtocolError(f"{len(self.missing)} blocks are still missing")
+        fragment = self._fragment
+        try:
+            with fragment.changes:
+                equal = not self._put_here and fragment.changes_count == self._changes_count
+                with (
+                    fragment.changing(),
+                    self._arena.writing(fragment.number, self.head.version),
+                ):
+                    for index, block in self._staged.items():
+                        self.place(index).of(fragment.parts)[:] = block
+                    if not equal:  # else it was digested just now, all of it
+                        self._check_rest()
+                    fragment.became(self.head, self._digests)
+                self._staged.clear()
+        finally:
+            self.abandon()
+        return self.head
+
+    def _check_rest(self) -> None:
+        """What was put here was checked as it came, and nobody else writes while we install."""
+        fragment = self._fragment
+        rest = [index for index in range(len(fragment.places)) if index not in self._put_here]
+        found = digest_blocks(fragment.parts, [fragment.places[index] for index in rest])
+        wanted = b"".join(map(self.digest, rest))
+        if differing := differing_blocks(found, wanted):
+            raise StateMismatchError(
+                f"fragment {fragment.number} changed while it was received",
+                tuple(rest[each] for each in differing),
+            )
+
+    def abandon(self) -> None:
+        """Give the transfer up: a valid fragment stays what it was. Harmless when finished.
+
+        What came is kept for the next one.
+        """
+        with self._lock:
+            if self.open:
+                self.open = False
+                self._fragment.kept.update(
+                    (self.digest(index), block) for index, block in self._staged.items()
+                )
+            self._staged.clear()
+
+    def start(self, find: Find | None = None) -> None:
+        """Find out which blocks need not come; ``SharedState.begin`` calls it.
+
+        Args:
+          find: where else to look for blocks.
+        """
+        fragment = self._fragment
+        self._changes_count = fragment.changes_count
+        self.missing = set(differing_blocks(fragment.digest_all(), self._digests))
+        kept, fragment.kept = fragment.kept, {}
+        for index in sorted(self.missing):
+            digest, size_bytes = self.digest(index), self.place(index).size_bytes
+            if (block := kept.get(digest)) is not None:
+                self._put(index, block)
+            elif digest == zeros_digest(size_bytes):
+                self._put(index, np.zeros(size_bytes, np.uint8))
+            elif find is not None and (data := find(digest)) is not None:
+                self._put(index, np.frombuffer(data, np.uint8))
+
+    def _check_open(self) -> None:
+        if not self.open:
+            raise LocalProtocolError(f"the transfer of {self.head} was given up or is finished")

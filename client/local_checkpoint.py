@@ -1,0 +1,182 @@
+"""What is only this trainer's, on disk: its optimizer's state, and where its random numbers are.
+
+    trainer.safetensors    tensors of the optimizer's state and of generators; as metadata, in JSON,
+                           the rest, the step, and the shapes of what the optimizer trains
+
+Written when the daemon asks for it, with each checkpoint: copied at the step boundary, then written
+by a thread, under another name that is given up for its own at the end. The settings of the optimizer
+(its rate above all) stay the script's business. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from ..protocol.durable_files import sync_to_disk
+
+FORMAT = 1
+KEY = "holdfast.trainer"  # of the JSON, among the file's metadata
+
+# What becomes of bytes that were written by something else, while they are read and made sense of.
+_UNREADABLE = (
+    OSError,
+    SafetensorError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    RuntimeError,
+)
+
+Tensors = dict[str, torch.Tensor]
+
+
+class OwnState:
+    """Keeps and restores it.
+
+    Args:
+      optimizer: the script's; None: it has not told us, and only random numbers are kept.
+    """
+
+    def __init__(self, path: Path, optimizer: torch.optim.Optimizer | None) -> None:
+        self._path = path
+        self._optimizer = optimizer
+        self._writer: threading.Thread | None = None
+
+    # ------------------------------------------------------------ keeping
+
+    def keep(self, step: int) -> None:
+        """Copy it now, write it soon; one that is still being written is not overtaken."""
+        if self._writer is not None and self._writer.is_alive():
+            return
+        try:
+            tensors, said = self._collect()
+        except _CannotKeepError as error:
+            warnings.warn(f"the optimizer's state is not kept: {error}", stacklevel=2)
+            return
+        text = json.dumps({"format": FORMAT, "step": step, **said})
+        self._writer = threading.Thread(
+            target=self._write, args=(tensors, text), name="holdfast-own-state", daemon=True
+        )
+        self._writer.start()
+
+    def close(self) -> None:
+        """Wait for what is being written."""
+        if self._writer is not None:
+            self._writer.join()
+
+    def _write(self, tensors: Tensors, text: str) -> None:
+        """Write it whole or not at all; only its owner can read it."""
+        scratch = self._path.with_name(f"{self._path.name}.part")
+        try:
+            save_file(tensors, scratch, metadata={KEY: text})
+            scratch.chmod(0o600)
+            sync_to_disk(scratch)
+            scratch.replace(self._path)
+            sync_to_disk(self._path.parent)
+        except (OSError, SafetensorError) as error:
+            warnings.warn(f"{self._path} cannot be written: {error}", stacklevel=2)
+
+    def _collect(self) -> tuple[Tensors, dict[str, Any]]:
+        tensors: Tensors = {"random.torch": torch.get_rng_state()}
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            for number, state in enumerate(torch.cuda.get_rng_state_all()):
+                tensors[f"random.cuda.{number}"] = state
+        version, numbers, gauss = random.getstate()
+        kind, words, place, has_gauss, cached = np.random.get_state(legacy=True)
+        tensors["random.numpy"] = torch.from_numpy(words.astype(np.int64))  # type: ignore[union-attr]
+        said: dict[str, Any] = {
+            "python": [version, list(numbers), gauss],
+            "numpy": [kind, int(place), int(has_gauss), float(cached)],
+            "shapes": self._shapes(),
+            "state": {},
+        }
+        if self._optimizer is not None:
+            for index, entries in self._optimizer.state_dict()["state"].items():
+                said["state"][str(index)] = _flat(index, entries, tensors)
+        return tensors, said
+
+    def _shapes(self) -> list[list[int]]:
+        groups = [] if self._optimizer is None else self._optimizer.param_groups
+        return [list(parameter.shape) for group in groups for parameter in group["params"]]
+
+    # ------------------------------------------------------------ restoring
+
+    def restore(self, step: int) -> bool:
+        """Give the optimizer and the generators what was kept; True: the optimizer has a state.
+
+        A state that the script has brought itself stays. What is damaged, of another optimizer, or
+        of a later step than the run's is left alone, with a warning.
+        """
+        if not self._path.exists() or (self._optimizer is not None and self._optimizer.state):
+            return False
+        try:
+            with safe_open(self._path, framework="pt") as file:
+                said = json.loads((file.metadata() or {})[KEY])
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            if said["format"] != FORMAT:
+                raise ValueError(f"format {said['format']}")
+            if said["step"] > step:
+                raise ValueError(f"it is of step {said['step']}, and the run is at {step}")
+            if said["shapes"] != self._shapes():
+                raise ValueError("the optimizer trains tensors of other shapes")
+            self._restore_optimizer(said["state"], tensors)
+            _restore_chance(said, tensors)
+        except _UNREADABLE as error:
+            warnings.warn(f"{self._path} is not used: {error}", stacklevel=2)
+            return False
+        return bool(said["state"])
+
+    def _restore_optimizer(self, state: dict[str, Any], tensors: Tensors) -> None:
+        if self._optimizer is None or not state:
+            return
+        groups = self._optimizer.state_dict()["param_groups"]
+        entries = {
+            int(index): {
+                name: tensors[value["tensor"]] if isinstance(value, dict) else value
+                for name, value in flat.items()
+            }
+            for index, flat in state.items()
+        }
+        self._optimizer.load_state_dict({"state": entries, "param_groups": groups})
+
+
+class _CannotKeepError(Exception):
+    """The optimizer's state is of a kind that JSON and tensors cannot say."""
+
+
+def _flat(index: int, entries: dict[str, Any], tensors: Tensors) -> dict[str, Any]:
+    """A parameter's state: numbers as they are, tensors by the name under which they go."""
+    said: dict[str, Any] = {}
+    for name, value in entries.items():
+        if isinstance(value, torch.Tensor):
+            key = f"optimizer.{index}.{name}"
+            tensors[key] = value.detach().to("cpu", copy=True).contiguous()
+            said[name] = {"tensor": key}
+        elif value is None or isinstance(value, bool | int | float | str):
+            said[name] = value
+        else:
+            raise _CannotKeepError(f"{name!r} is a {type(value).__name__}")
+    return said
+
+
+def _restore_chance(said: dict[str, Any], tensors: Tensors) -> None:
+    version, numbers, gauss = said["python"]
+    kind, place, has_gauss, cached = said["numpy"]
+    words = tensors["random.numpy"].numpy().astype(np.uint32)
+    torch.set_rng_state(tensors["random.torch"])
+    random.setstate((version, tuple(numbers), gauss))
+    np.random.set_state((kind, words, place, has_gauss, cached))
+    states = [tensors[name] for name in sorted(tensors) if name.startswith("random.cuda.")]
+    if states and torch.cuda.is_available() and len(states) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(states)

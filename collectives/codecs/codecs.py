@@ -1,0 +1,190 @@
+"""Codecs: how the float32 values of one chunk become bytes on the wire, and back.
+
+A codec is a pure function of its input: encoding the same values gives the same bytes, decoding the
+same bytes gives the same bits, on every machine. Decoding is elementwise float32 (conversions that
+are exact, then at most one multiply), so x86 and Arm agree. Codecs hold no state; error feedback
+(``error_feedback``), compression of what is encoded (``compression``) and the choice of a codec live
+elsewhere.
+
+    name   bits a value   what is kept
+    fp32   32             everything, bit for bit (little-endian)
+    bf16   16             8 significant bits, float32's range
+    int8   8 + 16/256     127 levels each way of a scale per block of 256 values
+    nf4    4 + 16/64      16 levels of a scale per block of 64, close where normal values are dense
+    e2m1   4 + 16/64      15 levels, a 4-bit float with 2 bits of exponent
+    e3m0   4 + 16/64      15 levels, powers of two
+    topk   about 0.15     the 64th part of the values that is largest; sign and one of two levels
+    topk16, topk8, topk4  the same with the 16th part (0.47), the 8th (0.8), the 4th (1.3)
+
+Signal-to-noise in dB on independent values (normal; Laplace; Student's t with 3 degrees of freedom):
+int8 43.1, 40.0, 35; nf4 20.7, 19.7, 18; e2m1 19.5, 19.0, 18; e3m0 14.5, 15.0, 16. topk
+leaves out much of the signal, so it needs error feedback, which there is on the way up only.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .codec_base import (
+    TILE,
+    Bytes,
+    Codec,
+    FixedLength,
+    Values,
+    by_block,
+    check_length,
+    make_divisors,
+    make_scales,
+    read_scales,
+)
+from .fourbit import FOUR_BIT_CODECS
+from .topk import TOPK_SHARE_BITS, TopKCodec
+
+__all__ = ["CODECS", "INT8_BLOCK", "Codec", "Values", "get_codec"]
+
+INT8_BLOCK = 256  # values that share one scale; 2 bytes of scale cost 0.8 % at this length
+INT8_LEVEL_MAX = 127  # -128 is never made, so that the levels are symmetric
+
+FP32_EXPONENT = np.uint32(0x7F80_0000)  # all ones: infinite or not a number
+BF16_EXPONENT = np.uint16(0x7F80)
+
+
+class Fp32Codec(FixedLength):
+    """Verbatim little-endian float32; not-a-number and negative zero come back bit for bit."""
+
+    name: Final = "fp32"
+    lossy: Final = False
+    verbatim = sys.byteorder == "little"
+
+    def encoded_bytes(self, count: int) -> int:
+        return 4 * count
+
+    def encode(self, values: Values, out: memoryview) -> int:
+        check_length(self, out, values.size)
+        np.frombuffer(out, "<f4")[:] = values
+        return len(out)
+
+    def decode(self, data: Bytes, out: Values) -> None:
+        check_length(self, data, out.size)
+        out[:] = np.frombuffer(data, "<f4")
+
+
+class Bf16Codec(FixedLength):
+    """The upper half of a float32, little-endian, rounded to nearest, ties to even.
+
+    Nothing underflows that float32 holds: subnormals are rounded like the rest. What is not finite
+    is refused, and so is what would be rounded to infinity (3.3961775e38 and above).
+    """
+
+    name: Final = "bf16"
+    lossy: Final = True
+
+    def encoded_bytes(self, count: int) -> int:
+        return 2 * count
+
+    def encode(self, values: Values, out: memoryview) -> int:
+        check_length(self, out, values.size)
+        halves = np.frombuffer(out, "<u2")
+        for start in range(0, values.size, TILE):
+            tile = slice(start, start + TILE)
+            bits = values[tile].view(np.uint32)
+            if ((bits & FP32_EXPONENT) == FP32_EXPONENT).any():
+                bad = int(np.flatnonzero(~np.isfinite(values[tile]))[0]) + start
+                raise ValueError(f"bf16: value {bad} is not finite")
+            rounded = bits >> np.uint32(16)
+            rounded &= np.uint32(1)  # a tie is rounded up from an odd half only
+            rounded += np.uint32(0x7FFF)
+            rounded += bits
+            rounded >>= np.uint32(16)
+            halves[tile] = rounded
+            if _any_infinite(halves[tile]):
+                bad = int(np.abs(values[tile]).argmax()) + start
+                raise ValueError(f"bf16: value {bad} is {values[bad]:.9g}, beyond what bf16 holds")
+        return len(out)
+
+    def decode(self, data: Bytes, out: Values) -> None:
+        check_length(self, data, out.size)
+        halves = np.frombuffer(data, "<u2")
+        for start in range(0, out.size, TILE):
+            tile = slice(start, start + TILE)
+            if _any_infinite(halves[tile]):
+                raise ValueError("bf16: a value that is not finite")
+            np.left_shift(halves[tile], 16, out=out[tile].view(np.uint32), dtype=np.uint32)
+
+
+def _any_infinite(halves: NDArray[np.uint16]) -> bool:
+    return bool(((halves & BF16_EXPONENT) == BF16_EXPONENT).any())
+
+
+class Int8Codec(FixedLength):
+    """Blocks of 256 values: one fp16 scale each, then one signed byte a value.
+
+    All scales of the chunk come first, then all bytes; the last block may be short. With ``m`` the
+    largest magnitude of a block,
+
+        scale = the smallest fp16 number that is at least m / 127
+        byte  = x / scale, rounded to the nearest integer, ties to even
+
+    Rounding the scale up keeps every byte within -127..127. The error of a value is at most half a
+    scale: ``m / 254`` or little more, as long as ``m / 127`` is a normal fp16 number. Scales below
+    6.1e-5 (``m`` below 0.0078) are fp16 subnormals, spaced 6.0e-8 apart; values below 3.0e-8 vanish.
+    A block of zeros has scale 0. Decoding multiplies byte and scale in float32.
+    """
+
+    name: Final = "int8"
+    lossy: Final = True
+
+    def encoded_bytes(self, count: int) -> int:
+        return 2 * -(-count // INT8_BLOCK) + count
+
+    def encode(self, values: Values, out: memoryview) -> int:
+        count = values.size
+        check_length(self, out, count)
+        if count == 0:
+            return 0
+        block_count = -(-count // INT8_BLOCK)
+        scales = make_scales(self.name, values, INT8_BLOCK, INT8_LEVEL_MAX)
+        np.frombuffer(out, "<f2", count=block_count)[:] = scales
+        levels = np.empty(count, np.float32)
+        by_block(np.divide, values, make_divisors(scales), INT8_BLOCK, levels)
+        np.rint(levels, out=levels)
+        np.copyto(np.frombuffer(out, np.int8, offset=2 * block_count), levels, casting="unsafe")
+        return len(out)
+
+    def decode(self, data: Bytes, out: Values) -> None:
+        count = out.size
+        check_length(self, data, count)
+        if count == 0:
+            return
+        block_count = -(-count // INT8_BLOCK)
+        scales = read_scales(self.name, data, block_count)
+        out[:] = np.frombuffer(data, np.int8, offset=2 * block_count)
+        by_block(np.multiply, out, scales, INT8_BLOCK, out)
+
+
+_ALL: tuple[Codec, ...] = (
+    Fp32Codec(),
+    Bf16Codec(),
+    Int8Codec(),
+    *FOUR_BIT_CODECS,
+    *map(TopKCodec, TOPK_SHARE_BITS),
+)
+CODECS: Mapping[str, Codec] = MappingProxyType({codec.name: codec for codec in _ALL})
+
+
+def get_codec(name: str) -> Codec:
+    """The codec of that name.
+
+    Raises:
+      ValueError: there is none; the text lists those there are.
+    """
+    try:
+        return CODECS[name]
+    except KeyError:
+        raise ValueError(f"no codec {name!r}; there are {', '.join(CODECS)}") from None

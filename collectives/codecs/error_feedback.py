@@ -1,0 +1,101 @@
+"""Error feedback: what a lossy codec left out of one contribution goes into the next.
+
+With ``e`` the residual (0 at first), ``delta`` a round's pseudo-gradient, ``Q`` the codec and ``beta``
+the decay, all in float32, every operation rounded by itself:
+
+    a = beta * e + delta   what is encoded instead of delta
+    s = decode(Q(a))       what the others add up
+    e <- a - s             when the round commits and this peer is among its contributors
+
+A round that does not commit, or commits without this peer, leaves ``e`` as it was: the delta is
+still in the trainer's weights and comes again with the next round, and the residual with it. So
+without decay (``beta`` is 1) what was sent and what is left add up to what was trained:
+``sum of s + e = sum of delta``, exactly where these sums are exact in float32, and otherwise up to one
+rounding of ``a`` and ``e`` a round. With it, what waits is worth less the longer it waits, as in
+SparseLoCo (arXiv 2508.15706), where it stands in for outer momentum.
+
+Memory: one vector as long as the fragment, and a second one while a round of it is in flight (the
+trainer may have overwritten ``delta`` by the time the round commits). Nothing is kept on disk: a
+peer that starts again starts with a residual of 0, and loses as much as its last encoding did.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .codec_base import Bytes, Codec, Values
+
+
+class Residual:
+    """What is left of one fragment. One round at a time: a new one makes earlier ones void.
+
+    Attributes:
+      values: shape ``(n,)``, float32.
+      decay: of a round's use of it, from 0 to 1.
+    """
+
+    def __init__(self, count: int, decay: float = 1.0) -> None:
+        self.values: Values = np.zeros(count, np.float32)
+        self.decay = np.float32(decay)
+        self._open: Correction | None = None
+
+    def carried(self, where: slice) -> Values:
+        """What the next contribution gets in addition."""
+        return self.values[where] * self.decay
+
+    def begin(self) -> Correction:
+        """A new round's correction; nothing changes before it is settled."""
+        self._open = Correction(self)
+        return self._open
+
+    def settle(self, correction: Correction) -> None:
+        """See ``Correction.settle``."""
+        if self._open is correction:
+            self._open = None
+            self.values = correction.left
+
+    def clear(self) -> None:
+        """Forget what is left, and the round in flight."""
+        self.values = np.zeros_like(self.values)
+        self._open = None
+
+
+class Correction:
+    """One round's use of a residual. Chunks may be encoded in any order, by several threads.
+
+    Attributes:
+      left: shape ``(n,)``, float32: the next residual, where chunks were encoded already.
+    """
+
+    def __init__(self, residual: Residual) -> None:
+        self._residual = residual
+        self._before = residual.values
+        self.left: Values = np.empty_like(residual.values)
+
+    @property
+    def count(self) -> int:
+        """Values in the fragment."""
+        return self._before.size
+
+    def encode(self, codec: Codec, where: slice, delta: Values, out: memoryview) -> int:
+        """Encode one chunk's ``delta``, corrected; otherwise as ``Codec.encode``.
+
+        Raises:
+          ValueError: as the codec; also when delta and residual add up to what is not finite.
+        """
+        left = self.left[where]
+        with np.errstate(over="ignore", invalid="ignore"):  # the codec refuses what comes of it
+            corrected = self._before[where] * self._residual.decay
+            corrected += delta
+        length = codec.encode(corrected, out)
+        sent: Bytes = out[:length]
+        codec.decode(sent, left)
+        np.subtract(corrected, left, out=left)
+        return length
+
+    def settle(self) -> None:
+        """The round committed with our contribution: what is left now is the residual.
+
+        Does nothing the second time, or after a later round of the fragment began.
+        """
+        self._residual.settle(self)

@@ -1,0 +1,197 @@
+"""Where a frame goes: from its header to whoever waits for it.
+
+A *sink* registers for a key while it wants frames. Frames may arrive before the order that makes
+this node register (the order comes from the master, the frames from peers): the lane that carries
+one then waits a while. Frames of what is over are read and dropped at once, so a finished or
+repeated attempt holds up nobody.
+
+This file knows no links and no lanes; it never sends anything.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol, TypeVar
+
+import trio
+
+from ...protocol.errors import LocalProtocolError, RemoteProtocolError
+from ...protocol.network.lane import FrameHeader, FrameKind
+
+EARLY_WAIT_S = 10.0  # how long a lane waits for somebody to want its frame; then it is dropped
+# Rounds and transfers whose end is remembered. A frame of one forgotten before that only costs its
+# own lane the early wait.
+ENDED_MAX = 4_096
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+Key = tuple[int, ...]
+
+
+class Sink(Protocol):
+    """Who wants the frames of a key. All methods are synchronous and must not block.
+
+    A sink that registers for threads may be called from several lanes' threads at once, and a last
+    time just after its registration ended; ``deliver`` may then take as long as the frame's
+    arithmetic does.
+    """
+
+    def place(self, peer: str, header: FrameHeader) -> memoryview | None:
+        """Where the payload goes (exactly ``payload_bytes``), or None to drop it.
+
+        The header is not authenticated yet. Nobody may be accused here: what is wrong with it may
+        be the work of somebody on the way, and then the link is lost a moment later.
+        """
+        ...
+
+    def deliver(self, peer: str, header: FrameHeader, payload: memoryview) -> None:
+        """The frame is authentic; ``payload`` is the very object that ``place`` returned."""
+        ...
+
+    def abandon(self, peer: str, header: FrameHeader, view: memoryview) -> None:
+        """The lane broke before the payload was whole; ``view`` is what ``place`` returned.
+
+        Nobody writes to it any more. The same frame may be placed again, from another lane. The
+        header may never have been authentic.
+        """
+        ...
+
+
+def frame_key(header: FrameHeader) -> Key:
+    """(kind, round, attempt) for chunks, (BLOCK, transfer) for blocks."""
+    if header.kind is FrameKind.BLOCK:
+        return (FrameKind.BLOCK, header.transfer)
+    return (header.kind, header.round, header.attempt)
+
+
+class FrameRouter:
+    """The table of sinks.
+
+    Attributes:
+      dropped_frames: frames that nobody wanted (any more, or in time).
+    """
+
+    def __init__(self, early_wait_s: float = EARLY_WAIT_S) -> None:
+        self.dropped_frames = 0
+        self._early_wait_s = early_wait_s
+        self._sinks: dict[Key, Sink] = {}
+        # Those of ``_sinks`` that threads may call. Threads only look keys up in these two tables,
+        # each time in one operation of the interpreter; all else here is the event loop's.
+        self._sinks_in_threads: dict[Key, Sink] = {}
+        self._changed = trio.Event()
+        self._ended_attempts: OrderedDict[int, int] = OrderedDict()  # round -> last one over
+        self._ended_transfers: OrderedDict[Key, None] = OrderedDict()
+        self._given_up: OrderedDict[Key, None] = OrderedDict()  # nobody came for a frame of these
+
+    @contextmanager
+    def register(self, key: Key, sink: Sink, *, threads: bool = False) -> Iterator[None]:
+        """Give ``sink`` the frames of ``key`` until the block ends; then the key is over for good.
+
+        Registering an attempt of a round ends all earlier attempts of that round.
+
+        Args:
+          threads: the sink may be called from threads.
+
+        Raises:
+          LocalProtocolError: the key is taken, or a transfer's number was used before.
+          RemoteProtocolError: the attempt is over: the order for it is stale.
+        """
+        if key in self._sinks:
+            raise LocalProtocolError(f"frames of {key} are registered already")
+        if self._is_over(key):
+            if key[0] == FrameKind.BLOCK:
+                raise LocalProtocolError(f"transfer {key[1]} is over")
+            raise RemoteProtocolError(f"attempt {key[2]} of round {key[1]} is over")
+        if key[0] != FrameKind.BLOCK:
+            self.forget_through(key[1], key[2] - 1)
+        self._given_up.pop(key, None)
+        self._sinks[key] = sink
+        if threads:
+            self._sinks_in_threads[key] = sink
+        self._wake()
+        try:
+            yield
+        finally:
+            del self._sinks[key]
+            self._sinks_in_threads.pop(key, None)
+            if key[0] == FrameKind.BLOCK:
+                self._ended_transfers[key] = None
+                _bound(self._ended_transfers)
+            else:
+                self.forget_through(key[1], key[2])
+            self._wake()
+
+    def forget_through(self, round_: int, attempt: int) -> None:
+        """Frames of this round, up to this attempt, are dropped from now on."""
+        ended = self._ended_attempts.pop(round_, -1)
+        self._ended_attempts[round_] = max(ended, attempt)
+        _bound(self._ended_attempts)
+        self._wake()
+
+    async def place(
+        self, peer: str, header: FrameHeader
+    ) -> tuple[Sink, memoryview] | tuple[None, None]:
+        """Find the frame's sink and place, waiting for the sink if it is early.
+
+        Only the first frames of a key wait: once one has waited in vain, whoever registers late
+        misses a frame anyway, and a hundred more need not hold up their lane in turn.
+        """
+        key = frame_key(header)
+        if key not in self._sinks:
+            await self._wait_sink(key)
+        sink = self._sinks.get(key)
+        view = None if sink is None else sink.place(peer, header)
+        if sink is None or view is None:
+            self.dropped_frames += 1
+            return None, None
+        return sink, view
+
+    async def _wait_sink(self, key: Key) -> None:
+        with trio.move_on_after(self._early_wait_s) as scope:
+            while not (key in self._sinks or self._is_over(key) or key in self._given_up):
+                await self._changed.wait()
+        if scope.cancelled_caught:
+            self._given_up[key] = None
+            _bound(self._given_up)
+            self._wake()
+
+    def place_in_thread(self, peer: str, header: FrameHeader) -> tuple[Sink, memoryview] | None:
+        """As ``place``, from a lane's thread; None: ask ``place`` on the event loop."""
+        sink = self._sinks_in_threads.get(frame_key(header))
+        view = None if sink is None else sink.place(peer, header)
+        return None if sink is None or view is None else (sink, view)
+
+    def in_threads(self, header: FrameHeader) -> bool:
+        """Whether the frame's sink may be called from threads."""
+        return frame_key(header) in self._sinks_in_threads
+
+    def deliver(self, sink: Sink, peer: str, header: FrameHeader, payload: memoryview) -> None:
+        """Hand an authentic payload to the sink that placed it, if that still wants it.
+
+        In the thread that placed it, or on the event loop.
+        """
+        if self._sinks.get(frame_key(header)) is sink:
+            sink.deliver(peer, header, payload)
+
+    def abandon(self, sink: Sink, peer: str, header: FrameHeader, view: memoryview) -> None:
+        """Tell the sink that placed a frame that its payload will not come; as ``deliver``."""
+        if self._sinks.get(frame_key(header)) is sink:
+            sink.abandon(peer, header, view)
+
+    def _is_over(self, key: Key) -> bool:
+        if key[0] == FrameKind.BLOCK:
+            return key in self._ended_transfers
+        return key not in self._sinks and self._ended_attempts.get(key[1], -1) >= key[2]
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+
+def _bound(table: OrderedDict[T, U]) -> None:
+    """Forget the oldest entry of a table that is too long."""
+    if len(table) > ENDED_MAX:
+        table.popitem(last=False)

@@ -1,0 +1,205 @@
+"""How links and their lanes are opened: who says what, who has which keys.
+
+A link (``>`` dialer, ``<`` acceptor), on its control stream:
+
+    > LinkHello(link_id, secret)   < LinkHello(link_id, secret)   < LinkReady
+
+A lane, as long as the link lives; the link is up with its first one:
+
+    > preamble, OPEN               < OPEN
+
+This file knows no views and no policy: who may have a link, and how many lanes, is decided by those
+who call it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import trio
+from attrs import field, frozen
+
+from ...protocol.errors import RemoteProtocolError
+from ...protocol.messages import (
+    VERSION_MAX,
+    VERSION_MIN,
+    LinkHello,
+    LinkReady,
+    Message,
+    RefusalCode,
+    Refused,
+)
+from ...protocol.network.interface import Network
+from ...protocol.network.lane import (
+    LINK_ID_BYTES,
+    SECRET_BYTES,
+    derive_lane_keys,
+    receive_preamble,
+    send_preamble,
+)
+from ...protocol.network.stream import MessageStream
+from .link import Link
+from .link_lane import LinkLane
+
+M = TypeVar("M", bound=Message)
+
+Connect = Callable[[], Awaitable[trio.abc.Stream]]  # one more connection, over the same road
+
+
+@frozen
+class LinkKeys:
+    """What both ends of a link know, and nobody else."""
+
+    link_id: bytes
+    secret_dialer: bytes = field(repr=False)
+    secret_acceptor: bytes = field(repr=False)
+
+    def of_lane(self, number: int) -> tuple[bytes, bytes]:
+        """(dialer to acceptor, acceptor to dialer)."""
+        return derive_lane_keys(self.secret_dialer, self.secret_acceptor, self.link_id, number)
+
+
+# ---------------------------------------------------------------- the control stream
+
+
+async def dial_link(messages: MessageStream) -> LinkKeys:
+    """The dialer's half.
+
+    Raises:
+      RemoteProtocolError: refused, or another protocol.
+    """
+    link_id = secrets.token_bytes(LINK_ID_BYTES)
+    secret = secrets.token_bytes(SECRET_BYTES)
+    await messages.send(_hello(link_id, secret))
+    hello = await _answer(messages, LinkHello)
+    if version_refusal(hello) is not None:
+        raise RemoteProtocolError("it speaks no version that we speak")
+    await _answer(messages, LinkReady)
+    return LinkKeys(link_id, secret, hello.secret)
+
+
+def keys_for(hello: LinkHello) -> LinkKeys:
+    """The acceptor's: its half of the secret is new."""
+    return LinkKeys(hello.link_id, hello.secret, secrets.token_bytes(SECRET_BYTES))
+
+
+async def welcome_link(messages: MessageStream, keys: LinkKeys) -> None:
+    """The acceptor's half, once it wants the link and its lanes can be accepted."""
+    await messages.send(_hello(keys.link_id, keys.secret_acceptor))
+    await messages.send(LinkReady())
+
+
+def version_refusal(hello: LinkHello) -> Refused | None:
+    if hello.version_min <= VERSION_MAX and hello.version_max >= VERSION_MIN:
+        return None
+    return Refused(
+        RefusalCode.VERSION,
+        f"you speak versions {hello.version_min} to {hello.version_max}, "
+        f"I speak {VERSION_MIN} to {VERSION_MAX}",
+    )
+
+
+def _hello(link_id: bytes, secret: bytes) -> LinkHello:
+    return LinkHello(VERSION_MIN, VERSION_MAX, link_id, secret)
+
+
+async def _answer(stream: MessageStream, expected: type[M]) -> M:
+    message = await stream.receive()
+    if isinstance(message, Refused):
+        raise RemoteProtocolError(f"it refused the link: {message.reason}")
+    if not isinstance(message, expected):
+        raise RemoteProtocolError(f"{type(message).__name__} instead of {expected.__name__}")
+    return message
+
+
+# ---------------------------------------------------------------- lanes
+
+
+async def dial_lane(
+    network: Network, connect: Connect, keys: LinkKeys, link: Link, number: int
+) -> LinkLane:
+    """Open one more lane of a link, over a new connection; the caller bounds the time.
+
+    Raises:
+      OSError, trio.BrokenResourceError, trio.EndOfChannel: it cannot be had now.
+      RemoteProtocolError: the other end does not have the keys.
+    """
+    stream = await connect()
+    from_dialer, from_acceptor = keys.of_lane(number)
+    lane = link.make_lane(number, stream, send_key=from_dialer, receive_key=from_acceptor)
+    opened = False
+    try:
+        link.claim_lane(lane)
+        await send_preamble(stream, keys.link_id, number)
+        await lane.sender.open()
+        await lane.receiver.wait_open()
+        lane.facts = network.prepare_lane(stream, link.rules.congestion)
+        opened = True
+    finally:
+        if not opened:
+            link.forget_lane(lane)
+            await trio.aclose_forcefully(stream)
+    return lane
+
+
+class LaneDesk:
+    """Where accepted lanes find their link.
+
+    A lane's first bytes name a link that was accepted here and still lives; its first record proves
+    that its dialer has that link's keys.
+    """
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self._offers: dict[bytes, tuple[LinkKeys, Link]] = {}
+
+    @contextmanager
+    def offer(self, keys: LinkKeys, link: Link) -> Iterator[None]:
+        """Lanes of this link may come while the block runs.
+
+        Raises:
+          RemoteProtocolError: another link has this id.
+        """
+        if keys.link_id in self._offers:
+            raise RemoteProtocolError("that link id is in use")
+        self._offers[keys.link_id] = (keys, link)
+        try:
+            yield
+        finally:
+            del self._offers[keys.link_id]
+
+    async def accept(self, stream: trio.abc.Stream) -> LinkLane:
+        """Give a lane to its link; the caller bounds the time.
+
+        Raises:
+          RemoteProtocolError: it belongs to no link, or its dialer does not have the keys.
+        """
+        preamble = await receive_preamble(stream)
+        offer = self._offers.get(preamble.link_id)
+        if offer is None:
+            raise RemoteProtocolError("a lane of no link that is here")
+        keys, link = offer
+        from_dialer, from_acceptor = keys.of_lane(preamble.lane)
+        lane = link.make_lane(
+            preamble.lane, stream, send_key=from_acceptor, receive_key=from_dialer
+        )
+        try:
+            await lane.receiver.wait_open()
+        except trio.EndOfChannel:
+            raise RemoteProtocolError("a lane ended before it was opened") from None
+        # Only who holds the keys comes this far. Nothing may wait between the claim and our first
+        # record: a lane's keys encrypt one stream only.
+        link.claim_lane(lane)
+        opened = False
+        try:
+            await lane.sender.open()
+            lane.facts = self._network.prepare_lane(stream, link.rules.congestion)
+            opened = True
+        finally:
+            if not opened:
+                link.forget_lane(lane)
+        link.lane_opened(lane)
+        return lane

@@ -1,0 +1,129 @@
+"""A punched road: streams that both ends of a pair dial at once, through routers that keep ports.
+
+The first stream is met at ports that the master has told both. On it the dialling end asks for further
+ones, each with its own two ports:
+
+    > port from which I dial       < port from which I dial; now both dial
+
+These numbers travel in clear; what is carried over the streams is TLS or a lane, as over any other road.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from ...protocol.addresses import Address
+from ...protocol.errors import RemoteProtocolError
+from ...protocol.messages import LANES_OPEN_MAX
+from ...protocol.network.interface import Hole, Network
+
+PUNCH_S = 8.0  # for both to have met: the master tells both at once, so some repeated dials
+MEET_S = 5.0  # for a further stream
+# That are open or being dialled, at the answering end: the lanes of a link, a control stream, its successor.
+STREAMS_MAX = LANES_OPEN_MAX + 2
+
+_PORT = struct.Struct(">H")
+
+
+async def meet(network: Network, address: Address, port: int) -> trio.abc.Stream:
+    """The first stream of a punched road; raises OSError: there is none."""
+    hole = await network.open_hole(address, port)
+    return await _connected(hole, address, PUNCH_S)
+
+
+class Caller:
+    """The dialling end.
+
+    Args:
+      stream: the first one; closed when the road is given up.
+      host: where the other end dials from.
+    """
+
+    def __init__(self, network: Network, stream: trio.abc.Stream, host: str) -> None:
+        self._network = network
+        self._stream = stream
+        self._host = host
+        self._lock = trio.Lock()
+
+    async def connect(self) -> trio.abc.Stream:
+        """A further stream; raises OSError, or as a broken stream does."""
+        address = Address(self._host, 0)
+        hole = await self._network.open_hole(address)
+        try:
+            async with self._lock:
+                with trio.fail_after(MEET_S):
+                    await self._stream.send_all(_PORT.pack(hole.port))
+                    theirs = await _receive_port(self._stream)
+        except trio.TooSlowError:
+            hole.close()
+            raise TimeoutError(f"{self._host} does not dial") from None
+        except BaseException:
+            hole.close()
+            raise
+        return await _connected(hole, Address(self._host, theirs), MEET_S)
+
+
+async def answer(
+    network: Network,
+    stream: trio.abc.Stream,
+    host: str,
+    nursery: trio.Nursery,
+    met: Callable[[trio.abc.Stream], Awaitable[None]],
+) -> None:
+    """The other end: dial whenever it is asked to, until the first stream ends.
+
+    Args:
+      met: what becomes of each further stream, to its end.
+
+    Raises:
+      RemoteProtocolError: it asks for more streams than a link has.
+    """
+    room = trio.Semaphore(STREAMS_MAX)
+
+    async def dial(hole: Hole, address: Address) -> None:
+        try:
+            await met(await _connected(hole, address, MEET_S))
+        except OSError:
+            pass  # whoever asked will ask again
+        finally:
+            room.release()
+
+    while True:
+        theirs = await _receive_port(stream)
+        with trio.move_on_after(MEET_S) as patience:
+            await room.acquire()
+        if patience.cancelled_caught:
+            raise RemoteProtocolError(f"it asks for more than {STREAMS_MAX} streams at once")
+        hole = await network.open_hole(Address(host, 0))
+        try:
+            await stream.send_all(_PORT.pack(hole.port))
+        except BaseException:
+            hole.close()
+            raise
+        nursery.start_soon(dial, hole, Address(host, theirs))
+
+
+async def _connected(hole: Hole, address: Address, within_s: float) -> trio.abc.Stream:
+    try:
+        with trio.fail_after(within_s):
+            return await hole.connect(address)
+    except trio.TooSlowError:
+        raise TimeoutError(f"{address} was not met within {within_s:g} s") from None
+    finally:
+        hole.close()
+
+
+async def _receive_port(stream: trio.abc.Stream) -> int:
+    data = b""
+    while len(data) < _PORT.size:
+        more = await stream.receive_some(_PORT.size - len(data))
+        if not more:
+            raise OSError("the other end of a punched road hung up")
+        data += more
+    (port,) = _PORT.unpack(data)
+    if port == 0:
+        raise RemoteProtocolError("no port is 0")
+    return int(port)

@@ -1,0 +1,241 @@
+"""What waits to be sent over a link: sources of frames, served in turn by whichever lane is idle.
+
+A *source* makes a frame when a lane asks for one, so nothing is queued, encoded or woken up before
+it can be sent. Of sources of one rank those of the oldest round go first: were rounds that run at once
+to share the line, the older one would be late and the newer one no earlier. Sources of one round take
+turns frame by frame. Those of a lower rank are asked when no other has a frame, and only as far as the node's
+``Courtesy`` lets them: all its links share one line.
+
+Lanes are tasks of the event loop, or threads. Sources are asked, and the table of them is changed,
+under one lock, for some microseconds; a frame's payload is made outside of it. Whoever has to be
+told something on the event loop is told through ``Loop``.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from operator import attrgetter
+from typing import Protocol
+
+import trio
+from attrs import define, field
+
+from ...protocol.network.lane import Buffer, FrameHeader
+from .event_loop import Loop
+from .send_priority import Courtesy, Rank
+
+Frame = tuple[FrameHeader, Buffer]
+# Makes a frame, perhaps in a thread; None if there will be none after all. Called again, it must make
+# the same frame: a lane may break when it was sent but has not arrived. Its bytes must not change
+# until it is known to have arrived or the link is lost; until then somebody here refers to the load.
+Load = Callable[[], Frame | None]
+
+
+class FrameSource(Protocol):
+    """Frames for one link, as far as they can be sent now.
+
+    Called from lanes, in threads, one at a time: both methods must be quick and must not call the
+    link. When there is more to send than before, somebody calls ``Link.wake``.
+    """
+
+    def next_frame(self) -> Load | None:
+        """The next frame; None if there is none at this moment."""
+        ...
+
+    def exhausted(self) -> bool:
+        """Whether ``next_frame`` will never give anything again."""
+        ...
+
+
+_AGE = attrgetter("age")
+
+
+@define(eq=False)
+class _Feed:
+    """A source that is being sent, and how far that is."""
+
+    source: FrameSource
+    rank: Rank
+    age: int  # the lower, the older
+    in_flight: int = 0
+    sent: bool = False
+    ended: trio.Event = field(factory=trio.Event)
+
+
+@define(eq=False)
+class Taken:
+    """A frame that a lane has taken: how to make it, and whose it is until it is sent."""
+
+    load: Load
+    feed: _Feed | None
+    rank: Rank
+
+
+class Outlet:
+    """See the top of this file. Made on the event loop.
+
+    Args:
+      courtesy: the node's.
+    """
+
+    def __init__(self, courtesy: Courtesy | None = None) -> None:
+        self._loop = Loop()
+        self._courtesy = Courtesy() if courtesy is None else courtesy
+        self._changed = threading.Condition(threading.Lock())
+        # Those that may have more, by rank; whose turn it is first.
+        self._feeds: dict[Rank, deque[_Feed]] = {rank: deque() for rank in Rank}
+        self._open: set[_Feed] = set()  # all that somebody waits for
+        self._under_way: set[Taken] = set()  # taken, and not finished
+        self._wait_s = math.inf  # until a frame that was refused may go
+        self._returned: deque[Taken] = deque()  # from lanes that are gone; these go first
+        self._parked_count = 0
+        self._lot = trio.lowlevel.ParkingLot()
+        self._closed = False
+
+    async def drain(self, source: FrameSource, rank: Rank = Rank.ROUND, age: int = 0) -> bool:
+        """Send all of a source, after older ones; False if the outlet was closed before.
+
+        Cancellation: safe; no further frame is taken, those on their way are finished.
+        """
+        if self._closed:
+            await trio.lowlevel.checkpoint()
+            return False
+        if source.exhausted():
+            await trio.lowlevel.checkpoint()
+            return True
+        feed = _Feed(source, rank, age)
+        with self._changed:
+            self._feeds[rank].append(feed)
+            self._open.add(feed)
+        self.wake()
+        try:
+            await feed.ended.wait()
+        finally:
+            with self._changed:
+                self._open.discard(feed)
+                if feed in self._feeds[rank]:
+                    self._feeds[rank].remove(feed)
+        return feed.sent
+
+    def wake(self) -> None:
+        """Sources may have more to send; from any thread."""
+        with self._changed:
+            self._changed.notify_all()
+            parked = self._parked_count > 0
+        if parked:
+            self._loop.soon(self._lot.unpark_all)
+
+    def take_nowait(self) -> Taken | None:
+        """For a lane's task: the next frame, if there is one."""
+        with self._changed:
+            return self._take()
+
+    async def take(self) -> Taken:
+        """For a lane's task: wait for the next frame."""
+        while True:
+            with self._changed:
+                taken = self._take()
+                if taken is not None:
+                    return taken
+                # Under the lock, so that a thread that wakes us now knows that it must.
+                self._parked_count += 1
+                wait_s = self._wait_s
+            try:
+                await self._park(wait_s)
+            finally:
+                with self._changed:
+                    self._parked_count -= 1
+
+    async def _park(self, wait_s: float) -> None:
+        if wait_s == math.inf:  # as nearly always; a scope is not cheap
+            await self._lot.park()
+            return
+        with trio.move_on_after(wait_s):
+            await self._lot.park()
+
+    def take_in_thread(self, wait_s: float) -> Taken | None:
+        """For a lane's thread: the next frame, or None if there is none within ``wait_s``."""
+        with self._changed:
+            while not self._closed:
+                taken = self._take()
+                if taken is not None:
+                    return taken
+                if not self._changed.wait(min(wait_s, self._wait_s)) and wait_s <= self._wait_s:
+                    return self._take()
+        return None
+
+    def _take(self) -> Taken | None:
+        self._wait_s = math.inf
+        if self._closed:
+            return None
+        now_s = self._loop.time_s()
+        taken = self._returned.popleft() if self._returned else self._next(now_s)
+        if taken is not None:
+            self._under_way.add(taken)
+            self._courtesy.begin(taken.rank, now_s)
+        return taken
+
+    def _next(self, now_s: float) -> Taken | None:
+        """The first source's next frame, by rank and turn."""
+        for rank, feeds in self._feeds.items():
+            if not feeds:
+                continue
+            self._wait_s = self._courtesy.may_go(rank, now_s, self.wake) or math.inf
+            if self._wait_s < math.inf:
+                return None  # nor any of a lower rank
+            for feed in sorted(feeds, key=_AGE):  # stable: those of one age in the order of turns
+                frame = feed.source.next_frame()
+                feeds.remove(feed)
+                if not feed.source.exhausted():
+                    feeds.append(feed)
+                if frame is not None:
+                    feed.in_flight += 1
+                    return Taken(frame, feed, rank)
+        return None
+
+    def finish(self, taken: Taken, sent_bytes: int = 0) -> None:
+        """The frame was sent, perhaps not for the first time; from any thread."""
+        self._settle([taken], sent_bytes)
+        feed, taken.feed = taken.feed, None
+        if feed is None:
+            return
+        with self._changed:
+            feed.in_flight -= 1
+            over = feed.in_flight == 0 and feed.source.exhausted()
+            feed.sent = over
+        if over:
+            self._loop.soon(feed.ended.set)
+
+    def _settle(self, frames: Iterable[Taken], sent_bytes: int = 0) -> None:
+        """These are not under way any more. Not under the lock: other outlets may be woken."""
+        with self._changed:
+            settled = [taken for taken in frames if taken in self._under_way]
+            self._under_way.difference_update(settled)
+        now_s = self._loop.time_s()
+        for taken in settled:
+            self._courtesy.end(taken.rank, sent_bytes, now_s)
+
+    def put_back(self, frames: Iterable[Taken]) -> None:
+        """Frames whose lane is gone before they arrived: they are next. On the event loop."""
+        frames = list(frames)
+        self._settle(frames)
+        with self._changed:
+            if not self._closed:
+                self._returned.extendleft(reversed(frames))
+        self.wake()
+
+    def close(self) -> None:
+        """Nothing is sent any more; everybody who waits is told. On the event loop."""
+        with self._changed:
+            self._closed = True
+            for waiting in self._feeds.values():
+                waiting.clear()
+            self._returned.clear()
+            feeds, under_way = list(self._open), list(self._under_way)
+            self._changed.notify_all()
+        self._settle(under_way)
+        for feed in feeds:
+            feed.ended.set()

@@ -1,0 +1,1 @@
+"""``holdfast bench``: measurements on real sockets, without a master."""

@@ -1,0 +1,435 @@
+"""One rank of ``holdfast bench allreduce``: what a peer runs, without a master.
+
+TLS control streams, encrypted lanes, links and reduction are the production ones. Rank 0 makes a
+certificate authority for the occasion; the ranks find each other by a rendezvous.
+
+If wanted, every rank also has a worker with torch's gloo, in a process of its own. Ours and gloo's
+take turns, told by a pipe; the two never run at the same time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import trio
+from attrs import define, field, frozen
+
+from ...collectives.arithmetic import Layout
+from ...collectives.links.hub import LinkHub
+from ...collectives.links.rate_limiter import RateLimiter
+from ...collectives.reduction import ReduceResult, Reduction
+from ...membership.planning.bandwidth import Bandwidth, Bandwidths, Lines
+from ...membership.planning.plan import PlanEstimate, make_plan
+from ...membership.spec.spec import ReduceTable, RunSpec
+from ...protocol.addresses import Address
+from ...protocol.errors import UserError
+from ...protocol.messages import Contributor, FragmentSize, MemberInfo, Plan, Reduce
+from ...protocol.network.interface import Channel, ChannelHandler, LaneHandler
+from ...protocol.network.sockets import SocketNetwork
+from ...protocol.trust.authority import Party
+from ...protocol.trust.credentials import Credentials
+from ...protocol.trust.notary import Notary
+from .rank_links import become_member
+from .rendezvous import Rendezvous, free_port
+
+GLOO_WORKER = Path(__file__).parents[2] / "benchmarks" / "gloo_worker.py"
+LINK_S = 60.0  # for a link to come up, lanes and all; the benchmark ends without it
+VALUE_BYTES = 4  # float32
+CHECKED_VALUES = 2**16  # of each result are compared with what they should be
+# Relative errors that only a wrong sum exceeds: exact but for rounding; a 64th of the values kept;
+# all others (the coarsest have 4 bits a value).
+ERRORS_MAX = {"fp32": 1e-5, "topk": 0.99, "topk16": 0.95, "topk8": 0.9, "topk4": 0.8}
+ERROR_MAX = 0.2
+
+# Offsets in Linux's struct tcp_info: payload bytes that came in, that were sent, and how many of
+# those were sent again.
+_TCP_INFO_BYTES = 216
+_BYTES_RECEIVED, _BYTES_SENT = 128, 200  # and right after it, those sent again
+_CLEAR_PEAK = "5"  # what proc(5) wants to hear
+
+
+@frozen
+class Options:
+    """What was asked for; equal at all ranks but for ``rank``."""
+
+    peers: int
+    rank: int
+    master: Address
+    token: str
+    bytes: int
+    codec: str
+    repeat: int
+    warm_up: int
+    gloo: bool
+    up_mbit: tuple[float, ...] = ()
+    down_mbit: tuple[float, ...] = ()
+    delay_ms: float = 0.0
+    max_upload_mbit: tuple[float, ...] = ()  # caps of the ranks' own; empty: none
+    sealed: bool = False  # contributions are signed and kept, as with audits
+
+    @property
+    def limiter(self) -> RateLimiter | None:
+        if not self.max_upload_mbit:
+            return None
+        return RateLimiter(self.max_upload_mbit[self.rank] * 1e6 / 8)
+
+    @property
+    def size(self) -> FragmentSize:
+        return FragmentSize(max(1, self.bytes // VALUE_BYTES), 0, 0)
+
+    def lines(self, peers: Sequence[str]) -> Lines:
+        """What the planner is told; nothing if the rates are not given."""
+        if not self.up_mbit:
+            return Bandwidths().lines(peers, {})
+        rates = {
+            peer: Bandwidth(up * 1e6 / 8, down * 1e6 / 8)
+            for peer, up, down in zip(peers, self.up_mbit, self.down_mbit, strict=True)
+        }
+        return Lines(rates, delay_s=self.delay_ms / 1e3)
+
+
+class CountedNetwork(SocketNetwork):
+    """The production network, with its sockets noted: the kernel counts what goes through them.
+
+    A lane that was closed goes on counting: it is noted by a descriptor of its own. That delays no
+    farewell, since lanes are shut down before they are closed.
+    """
+
+    def __init__(self, credentials: Credentials) -> None:
+        super().__init__(credentials)
+        self.notary = Notary(credentials.run_id, credentials.identity)
+        self._sockets: list[socket.socket | trio.socket.SocketType] = []
+
+    def _note(self, stream: trio.abc.Stream) -> None:
+        if isinstance(stream, trio.SSLStream):
+            transport = stream.transport_stream
+            assert isinstance(transport, trio.SocketStream)
+            self._sockets.append(transport.socket)
+            return
+        assert isinstance(stream, trio.SocketStream)
+        self._sockets.append(socket.socket(fileno=os.dup(stream.socket.fileno())))
+
+    async def serve(
+        self,
+        bind: Sequence[Address],
+        on_channel: ChannelHandler,
+        on_lane: LaneHandler | None,
+        *,
+        on_relay: LaneHandler | None = None,
+        task_status: trio.TaskStatus[Sequence[Address]] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        async def noted_channel(channel: Channel) -> None:
+            self._note(channel.stream)
+            await on_channel(channel)
+
+        async def noted_lane(stream: trio.abc.Stream) -> None:
+            self._note(stream)
+            assert on_lane is not None
+            await on_lane(stream)
+
+        await super().serve(
+            bind, noted_channel, noted_lane, on_relay=on_relay, task_status=task_status
+        )
+
+    async def dial(self, address: Address, *, party: Party, peer: str | None = None) -> Channel:
+        channel = await super().dial(address, party=party, peer=peer)
+        self._note(channel.stream)
+        return channel
+
+    async def dial_lane(self, address: Address) -> trio.abc.Stream:
+        stream = await super().dial_lane(address)
+        self._note(stream)
+        return stream
+
+    def traffic(self) -> Traffic:
+        """Of all sockets, until now."""
+        total = Traffic()
+        for sock in self._sockets:
+            info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+            sent, again = struct.unpack_from("=QQ", info, _BYTES_SENT)
+            total.sent_bytes += sent - again
+            total.received_bytes += struct.unpack_from("=Q", info, _BYTES_RECEIVED)[0]
+            total.retransmitted_bytes += again
+        return total
+
+
+@define
+class Traffic:
+    """TCP payload: TLS, lanes' headers and tags included, TCP's and IP's headers not.
+
+    What had to be sent again counts apart.
+    """
+
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    retransmitted_bytes: int = 0
+
+
+class PeakMemory:
+    """How much more memory this process had at the most than when the measurement began.
+
+    The kernel keeps the peak; a count of it can be begun anew.
+    """
+
+    def __init__(self) -> None:
+        self._before_bytes = _memory_bytes("VmRSS")
+        self._shared_before_bytes = _memory_bytes("RssShmem")
+        Path("/proc/self/clear_refs").write_text(_CLEAR_PEAK)
+
+    def extra_bytes(self) -> int:
+        """Until now."""
+        return max(0, _memory_bytes("VmHWM") - self._before_bytes)
+
+    def shared_bytes(self) -> int:
+        """What of files in memory was looked at and still is there; part of ``extra_bytes``."""
+        return _memory_bytes("RssShmem") - self._shared_before_bytes
+
+
+def _memory_bytes(name: str) -> int:
+    """One of the figures in /proc/self/status, which are in KiB."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    raise UserError(f"/proc/self/status has no {name}", hint="this benchmark needs Linux")
+
+
+class GlooWorker:
+    """The other library's rank, in a process that waits for its turn."""
+
+    def __init__(self, options: Options, interface_address: str, port: int) -> None:
+        arguments = {
+            "rank": options.rank,
+            "peers": options.peers,
+            "master": options.master.host,
+            "port": port,
+            "address": interface_address,
+            "values": options.size.value_count,
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, str(GLOO_WORKER), json.dumps(arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    async def turn(self, command: str) -> dict[str, Any]:
+        """Have it do something; wait without using the processor."""
+        return await trio.to_thread.run_sync(self._turn, command)
+
+    def _turn(self, command: str) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(command + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise UserError("the gloo worker ended", hint="does this Python have torch?")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.kill()
+        self._process.wait()
+        self._process.stdout.close()
+
+
+@define
+class Bench:
+    """One rank, met with the others and linked to them."""
+
+    options: Options
+    rendezvous: Rendezvous
+    network: CountedNetwork
+    hub: LinkHub
+    members: list[MemberInfo]
+    values: np.ndarray[tuple[int], np.dtype[np.float32]]
+    round: int = 0
+    ours_s: list[float] = field(factory=list)
+    gloo_s: list[float] = field(factory=list)
+    extra_bytes: list[int] = field(factory=list)  # memory, at the most, by rank
+    cpu_s: list[float] = field(factory=list)  # of all cores, the ranks' mean
+    gloo_cpu_s: list[float] = field(factory=list)
+    traffic: list[list[Traffic]] = field(factory=list)  # per repetition and rank
+
+    def plan(self) -> tuple[Plan, PlanEstimate]:
+        peers = [member.peer for member in self.members]
+        codec, audit = self.options.codec, 1.0 if self.options.sealed else 0.0
+        table = ReduceTable(codec_up=codec, codec_down=codec, audit=audit)
+        lines = self.options.lines(peers)
+        return make_plan(self.options.size, peers, peers, lines, RunSpec(reduce=table))
+
+    def order(self) -> Reduce:
+        peers = [member.peer for member in self.members]
+        return Reduce(
+            round=self.round,
+            attempt=1,
+            fragment=0,
+            version=0,
+            view=1,
+            contributors=tuple(Contributor(peer, 1, 1.0) for peer in peers),
+            receivers=tuple(peers),
+            plan=self.plan()[0],
+        )
+
+    async def reduce(self) -> None:
+        """One reduction, begun by all at the same moment; its time is the slowest rank's."""
+        self.round += 1
+        order = self.order()
+        before = self.network.traffic()
+        await self.rendezvous.exchange({})
+        cpu_before_s = time.process_time()
+        started_s = trio.current_time()
+        result = await Reduction(
+            order,
+            self.hub.me,
+            self.options.size,
+            self.hub,
+            self.network,
+            self.values,
+            None,
+            values_stay=True,
+            notary=self.network.notary,
+        ).run()
+        took_s = trio.current_time() - started_s
+        cpu_s = time.process_time() - cpu_before_s
+        error = self._error(result)
+        first = await self.rendezvous.exchange({"s": took_s, "digest": result.digest.hex()})
+        after = self.network.traffic()
+        mine = [
+            after.sent_bytes - before.sent_bytes,
+            after.received_bytes - before.received_bytes,
+            after.retransmitted_bytes - before.retransmitted_bytes,
+        ]
+        second = await self.rendezvous.exchange({"traffic": mine, "error": error, "cpu_s": cpu_s})
+        if len({each["digest"] for each in first}) != 1:
+            raise UserError("the ranks' results differ")
+        error_max = ERRORS_MAX.get(self.options.codec.partition("+")[0], ERROR_MAX)
+        if max(each["error"] for each in second) > error_max:
+            raise UserError("the result is not the mean")
+        self.ours_s.append(max(each["s"] for each in first))
+        self.cpu_s.append(statistics.mean(each["cpu_s"] for each in second))
+        self.traffic.append([Traffic(*each["traffic"]) for each in second])
+
+    def _error(self, result: ReduceResult) -> float:
+        """Relative error of some of the result; every rank's input is a multiple of the same."""
+        mine = self.values[:CHECKED_VALUES]
+        mean = mine / (self.options.rank + 1) * ((self.options.peers + 1) / 2)
+        found = result.values[:CHECKED_VALUES]
+        return float(np.linalg.norm(found - mean) / np.linalg.norm(mean))
+
+    async def gloo(self, worker: GlooWorker) -> None:
+        await self.rendezvous.exchange({})
+        answer = await worker.turn("reduce")
+        answers = await self.rendezvous.exchange(answer)
+        if max(each["error"] for each in answers) > ERRORS_MAX["fp32"]:
+            raise UserError("gloo's result is not the sum")
+        self.gloo_s.append(max(each["s"] for each in answers))
+        self.gloo_cpu_s.append(statistics.mean(each["cpu_s"] for each in answers))
+
+    def report(self) -> dict[str, Any]:
+        """The figures, first repetitions (warm-up) left out."""
+        skipped = self.options.warm_up
+        ours_s, gloo_s, traffic = (
+            self.ours_s[skipped:],
+            self.gloo_s[skipped:],
+            self.traffic[skipped:],
+        )
+        plan, estimate = self.plan()
+        layout = Layout.of(plan, self.options.size)
+        known = bool(self.options.up_mbit)  # without rates, estimates mean nothing
+        least_s = estimate.bound_s if known else None
+        median_s = statistics.median(ours_s)
+        gloo_median_s = statistics.median(gloo_s) if gloo_s else None
+
+        def per_peer(name: str) -> list[int]:
+            runs = [[getattr(each, name) for each in run] for run in traffic]
+            return [round(statistics.mean(counts)) for counts in zip(*runs, strict=True)]
+
+        return {
+            "peers": self.options.peers,
+            "bytes": self.options.size.value_count * VALUE_BYTES,
+            "codec": self.options.codec,
+            "sealed": self.options.sealed,
+            "encoded_bytes": layout.down_bytes,
+            "repeat": len(ours_s),
+            "median_s": median_s,
+            "min_s": min(ours_s),
+            "max_s": max(ours_s),
+            "all_s": ours_s,
+            "gloo_median_s": gloo_median_s,
+            "gloo_all_s": gloo_s,
+            "ratio": gloo_median_s / median_s if gloo_median_s else None,
+            "cpu_s": statistics.median(self.cpu_s[skipped:]),
+            "gloo_cpu_s": statistics.median(self.gloo_cpu_s[skipped:]) if gloo_s else None,
+            "t_lb_s": least_s,
+            "ring_s": estimate.ring_s if known else None,
+            "predicted_s": estimate.predicted_s if known else None,
+            "t_lb_ratio": median_s / least_s if least_s else None,
+            "socket_bytes_per_peer": per_peer("sent_bytes"),
+            "received_bytes_per_peer": per_peer("received_bytes"),
+            "retransmitted_bytes_per_peer": per_peer("retransmitted_bytes"),
+            "extra_memory_bytes_per_peer": self.extra_bytes,
+        }
+
+
+async def run_rank(options: Options) -> dict[str, Any] | None:
+    """Be one rank; the report at rank 0."""
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as directory:
+        async with (
+            Rendezvous.open(
+                peers=options.peers, rank=options.rank, master=options.master, token=options.token
+            ) as rendezvous,
+            trio.open_nursery() as nursery,
+        ):
+            bench = await _link_up(options, rendezvous, Path(directory), nursery)
+            port = free_port(options.master.host) if options.rank == 0 else 0
+            ports = await rendezvous.exchange({"port": port})
+            with ExitStack() as stack:
+                worker = None
+                if options.gloo:
+                    worker = GlooWorker(options, rendezvous.host, ports[0]["port"])
+                    stack.callback(worker.close)
+                    await worker.turn("begin")
+                memory = PeakMemory()
+                for _repetition in range(options.warm_up + options.repeat):
+                    await bench.reduce()
+                    if worker is not None:
+                        await bench.gloo(worker)
+            # This also keeps everybody here: nobody cuts a link that others still need.
+            peaks = await rendezvous.exchange({"extra_bytes": memory.extra_bytes()})
+            bench.extra_bytes = [each["extra_bytes"] for each in peaks]
+            nursery.cancel_scope.cancel()
+        return bench.report() if options.rank == 0 else None
+
+
+async def _link_up(
+    options: Options, rendezvous: Rendezvous, directory: Path, nursery: trio.Nursery
+) -> Bench:
+    """Certificates from rank 0, then links with everybody."""
+    node = await become_member(
+        rendezvous, options.rank, directory, nursery, CountedNetwork, upload=options.limiter
+    )
+    network, hub, members = node.network, node.hub, node.members
+    hub.set_members(members)
+    for member in members:
+        if member.peer != hub.me:
+            await hub.link(member.peer, LINK_S)
+    values = np.random.default_rng(0).standard_normal(options.size.value_count, np.float32)
+    values *= options.rank + 1
+    return Bench(options, rendezvous, network, hub, members, values)

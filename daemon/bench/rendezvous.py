@@ -1,0 +1,167 @@
+"""Where the ranks of a benchmark meet: they tell each other small things and start together.
+
+Rank 0 listens on a plain TCP port, all others dial it; JSON, one line each. All that keeps strangers
+out is a token that travels in clear: this is for benchmarks in a lab, and for nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from typing import Any
+
+import trio
+
+from ...protocol.addresses import Address
+from ...protocol.errors import UserError
+from ...protocol.network.sockets import open_tcp
+
+RENDEZVOUS_S = 60.0  # for all ranks to appear; they may be started by hand on several machines
+REDIAL_S = 0.1  # rank 0 may not be up yet
+LINE_BYTES_MAX = 2**20  # certificates of all ranks
+PINGS = 3  # the shortest of so many round trips is taken for the path's
+
+
+class LineStream:
+    """JSON, one a line."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self._stream = stream
+        self._buffer = bytearray()
+
+    async def send(self, what: dict[str, Any]) -> None:
+        await self._stream.send_all(json.dumps(what).encode() + b"\n")
+
+    async def receive(self) -> dict[str, Any]:
+        while (end := self._buffer.find(b"\n")) < 0:
+            data = await self._stream.receive_some()
+            if not data or len(self._buffer) > LINE_BYTES_MAX:
+                raise UserError("another rank is gone")
+            self._buffer += data
+        line = self._buffer[:end]
+        del self._buffer[: end + 1]
+        what = json.loads(line)
+        if not isinstance(what, dict):
+            raise UserError("not a rank's words")
+        return what
+
+
+class Rendezvous:
+    """Lets all ranks tell each other something, and go on at the same moment.
+
+    Attributes:
+      host: our address as rank 0 sees it, that others can probably reach.
+    """
+
+    def __init__(self, rank: int, streams: dict[int, LineStream], host: str) -> None:
+        self._rank = rank
+        self._streams = streams  # of rank 0: all others'; of the others: rank 0's
+        self._delays_s: dict[int, float] = {}
+        self.host = host
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls, *, peers: int, rank: int, master: Address, token: str
+    ) -> AsyncGenerator[Rendezvous]:
+        """Meet; the block runs once all are there.
+
+        Raises:
+          UserError: not all came in time, or rank 0 wants another token.
+        """
+        async with AsyncExitStack() as stack:
+            nursery = await stack.enter_async_context(trio.open_nursery())
+            stack.callback(nursery.cancel_scope.cancel)
+            met = None
+            with trio.move_on_after(RENDEZVOUS_S):
+                if rank == 0:
+                    met = await cls._gather_ranks(peers, master, token, nursery)
+                else:
+                    stream = await stack.enter_async_context(await _dial_patiently(master))
+                    met = await cls._greet_master(stream, rank, token)
+            if met is None:
+                raise UserError(f"not all {peers} ranks came within {RENDEZVOUS_S:g} s")
+            yield met
+
+    @classmethod
+    async def _greet_master(cls, stream: trio.SocketStream, rank: int, token: str) -> Rendezvous:
+        lines = LineStream(stream)
+        await lines.send({"token": token, "rank": rank})
+        for _ping in range(PINGS):
+            await lines.receive()
+            await lines.send({})
+        return cls(rank, {0: lines}, str(stream.socket.getsockname()[0]))
+
+    @classmethod
+    async def _gather_ranks(
+        cls, peers: int, master: Address, token: str, nursery: trio.Nursery
+    ) -> Rendezvous:
+        streams: dict[int, LineStream] = {}
+        complete = trio.Event()
+
+        async def greet(stream: trio.SocketStream) -> None:
+            lines = LineStream(stream)
+            hello = await lines.receive()
+            rank = hello.get("rank")
+            known = secrets.compare_digest(str(hello.get("token")), token)
+            if not known or type(rank) is not int or not 0 < rank < peers or rank in streams:
+                return
+            streams[rank] = lines
+            if len(streams) == peers - 1:
+                complete.set()
+            await trio.sleep_forever()  # to return would close the stream
+
+        await nursery.start(partial(trio.serve_tcp, greet, master.port, host=master.host))
+        if peers > 1:
+            await complete.wait()
+        rendezvous = cls(0, streams, master.host)
+        for rank, lines in streams.items():
+            times = []
+            for _ping in range(PINGS):
+                started_s = trio.current_time()
+                await lines.send({})
+                await lines.receive()
+                times.append(trio.current_time() - started_s)
+            rendezvous._delays_s[rank] = min(times) / 2
+        return rendezvous
+
+    async def exchange(self, mine: dict[str, Any]) -> list[dict[str, Any]]:
+        """Give ``mine``, get everybody's by rank. All ranks return at about the same moment.
+
+        Rank 0's answer takes longer to some than to others; each waits for the farthest.
+        """
+        if self._rank != 0:
+            await self._streams[0].send(mine)
+            answer = await self._streams[0].receive()
+        else:
+            everything = [mine]
+            for rank in sorted(self._streams):
+                everything.append(await self._streams[rank].receive())
+            farthest_s = max(self._delays_s.values(), default=0.0)
+            for rank in sorted(self._streams, key=lambda rank: -self._delays_s[rank]):
+                wait_s = farthest_s - self._delays_s[rank]
+                await self._streams[rank].send({"all": everything, "wait_s": wait_s})
+            answer = {"all": everything, "wait_s": farthest_s}
+        await trio.sleep(answer["wait_s"])
+        gathered: list[dict[str, Any]] = answer["all"]
+        return gathered
+
+
+async def _dial_patiently(address: Address) -> trio.SocketStream:
+    while True:
+        try:
+            return await open_tcp(address)
+        except OSError:
+            await trio.sleep(REDIAL_S)
+
+
+def free_port(host: str) -> int:
+    """A port that nobody uses, at least now."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,288 @@
+"""One rank of ``holdfast bench transfer``: what a peer runs, without a master.
+
+Rank 0 has an empty state each time, copies all fragments as the master would order it, then is
+ordered to copy them once more, which costs no byte and one look at its memory. In turns with that it
+digests the state, our way and by single calls of BLAKE3.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import trio
+from attrs import define, field, frozen
+from blake3 import blake3
+
+from ...checkpoint.blocks import digest_blocks
+from ...checkpoint.donor import Donor
+from ...checkpoint.joiner import Joiner
+from ...checkpoint.shared_state import SharedState
+from ...membership.master.sync.state_sync import FETCHES_MAX
+from ...protocol.addresses import Address
+from ...protocol.arena import arena_bytes, create_arena_file, map_arena
+from ...protocol.errors import UserError
+from ...protocol.messages import (
+    BlocksRefused,
+    BlocksRequest,
+    FragmentHead,
+    FragmentSize,
+    Index,
+    IndexRequest,
+    Message,
+    SyncFragment,
+)
+from ...protocol.network.sockets import SocketNetwork
+from .allreduce_rank import PeakMemory
+from .rank_links import Rank, become_member
+from .rendezvous import Rendezvous
+
+LINK_S = 60.0  # for a link to come up
+VALUE_BYTES = 4
+
+
+@frozen
+class Options:
+    """What was asked for; equal at all ranks but for ``rank``."""
+
+    donors: int
+    rank: int
+    master: Address
+    token: str
+    bytes: int
+    fragments: int
+    repeat: int
+    warm_up: int
+
+    @property
+    def sizes(self) -> tuple[FragmentSize, ...]:
+        """As most states are: as much momentum as values."""
+        count = max(1, self.bytes // (2 * VALUE_BYTES * self.fragments))
+        return (FragmentSize(count, count, 1),) * self.fragments
+
+
+def make_state(options: Options) -> SharedState:
+    """An empty one, in memory of the kind that daemons share with their trainers."""
+    sizes = options.sizes
+    file = create_arena_file(sizes)
+    try:
+        return SharedState(sizes, map_arena(file, sizes), "bench")
+    finally:
+        os.close(file)
+
+
+def fill(state: SharedState) -> None:
+    """The same at every donor, and nothing in it repeats."""
+    rng = np.random.default_rng(0)
+    for fragment, size in enumerate(state.sizes):
+        values = rng.standard_normal(size.value_count, np.float32)
+        state.load_initial(fragment, values, np.ones(size.counter_count, np.int64))
+        mean = rng.standard_normal(size.value_count, np.float32)
+        state.apply(fragment, 1, mean, np.ones(size.counter_count, np.int64), _step)
+
+
+def _step(
+    values: np.ndarray[Any, Any], momentum: np.ndarray[Any, Any], mean: np.ndarray[Any, Any]
+) -> None:
+    momentum += mean
+    values -= mean
+
+
+@define
+class Figures:
+    """Seconds of each repetition."""
+
+    copy: list[float] = field(factory=list)
+    copier_cpu: list[float] = field(factory=list)
+    donor_cpu: list[float] = field(factory=list)  # the busiest donor's
+    memory_bytes: list[int] = field(factory=list)  # the copier's, the state included
+    equal: list[float] = field(factory=list)
+    ours: list[float] = field(factory=list)
+    one: list[float] = field(factory=list)
+    all: list[float] = field(factory=list)
+
+
+@define
+class Copier:
+    """Rank 0, met with the others."""
+
+    options: Options
+    rendezvous: Rendezvous
+    node: Rank[SocketNetwork]
+    heads: list[FragmentHead]
+    joiner: Joiner | None = None
+
+    def receive(self, peer: str, message: Message) -> None:
+        assert isinstance(message, Index | BlocksRefused)
+        if self.joiner is not None:
+            self.joiner.receive(peer, message)
+
+    async def turn(self, figures: Figures) -> None:
+        """Copy, copy what is equal, digest: each once."""
+        self.joiner = None  # and with it the state of the last turn
+        memory = PeakMemory()
+        state = make_state(self.options)
+        self.joiner = Joiner(state, self.node.hub, self.node.network)
+        before = await self._cpu_s()
+        figures.copy.append(await self._fetch_all(self.joiner))
+        used = [then - was for then, was in zip(await self._cpu_s(), before, strict=True)]
+        figures.copier_cpu.append(used[0])
+        figures.donor_cpu.append(max(used[1:]))
+        unseen_bytes = arena_bytes(state.sizes) - memory.shared_bytes()  # written, not looked at
+        figures.memory_bytes.append(memory.extra_bytes() + max(0, unseen_bytes))
+        if list(state.heads()) != self.heads:
+            raise UserError("the copy is not what the donors have")
+        figures.equal.append(await self._fetch_all(self.joiner))
+        await trio.to_thread.run_sync(partial(_digest, state, figures))
+
+    async def _cpu_s(self) -> list[float]:
+        await self.rendezvous.exchange({})  # what others tell next is of now
+        told = await self.rendezvous.exchange({"cpu_s": time.process_time()})
+        return [each["cpu_s"] for each in told]
+
+    async def _fetch_all(self, joiner: Joiner) -> float:
+        """All fragments, so many at a time as the master orders."""
+        donors = tuple(member.peer for member in self.node.members[1:])
+        left = self.heads[::-1]
+
+        async def fetch() -> None:
+            while left:
+                await joiner.fetch(SyncFragment(left.pop(), donors))
+
+        started_s = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            for _ in range(FETCHES_MAX):
+                nursery.start_soon(fetch)
+        return trio.current_time() - started_s
+
+
+def _digest(state: SharedState, figures: Figures) -> None:
+    """What BLAKE3 does with the same bytes: a call for each array, on one core and on all."""
+    arrays = [
+        array.view(np.uint8)
+        for fragment in range(len(state.sizes))
+        for array in (state.values(fragment), state.momentum(fragment))
+    ]
+
+    def ours() -> None:
+        for fragment in range(len(state.sizes)):
+            digest_blocks(state.parts(fragment), state.places(fragment))
+
+    def theirs(threads: int) -> None:
+        for array in arrays:
+            blake3(array.data, max_threads=threads).digest()
+
+    for seconds, work in (
+        (figures.ours, ours),
+        (figures.one, partial(theirs, 1)),
+        (figures.all, partial(theirs, blake3.AUTO)),
+    ):
+        seconds.append(_timed(work))
+
+
+def _timed(work: Callable[[], None]) -> float:
+    started_s = time.perf_counter()
+    work()
+    return time.perf_counter() - started_s
+
+
+async def run_rank(options: Options) -> dict[str, Any] | None:
+    """Be one rank; the report at rank 0."""
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as directory:
+        async with (
+            Rendezvous.open(
+                peers=options.donors + 1,
+                rank=options.rank,
+                master=options.master,
+                token=options.token,
+            ) as rendezvous,
+            trio.open_nursery() as nursery,
+        ):
+            node = await become_member(
+                rendezvous, options.rank, Path(directory), nursery, SocketNetwork
+            )
+            run = _copy if options.rank == 0 else _give
+            report = await run(options, rendezvous, node, nursery)
+            nursery.cancel_scope.cancel()
+        return report
+
+
+async def _give(
+    options: Options, rendezvous: Rendezvous, node: Rank[SocketNetwork], nursery: trio.Nursery
+) -> None:
+    state = make_state(options)
+    await trio.to_thread.run_sync(fill, state)
+    donor = Donor(state, node.hub, node.network)
+
+    async def hear(peer: str, message: Message) -> None:
+        assert isinstance(message, IndexRequest | BlocksRequest)
+        donor.receive(peer, message)
+
+    node.hub.on_message = hear
+    await nursery.start(donor.run)
+    node.hub.set_members(node.members)
+    await rendezvous.exchange(
+        {"heads": [[h.fragment, h.version, h.root.hex()] for h in state.heads()]}
+    )
+    for _copy_begins_or_ends in range(2 * (options.warm_up + options.repeat)):
+        await rendezvous.exchange({})
+        await rendezvous.exchange({"cpu_s": time.process_time()})
+    await rendezvous.exchange({})  # keeps us here until all has been copied
+
+
+async def _copy(
+    options: Options, rendezvous: Rendezvous, node: Rank[SocketNetwork], _nursery: trio.Nursery
+) -> dict[str, Any]:
+    copier = Copier(options, rendezvous, node, [])
+
+    async def hear(peer: str, message: Message) -> None:
+        copier.receive(peer, message)
+
+    node.hub.on_message = hear
+    node.hub.set_members(node.members)
+    told = await rendezvous.exchange({})
+    copier.heads = [FragmentHead(f, v, bytes.fromhex(root)) for f, v, root in told[1]["heads"]]
+    for member in node.members[1:]:
+        await node.hub.link(member.peer, LINK_S)
+    figures = Figures()
+    for _repetition in range(options.warm_up + options.repeat):
+        await copier.turn(figures)
+    await rendezvous.exchange({})
+    return report_of(options, figures)
+
+
+def report_of(options: Options, figures: Figures) -> dict[str, Any]:
+    """The figures, first repetitions (warm-up) left out."""
+    size_bytes = sum(
+        VALUE_BYTES * (size.value_count + size.momentum_count) for size in options.sizes
+    )
+
+    def times(seconds: list[float]) -> dict[str, Any]:
+        counted = seconds[options.warm_up :]
+        return {"median_s": statistics.median(counted), "min_s": min(counted), "all_s": counted}
+
+    def rate(seconds: list[float]) -> float:
+        return size_bytes / statistics.median(seconds[options.warm_up :]) / 1e9
+
+    return {
+        "donors": options.donors,
+        "bytes": size_bytes,
+        "fragments": options.fragments,
+        "copy": times(figures.copy),
+        "copier_cpu_s": statistics.median(figures.copier_cpu[options.warm_up :]),
+        "donor_cpu_s": statistics.median(figures.donor_cpu[options.warm_up :]),
+        "memory_bytes": max(figures.memory_bytes[options.warm_up :]),
+        "equal": times(figures.equal),
+        "digest": {
+            "ours_gb_s": rate(figures.ours),
+            "one_gb_s": rate(figures.one),
+            "all_gb_s": rate(figures.all),
+        },
+    }

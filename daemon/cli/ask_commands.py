@@ -1,0 +1,314 @@
+"""Commands that ask a daemon on this machine, and print what it answers."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from ...protocol.trust.invite import Invite
+from ..advertised_hosts import only_loopback
+from ..exit_codes import ExitCode
+from ..paths import Control, find_control, find_state, locked
+from .daemon_client import HTTP_S, call, rounds_of, said_pending
+from .options import HOURS_MAX, Amount, json_option, state_option, tell
+
+ONLY_HERE = (
+    "note: this invite leads only to the machine that the master runs on; for others start the master with "
+    "--advertise HOST, then make another one"
+)
+
+
+@click.command()
+@state_option
+@click.option(
+    "--role",
+    type=click.Choice(["contributor", "spare", "relay"]),
+    default="contributor",
+    show_default=True,
+)
+@click.option(
+    "--uses",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="How many machines may use it.",
+)
+@click.option(
+    "--hours",
+    type=Amount(min=0, min_open=True, max=HOURS_MAX),
+    default=24.0,
+    show_default=True,
+    help="How long it is good for.",
+)
+@click.option("--founder", is_flag=True, help="May give an empty run its first weights.")
+@click.option("--approve", is_flag=True, help="Lets nobody in before `holdfast approve`.")
+@json_option
+def invite(
+    state: Path | None,
+    role: str,
+    uses: int,
+    hours: float,
+    founder: bool,
+    approve: bool,
+    as_json: bool,
+) -> None:
+    """Make an invite: one string that lets a machine into the run.
+
+    \b
+    Examples:
+      holdfast invite
+      holdfast invite --role spare --uses 3 --hours 48
+    """
+    control = find_control(state, "master")
+    body = {"role": role, "uses": uses, "hours": hours, "founder": founder}
+    body["approve"] = approve
+    answer = call(control, "invite", body)
+    click.echo(json.dumps(answer) if as_json else answer["invite"])
+    if not as_json and only_loopback(Invite.decode(answer["invite"]).addresses):
+        click.echo(ONLY_HERE, err=True)
+
+
+@click.command()
+@state_option
+@click.option("--withdraw", metavar="ID", help="Let this one admit nobody any more.")
+@json_option
+def invites(state: Path | None, withdraw: str | None, as_json: bool) -> None:
+    """List the run's invites, or withdraw one. Who came with it stays; `kick` removes a peer.
+
+    \b
+    Examples:
+      holdfast invites
+      holdfast invites --withdraw 3F9A20C1
+    """
+    from .status_screen import show_invites
+
+    control = find_control(state, "master")
+    if withdraw is not None:
+        answer = call(control, "withdraw", {"id": withdraw})
+        click.echo(json.dumps(answer) if as_json else f"withdrew {withdraw}")
+        return
+    answer = call(control, "invites", None)
+    if as_json:
+        click.echo(json.dumps(answer, indent=2))
+    else:
+        show_invites(answer)
+
+
+@click.command()
+@state_option
+@json_option
+def status(state: Path | None, as_json: bool) -> None:
+    """Show what a master or a peer on this machine is doing, and why it waits.
+
+    \b
+    Examples:
+      holdfast status
+      holdfast status --json | jq .members
+    """
+    from .status_screen import show_status
+
+    control = find_control(state, None)
+    if as_json:
+        click.echo(json.dumps(call(control, "status", None), indent=2))
+        return
+    answer = call(control, "status", None, query={"past": 0})
+    if control.kind == "master":
+        answer["past_rounds"] = rounds_of(control, 1)
+    show_status(control.kind, answer)
+
+
+@click.command()
+@state_option
+@json_option
+def leave(state: Path | None, as_json: bool) -> None:
+    """Let the peer on this machine leave in good order (as Ctrl+C in its terminal does).
+
+    \b
+    Example:
+      holdfast leave
+    """
+    order(find_control(state, "peer"), "leave", as_json, "leaving after the round in flight")
+
+
+@click.command()
+@state_option
+@json_option
+def retry(state: Path | None, as_json: bool) -> None:
+    """Start the training command of the peer here again, after failures. Mend the cause first.
+
+    \b
+    Example:
+      holdfast retry
+    """
+    order(find_control(state, "peer"), "retry", as_json, "starting the training command again")
+
+
+@click.command()
+@click.argument("peer", required=False)
+@state_option
+@click.option("--refuse", is_flag=True, help="Send it away instead, for good.")
+@click.option("--reason", default="", help="Shown to a machine that is refused.")
+@json_option
+def approve(peer: str | None, state: Path | None, refuse: bool, reason: str, as_json: bool) -> None:
+    """Let PEER in (its name, or the first digits of its id), which waits for that; or list who waits.
+
+    Machines wait whose invite was made with --approve, and all of them if `membership.approve` is set.
+    The invite is used up by who is approved, not by who waits.
+
+    \b
+    Examples:
+      holdfast approve
+      holdfast approve 3fa92c
+      holdfast approve 3fa92c --refuse --reason "who is that?"
+    """
+    control = find_control(state, "master")
+    if peer is None:
+        rows = call(control, "status", None, query={"past": 0})["pending"]
+        if as_json:
+            click.echo(json.dumps({"pending": rows}, indent=2))
+        for row in () if as_json else rows:
+            tell(said_pending(row))
+        if not rows and not as_json:
+            tell("nobody waits to be approved")
+        return
+    answer = call(control, "approve", {"peer": peer, "refuse": refuse, "reason": reason})
+    said = f"{'approved' if answer['approved'] else 'refused'} {answer['peer']} ({answer['name']})"
+    click.echo(json.dumps(answer) if as_json else said)
+
+
+@click.command()
+@click.argument("peer")
+@state_option
+@click.option("--reason", default="", help="Shown to the peer.")
+@json_option
+def kick(peer: str, state: Path | None, reason: str, as_json: bool) -> None:
+    """Remove PEER (its name, or the first digits of its id) from the run, for good.
+
+    \b
+    Example:
+      holdfast kick 3fa92c --reason "sends garbage"
+    """
+    answer = call(find_control(state, "master"), "kick", {"peer": peer, "reason": reason})
+    click.echo(json.dumps(answer) if as_json else f"removed {answer['peer']}")
+
+
+@click.command()
+@click.argument("peer")
+@state_option
+@json_option
+def clear(peer: str, state: Path | None, as_json: bool) -> None:
+    """Let PEER (its name, or the first digits of its id) back in, which is in quarantine.
+
+    A peer is put there when it is convicted of a lie; `holdfast peers` lists them, with the reason.
+    It may join again with its invite's identity.
+
+    \b
+    Example:
+      holdfast clear 3fa92c
+    """
+    answer = call(find_control(state, "master"), "clear", {"peer": peer})
+    click.echo(json.dumps(answer) if as_json else f"cleared {answer['peer']}: it may come back")
+
+
+@click.command()
+@state_option
+@json_option
+def pause(state: Path | None, as_json: bool) -> None:
+    """Open no more rounds; the one in flight goes on. Trainers wait at the next round's step.
+
+    \b
+    Example:
+      holdfast pause
+    """
+    order(
+        find_control(state, "master"),
+        "pause",
+        as_json,
+        "paused; `holdfast resume` lets the run go on",
+    )
+
+
+@click.command()
+@state_option
+@json_option
+def resume(state: Path | None, as_json: bool) -> None:
+    """Let a run that was paused go on.
+
+    \b
+    Example:
+      holdfast resume
+    """
+    order(find_control(state, "master"), "resume", as_json, "resumed")
+
+
+@click.command()
+@click.argument("target", type=click.Path(file_okay=False, path_type=Path))
+@state_option
+@click.option(
+    "--every",
+    type=Amount(min=1),
+    help="Copy again every so many seconds, until Ctrl+C.",
+)
+@json_option
+def backup(target: Path, state: Path | None, every: float | None, as_json: bool) -> None:
+    """Copy the run's journal and keys to TARGET, while its master runs.
+
+    The copy is all that another machine needs to take the run over: `holdfast master --journal`. It
+    is as secret as the state itself: it holds the key of the run's authority.
+
+    \b
+    Examples:
+      holdfast backup /mnt/standby/run
+      holdfast backup /mnt/standby/run --every 10
+    """
+    from ..master.journal_store import back_up
+
+    folder = state or find_state()
+    with locked(target):
+        while True:
+            count = back_up(folder, target)
+            answer = {"target": str(target), "records": count}
+            tell(json.dumps(answer) if as_json else f"copied {count} records to {target}")
+            if every is None:
+                return
+            time.sleep(every)
+
+
+@click.command()
+@state_option
+@json_option
+def verify(state: Path | None, as_json: bool) -> None:
+    """Compare the shared state in all peers' memories, byte for byte, and name what differs.
+
+    Every peer digests what it holds now; nobody takes their word for what they once held. Peers whose
+    digests differ from the run's are compared by block. Training goes on meanwhile. The exit status is
+    0 only if all peers hold the same bytes.
+
+    \b
+    Examples:
+      holdfast verify
+      holdfast verify --json | jq .differences
+    """
+    from ..master.state_verifier import VERIFY_S
+    from .status_screen import show_verified
+
+    control = find_control(state, "master")
+    answer = call(control, "verify", {}, timeout_s=VERIFY_S + HTTP_S)
+    if as_json:
+        click.echo(json.dumps(answer, indent=2))
+    else:
+        show_verified(answer)
+    if answer["differences"]:
+        sys.exit(ExitCode.DIFFERS)
+    if not answer["same"]:
+        sys.exit(ExitCode.FAILED)
+
+
+def order(control: Control, name: str, as_json: bool, said: str) -> None:
+    """Have a daemon do what needs no more words, and say that it does."""
+    answer = call(control, name, {})
+    click.echo(json.dumps(answer) if as_json else said)

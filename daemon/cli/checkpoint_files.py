@@ -1,0 +1,154 @@
+"""Which checkpoints are meant on a command line, and what is in them.
+
+Apart from ``checkpoint_commands`` because it needs numpy, for which no other command should wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+from attrs import asdict
+
+from ...checkpoint import checkpoints
+from ...checkpoint.checkpoint_store import FolderPlace, Place, PlaceError, place_at
+from ...checkpoint.checkpoints import Checkpoint, CheckpointError
+from ...protocol.errors import UserError
+from ...protocol.text import escaped
+from ..exit_codes import ExitCode
+from ..paths import CHECKPOINTS_FOLDER, data_home
+
+
+@contextmanager
+def told_plainly() -> Iterator[None]:
+    """What is wrong with a place or a checkpoint, as a person is told it."""
+    try:
+        yield
+    except (CheckpointError, PlaceError) as error:
+        raise UserError(
+            str(error),
+            exit_code=ExitCode.CONFIG,
+            hint="`holdfast checkpoint list` shows what there is; --checkpoints says where",
+        ) from error
+
+
+def find_place(where: str | None, state: Path | None) -> Place:
+    """The place that is meant, or the only one on this machine.
+
+    Raises:
+      UserError: there is none, or several.
+      PlaceError: it cannot be used.
+    """
+    if where is not None and state is not None:
+        raise click.UsageError("--checkpoints says where: leave out --state")
+    if where is not None:
+        return place_at(where)
+    if state is not None:
+        return FolderPlace(state / CHECKPOINTS_FOLDER)
+    found = [FolderPlace(path) for path in data_home().glob(f"peers/*/{CHECKPOINTS_FOLDER}")]
+    found = [place for place in found if checkpoints.names(place)]
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(sorted(str(place) for place in found))
+    raise UserError(
+        f"several peers have checkpoints here: {names}"
+        if found
+        else "no peer has checkpoints here",
+        exit_code=ExitCode.USAGE,
+        hint="say which with --checkpoints DIR|URL, or --state DIR",
+    )
+
+
+def choose(place: Place, part: str | None) -> Checkpoint:
+    """The one that is meant; without a word, the newest that says what it is.
+
+    Raises:
+      UserError: there is none such.
+      CheckpointError, PlaceError: it cannot be read.
+    """
+    if part is not None:
+        (name,) = named(place, part)
+        return checkpoints.open_checkpoint(place, name)
+    passed: list[str] = []
+    found = next(checkpoints.newest(place, lambda _manifest: "", passed.append), None)
+    for text in passed:
+        click.echo(escaped(f"passed over: {text}"), err=True)
+    if found is None:
+        raise no_checkpoint(place)
+    return found
+
+
+def named(place: Place, part: str | None) -> list[str]:
+    """The one whose name has this part; None: all, the newest first.
+
+    Raises:
+      UserError: there is none such, or several.
+    """
+    names = checkpoints.names(place)
+    if part is None:
+        return names
+    found = [part] if part in names else [name for name in names if part in name]
+    if len(found) == 1:
+        return found
+    raise UserError(
+        f"{len(found)} checkpoints in {place} are called {part!r}",
+        exit_code=ExitCode.USAGE,
+        hint="`holdfast checkpoint list` shows their names",
+    )
+
+
+def no_checkpoint(place: Place) -> UserError:
+    return UserError(
+        f"there is no checkpoint in {place}",
+        exit_code=ExitCode.CONFIG,
+        hint="say where they are with --checkpoints DIR|URL, or --state DIR",
+    )
+
+
+# ---------------------------------------------------------------- telling of them
+
+
+def row_of(place: Place, name: str) -> dict[str, Any]:
+    row: dict[str, Any] = {"name": name, "bytes": place.size_bytes(name), "fault": ""}
+    try:
+        manifest = checkpoints.open_checkpoint(place, name).manifest
+    except CheckpointError as error:
+        return {**row, "fault": str(error)}
+    said = {key: getattr(manifest, key) for key in ("run_id", "step", "rounds", "written_s")}
+    return {**row, **said}
+
+
+def fault_of(place: Place, name: str) -> str:
+    """What is wrong with a checkpoint, all of which is read; empty: nothing."""
+    try:
+        found = checkpoints.open_checkpoint(place, name)
+        for number in range(len(found.manifest.sizes)):
+            found.checked_parts(number)
+    except CheckpointError as error:
+        return str(error)
+    return ""
+
+
+def facts_of(found: Checkpoint) -> dict[str, Any]:
+    manifest = found.manifest
+    return {
+        "name": found.name,
+        "place": str(found.place),
+        "bytes": found.size_bytes,
+        "run_id": manifest.run_id,
+        "lineage": manifest.lineage,
+        "step": manifest.step,
+        "rounds": manifest.rounds,
+        "term": manifest.term,
+        "written_s": manifest.written_s,
+        "tensors": len(manifest.layout.tensors),
+        "values": sum(size.value_count for size in manifest.sizes),
+        "heads": [
+            {"fragment": number, **asdict(head), **asdict(size)}
+            for number, (head, size) in enumerate(zip(manifest.heads, manifest.sizes, strict=True))
+        ],
+        "spec": manifest.spec_toml,
+    }

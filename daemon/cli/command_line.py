@@ -1,0 +1,191 @@
+"""The ``holdfast`` command: its commands, and the last line of every error.
+
+    cli_run    what runs until something is over: master, join, demo, bench
+    cli_look   what looks at a run: peers, rounds, events, watch
+    cli_ask    what asks a daemon on this machine: status, kick, backup, ...
+    cli_plan   what needs no run yet: plan
+    cli_config what helps to write run.toml, and the shell: config, init, completion
+    cli_service a daemon that starts with the machine
+    cli_doctor whether this machine can take part
+    cli_checkpoint   what lies on disk: checkpoint, export
+
+Here and in these nothing is imported at the top that takes long: ``holdfast status`` should not wait
+for what only ``holdfast export`` needs.
+
+Commands do their work elsewhere; what they raise as ``UserError`` becomes one line, a hint and an
+exit status here. There is no traceback for what a person can mend.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import ParamSpec
+
+import click
+
+from ... import __version__
+from ...protocol.errors import UserError
+from .. import logs
+from ..exit_codes import ExitCode
+from ..tasks import told_error
+from . import ask_commands, look_commands, run_commands
+from .checkpoint_commands import checkpoint, export
+from .config_commands import completion, config, init
+from .doctor_command import doctor
+from .plan_command import plan
+from .relay_command import relay
+from .service_commands import service
+from .simulate_command import simulate
+
+P = ParamSpec("P")
+
+ENVIRONMENT_PREFIX = "HOLDFAST_"
+# Set by the daemon for its trainer, or read elsewhere; everything else must be an option's.
+OTHER_VARIABLES = {"HOLDFAST_SOCKET", "HOLDFAST_MEMBER", "HOLDFAST_HOME"}
+
+
+def fails_plainly(function: Callable[P, None]) -> Callable[P, None]:
+    """Turn errors that a person can mend into a line, a hint and an exit status."""
+
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
+        error: BaseException | None
+        try:
+            function(*args, **kwargs)
+            return
+        except click.ClickException as wrong_use:
+            wrong_use.show()
+            sys.exit(wrong_use.exit_code)
+        except UserError as raised:
+            error = raised
+        except (click.Abort, KeyboardInterrupt):  # Ctrl+C before a daemon listens for signals
+            click.echo("holdfast: stopped", err=True)
+            sys.exit(ExitCode.INTERRUPTED)
+        except BaseExceptionGroup as group:
+            if group.split(KeyboardInterrupt)[1] is None:
+                click.echo("holdfast: stopped", err=True)
+                sys.exit(ExitCode.INTERRUPTED)
+            error = told_error(group)
+            if error is None:
+                raise
+        click.echo(f"holdfast: {error}", err=True)
+        if isinstance(error, UserError):
+            if error.hint:
+                click.echo(f"  {error.hint}", err=True)
+            sys.exit(error.exit_code)
+        sys.exit(ExitCode.FAILED)
+
+    return wrapped
+
+
+class Commands(click.Group):
+    """Checks the environment's variables before any command runs."""
+
+    def invoke(self, context: click.Context) -> object:
+        refuse_unknown_variables(os.environ, self)
+        return super().invoke(context)
+
+
+def refuse_unknown_variables(environment: Mapping[str, str], group: click.Group) -> None:
+    """Raise UserError for a HOLDFAST_* variable that no option reads: it is a typing error."""
+    own = {f"{ENVIRONMENT_PREFIX}{option.name}".upper() for option in group.params}
+    known = OTHER_VARIABLES | own | _variables(ENVIRONMENT_PREFIX, group)
+    for variable in environment:
+        if variable.startswith(ENVIRONMENT_PREFIX) and variable not in known:
+            raise UserError(
+                f"unknown environment variable {variable}",
+                exit_code=ExitCode.USAGE,
+                hint="unset it; options are HOLDFAST_COMMAND_OPTION, e.g. HOLDFAST_JOIN_NAME",
+            )
+
+
+def _variables(prefix: str, group: click.Group) -> set[str]:
+    """What click reads the options of a group's commands from."""
+    found: set[str] = set()
+    for name, command in group.commands.items():
+        inner = f"{prefix}{name}_".upper().replace("-", "_")
+        found.update(f"{inner}{parameter.name}".upper() for parameter in command.params)
+        if isinstance(command, click.Group):
+            found |= _variables(inner, command)
+    return found
+
+
+@click.group(
+    cls=Commands,
+    context_settings={"auto_envvar_prefix": "HOLDFAST", "help_option_names": ["-h", "--help"]},
+)
+@click.version_option(__version__, prog_name="holdfast")
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="warning",
+    show_default=True,
+    help="How much to log.",
+)
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Lines for people, or a JSON object a line.",
+)
+@click.option(
+    "--log-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Log into this file, which is turned over at 16 MiB, instead of standard error.",
+)
+def commands(log_level: str, log_format: str, log_file: Path | None) -> None:
+    """Train one model together, on machines that may vanish at any time.
+
+    \b
+    On one machine:     holdfast master run.toml
+    On every machine:   holdfast join INVITE -- python train.py
+    See it work:        holdfast demo
+    """
+    logs.configure(log_level, log_format, log_file)
+
+
+for command in (
+    run_commands.master,
+    run_commands.join,
+    relay,
+    doctor,
+    ask_commands.invite,
+    ask_commands.invites,
+    ask_commands.status,
+    look_commands.peers,
+    look_commands.rounds,
+    look_commands.events,
+    look_commands.watch,
+    ask_commands.leave,
+    ask_commands.retry,
+    ask_commands.approve,
+    ask_commands.kick,
+    ask_commands.clear,
+    ask_commands.pause,
+    ask_commands.resume,
+    ask_commands.backup,
+    checkpoint,
+    export,
+    ask_commands.verify,
+    plan,
+    init,
+    config,
+    completion,
+    service,
+    run_commands.demo,
+    simulate,
+    run_commands.bench,
+):
+    commands.add_command(command)
+
+
+@fails_plainly
+def main() -> None:
+    """Run the command line; the exit status is one of ``ExitCode``."""
+    # Not click's standalone mode, which ends a Ctrl+C with status 1.
+    sys.exit(commands.main(prog_name="holdfast", standalone_mode=False))

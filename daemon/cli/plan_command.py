@@ -1,0 +1,235 @@
+"""``holdfast plan``: what a run's settings cost on a network, and which to choose."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+from attrs import asdict
+
+from ...membership.planning.advice import (
+    BUSY_ENOUGH,
+    FRAGMENTS_PROPOSED_MAX,
+    QUALITIES,
+    Proposal,
+    propose,
+)
+from ...membership.planning.bandwidth import Bandwidth
+from ...membership.planning.predict import Conditions, predict
+from ...membership.spec.spec import RunSpec
+from ...protocol.messages import FRAGMENTS_MAX, MEMBERS_MAX
+from .options import json_option
+
+PARAMETERS_MAX = 1e15
+STEP_S_MAX = 86_400.0
+LATENCY_S_MAX = 60.0
+BYTES_PER_S_MIN, BYTES_PER_S_MAX = 1e2, 1e12
+
+_NUMBER = re.compile(r"(\d+(?:\.\d*)?(?:e[+-]?\d+)?|\.\d+)\s*([a-z/]*)", re.IGNORECASE)
+
+
+class Quantity(click.ParamType[float]):
+    """A positive number with a unit behind it, in the unit that counts as 1.
+
+    Args:
+      units: what each is worth. As they are written, else in small letters; "": none is needed.
+      low, high: bounds, in ``counted_in``.
+      examples: for who wrote something else.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        units: Mapping[str, float],
+        low: float,
+        high: float,
+        counted_in: str,
+        examples: str,
+    ) -> None:
+        self.name = name
+        self._units = units
+        self._low = low
+        self._high = high
+        self._counted_in = counted_in
+        self._examples = examples
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        if isinstance(value, float):  # converted before
+            return value
+        found = _NUMBER.fullmatch(str(value).strip())
+        unit = found.group(2) if found is not None else ""
+        worth = self._units.get(unit, self._units.get(unit.lower()))
+        if found is None or worth is None:
+            self.fail(f"{value!r} is not understood; write it like {self._examples}", param, ctx)
+        amount = float(found.group(1)) * worth
+        if not (math.isfinite(amount) and self._low <= amount <= self._high):
+            self.fail(
+                f"{value!r} is not from {self._low:g} to {self._high:g} {self._counted_in}; "
+                f"write it like {self._examples}",
+                param,
+                ctx,
+            )
+        return amount
+
+
+COUNT = Quantity(
+    "count",
+    {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12},
+    1.0,
+    PARAMETERS_MAX,
+    "parameters",
+    "1e9, 30M or 1.3B",
+)
+_SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}
+STEP_TIME = Quantity("seconds", _SECONDS, 1e-6, STEP_S_MAX, "s", "0.1, 100ms or 2s")
+LATENCY = Quantity("seconds", _SECONDS, 0.0, LATENCY_S_MAX, "s", "0.05, 50ms or 0")
+# In bytes per second. A capital B says bytes, as in 12MB/s; bit and bps say bits.
+LINE = Quantity(
+    "rate",
+    {
+        f"{prefix}{unit}{behind}": factor / bits
+        for prefix, factor in (("", 1.0), ("k", 1e3), ("m", 1e6), ("g", 1e9))
+        for unit, bits, behind in (("bit", 8, ""), ("bit", 8, "/s"), ("bps", 8, ""))
+    }
+    | {
+        f"{prefix}B/s": factor
+        for prefix, factor in (("k", 1e3), ("K", 1e3), ("M", 1e6), ("G", 1e9))
+    },
+    BYTES_PER_S_MIN,
+    BYTES_PER_S_MAX,
+    "B/s",
+    "100mbit, 1gbit or 12MB/s",
+)
+
+
+@click.command()
+@click.argument("run_toml", type=click.Path(path_type=Path), required=False)
+@click.option("--params", type=COUNT, required=True, help="Of the model: 1e9, 30M, 1.3B.")
+@click.option(
+    "--step-time", type=STEP_TIME, required=True, help="Of an inner step: 0.1 (seconds), 100ms."
+)
+@click.option(
+    "--peers",
+    type=click.IntRange(2, MEMBERS_MAX),
+    help="How many contribute (default: membership.contributors of RUN_TOML).",
+)
+@click.option("--bandwidth", type=LINE, help="Of each peer's line, both ways: 100mbit, 1gbit.")
+@click.option("--upload", type=LINE, help="What each peer can send.")
+@click.option("--download", type=LINE, help="What each peer can receive.")
+@click.option(
+    "--latency",
+    type=LATENCY,
+    default="50ms",
+    show_default=True,
+    help="From one machine to another and back, as ping says.",
+)
+@click.option(
+    "--quality",
+    type=click.Choice(list(QUALITIES)),
+    default="high",
+    show_default=True,
+    help="How coarse codecs may be: fp32 only; to int8; to 4 bits.",
+)
+@click.option(
+    "--fragments-max",
+    type=click.IntRange(1, FRAGMENTS_MAX),
+    default=FRAGMENTS_PROPOSED_MAX,
+    show_default=True,
+    help="Propose no more fragments than this; the model's layers are a good limit.",
+)
+@json_option
+def plan(
+    run_toml: Path | None,
+    params: float,
+    step_time: float,
+    peers: int | None,
+    bandwidth: float | None,
+    upload: float | None,
+    download: float | None,
+    latency: float,
+    quality: str,
+    fragments_max: int,
+    as_json: bool,
+) -> None:
+    """Predict how busy a run keeps its trainers, and propose better settings.
+
+    All peers are alike here: same steps, same lines. What RUN_TOML comes to stands beside what is
+    proposed; without one there is a proposal only. Nothing is changed and nobody is asked.
+
+    \b
+    Examples:
+      holdfast plan --params 1.3B --step-time 2s --peers 8 --bandwidth 100mbit
+      holdfast plan run.toml --params 30M --step-time 0.1 --upload 20mbit --download 300mbit
+    """
+    from ...membership.master.rounds.round_scheduler import ROUNDS_IN_FLIGHT_MAX
+    from ..spec_file import read_spec
+    from .plan_table import show_plan
+
+    spec = RunSpec() if run_toml is None else read_spec(run_toml)
+    if peers is None and spec.membership.contributors < 2:
+        raise click.BadParameter("say how many contribute: --peers 8", param_hint="--peers")
+    conditions = Conditions(
+        round(params),
+        step_time,
+        peers or spec.membership.contributors,
+        Bandwidth(*_line(bandwidth, upload, download)),
+        latency / 2,
+        ROUNDS_IN_FLIGHT_MAX,
+    )
+    given = None
+    if run_toml is not None:
+        found = predict(spec, conditions)
+        given = Proposal(spec, found, found.utilisation >= BUSY_ENOUGH)
+    proposal = propose(spec, conditions, quality, fragments_max)
+    if as_json:
+        click.echo(json.dumps(as_document(conditions, quality, given, proposal), indent=2))
+    else:
+        show_plan(conditions, quality, given, proposal)
+
+
+def _line(
+    bandwidth: float | None, upload: float | None, download: float | None
+) -> tuple[float, float]:
+    """What a peer can send and receive, from the one option or the other two."""
+    up, down = upload or bandwidth, download or bandwidth
+    if up is None or down is None or (bandwidth and upload and download):
+        raise click.BadParameter(
+            "give it for both ways, --bandwidth 100mbit, or --upload and --download",
+            param_hint="--bandwidth",
+        )
+    return up, down
+
+
+def as_document(
+    conditions: Conditions, quality: str, given: Proposal | None, proposal: Proposal
+) -> dict[str, object]:
+    """What ``--json`` prints."""
+    from .plan_table import reasons
+
+    def told(each: Proposal) -> dict[str, object]:
+        diloco, reduce = each.spec.diloco, each.spec.reduce
+        figures = asdict(each.prediction)
+        return {
+            "sync_every": diloco.sync_every,
+            "fragments": diloco.fragments,
+            "overlap": diloco.overlap_steps,
+            "codec_up": reduce.codec_up,
+            "codec_down": reduce.codec_down,
+            "enough": each.enough,
+            **{name: value if math.isfinite(value) else None for name, value in figures.items()},
+        }
+
+    return {
+        "conditions": asdict(conditions),
+        "quality": quality,
+        "given": None if given is None else told(given),
+        "proposed": told(proposal),
+        "why": reasons(proposal, conditions, quality),
+    }

@@ -1,0 +1,220 @@
+"""``holdfast simulate``: whole runs in virtual time, with faults from seeds."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ..exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from ..simulation.batch import Choice, Report, Result, Violation
+
+SEEDS_MAX = 10_000_000
+PEERS_MIN, PEERS_MAX = 2, 1_000
+LIARS = ("owner", "forger", "silent", "accuser")  # see ``simulation.liars``
+LIES_MAX = 8  # as many chunks as a liar is sure to own would do
+
+
+@click.command()
+@click.option(
+    "--seeds",
+    type=click.IntRange(1, SEEDS_MAX),
+    default=100,
+    show_default=True,
+    help="How many seeds, one run each.",
+)
+@click.option(
+    "--start", type=click.IntRange(0), default=0, show_default=True, help="The first seed."
+)
+@click.option(
+    "--peers",
+    type=click.IntRange(PEERS_MIN, PEERS_MAX),
+    help="Every run begins with so many peers (default: 3 to 5, as the seed has it).",
+)
+@click.option(
+    "--audit",
+    type=click.FloatRange(0.0, 1.0),
+    default=0.0,
+    show_default=True,
+    help="Of all results' chunks, so many are audited.",
+)
+@click.option(
+    "--liar",
+    type=click.Choice(LIARS),
+    help="Instead of faults: one of four peers lies until it is found out. As an owner that shows "
+    "what it was given, shows forgeries or shows nothing, or as an auditor that accuses others.",
+)
+@click.option(
+    "--lies",
+    type=click.IntRange(1, LIES_MAX),
+    default=1,
+    show_default=True,
+    help="In so many chunks of each round does it lie.",
+)
+@click.option(
+    "--hostile",
+    is_flag=True,
+    help="Instead of faults: one of five peers and a spare tells its master lies of every kind; nobody else "
+    "may be removed, left out for long or out-voted, and rounds must go on.",
+)
+@click.option(
+    "--jobs",
+    type=click.IntRange(1, 1_024),
+    help="Processes (default: one per core).",
+)
+@click.option(
+    "--json",
+    "json_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write what came out here, too.",
+)
+@click.option("--quiet", is_flag=True, help="Say nothing but what broke.")
+@click.option("--trace", is_flag=True, help="Of one seed: print every event that was witnessed.")
+def simulate(
+    seeds: int,
+    start: int,
+    peers: int | None,
+    audit: float,
+    liar: str | None,
+    lies: int,
+    hostile: bool,
+    jobs: int | None,
+    json_path: Path | None,
+    quiet: bool,
+    trace: bool,
+) -> None:
+    """Run the production master and peers in virtual time, with faults from seeds.
+
+    Each seed is a run of a few peers on virtual lines, in which machines crash, stall and return,
+    lines break, disks fill up; after every event it is checked that no promise was broken. The same
+    seed gives the same run. With one seed, its story is told. A seed that fails is run again with
+    fewer faults; the exit status is then 11. With --audit it is a broken promise, too, if anybody is
+    convicted of a lie, for nobody lies; with --liar if anybody else is, or if nobody is.
+
+    \b
+    Examples:
+      holdfast simulate --seeds 2000
+      holdfast simulate --seeds 2000 --audit 0.2
+      holdfast simulate --seeds 50 --audit 0.05 --liar owner
+      holdfast simulate --seeds 100 --hostile
+      holdfast simulate --start 17 --seeds 1
+    """
+    from ..simulation.batch import Choice, Report
+    from ..simulation.lying_peers import Lie
+
+    if liar and not audit:
+        raise click.UsageError("a --liar is found out by audits only: give --audit, too")
+    if liar and peers:
+        raise click.UsageError("--liar has four peers of its own: leave --peers out")
+    if hostile and (liar or peers or audit):
+        raise click.UsageError("--hostile has peers and audits of its own: give nothing beside it")
+    choice = Choice(peers, audit, Lie(liar) if liar else None, lies, hostile)
+    if trace and seeds != 1:
+        raise click.UsageError("--trace tells of one seed: give --seeds 1, too")
+    report, began_s, interrupted = Report(start), time.monotonic(), False
+    try:
+        if seeds == 1:
+            _tell_story(report, start, choice, quiet=quiet, trace=trace)
+        else:
+            _try_all(report, seeds, choice, jobs or os.cpu_count() or 1, quiet=quiet)
+    except KeyboardInterrupt:
+        interrupted = True
+    seconds = time.monotonic() - began_s
+    if not quiet:
+        click.echo(summary(report, seconds))
+        if choice.liar is not None and report.lied:
+            click.echo(about_liars(report, choice))
+    if json_path is not None:
+        json_path.write_text(json.dumps(as_json(report, seconds, interrupted), indent=2) + "\n")
+    if report.violations:
+        sys.exit(ExitCode.VIOLATION)
+    if interrupted:
+        click.echo(f"holdfast: stopped after {report.seeds} of {seeds} seeds", err=True)
+        sys.exit(ExitCode.INTERRUPTED)
+
+
+def _try_all(report: Report, seeds: int, choice: Choice, jobs: int, *, quiet: bool) -> None:
+    from rich.console import Console
+    from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from ..simulation.batch import try_seeds
+
+    columns = (TextColumn("seeds"), MofNCompleteColumn(), TextColumn("{task.fields[broken]}"))
+    console = Console(stderr=True)
+    shown = Progress(
+        *columns, TimeRemainingColumn(), console=console, disable=quiet or not console.is_terminal
+    )
+    with shown:
+        bar = shown.add_task("seeds", total=seeds, broken="")
+
+        def heard(result: Result) -> None:
+            report.add(result)
+            if result.violation is not None:
+                click.echo(told(result.violation))
+            broken = f"{len(report.violations)} broken" if report.violations else ""
+            shown.update(bar, advance=1, broken=broken)
+
+        try_seeds(report.start, seeds, choice, min(jobs, seeds), heard)
+
+
+def _tell_story(report: Report, seed: int, choice: Choice, *, quiet: bool, trace: bool) -> None:
+    from ..simulation.batch import try_seed
+    from ..simulation.scenario import Scenario
+
+    if not quiet and choice.liar is None and not choice.hostile:
+        scenario = Scenario.of(seed, choice.peers, choice.audit)
+        click.echo(f"{scenario.peers} peers, spare: {scenario.spare}, places: {scenario.places}, ")
+        for fault in scenario.faults:
+            click.echo(f"  planned    {fault}")
+    result = try_seed(seed, choice, tell=click.echo if trace else None)
+    report.add(result)
+    if result.violation is not None:
+        click.echo(told(result.violation))
+    elif result.outcome is not None and not quiet:
+        for line in result.outcome.faults:
+            click.echo(f"  happened   {line}")
+        click.echo(f"  trace      {result.outcome.trace}")
+
+
+def told(violation: Violation) -> str:
+    """A violation for a person."""
+    lines = [f"seed {violation.seed} broke a promise: {violation.what}"]
+    lines += [f"  fault      {fault}" for fault in violation.faults]
+    lines += [f"  enough is  {fault}" for fault in violation.shrunk or ["no fault at all"]]
+    return "\n".join([*lines, f"  again      {violation.reproduce}"])
+
+
+def summary(report: Report, seconds: float) -> str:
+    """What came out, in one line."""
+    return (
+        f"{report.seeds} seeds, {report.faults} faults, {report.events} events, "
+        f"{report.committed} rounds committed, {report.repairs} repairs, {report.reruns} reruns, "
+        f"{report.aborts} aborts, {len(report.violations)} violations, {seconds:.1f} s"
+    )
+
+
+def about_liars(report: Report, choice: Choice) -> str:
+    """How long they lied, and how long they should have."""
+    from ..simulation.liar_run import expected_rounds
+
+    assert choice.liar is not None
+    expected = expected_rounds(choice.liar, choice.audit, choice.lies)
+    mean = sum(report.lied) / len(report.lied)
+    return (
+        f"{len(report.lied)} liars found out after {mean:.1f} rounds with a lie on average "
+        f"(expected: {expected:.1f}), at most {max(report.lied)}"
+    )
+
+
+def as_json(report: Report, seconds: float, interrupted: bool) -> dict[str, object]:
+    """What ``--json`` writes."""
+    from attrs import asdict
+
+    return {**asdict(report), "seconds": seconds, "interrupted": interrupted}

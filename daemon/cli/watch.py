@@ -1,0 +1,212 @@
+"""``holdfast watch``: a run on one screen, or as lines where there is none.
+
+    watch_screen   look, draw, wait for a key; again every second
+      draw         what is seen to lines that fit: headline, members, rounds, events
+    Lines          what is seen to a line for each change
+
+What is drawn is a function of a sight and a size; only ``watch_screen`` touches the terminal.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import sys
+import termios
+import time
+import tty
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from .daemon_client import LOOK_S, News, Onlooker, Sight, Status
+from .run_tables import add, said_bytes, said_event, said_round
+
+HEAD_LINES = 3
+ROUND_LINES_MAX = 5
+MEMBERS_SHARE = 0.5  # of the lines below the headline, at most, if there is more to show
+
+# ---------------------------------------------------------------- the screen
+
+
+def watch_screen(onlooker: Onlooker[Sight]) -> None:
+    """Draw until q or Ctrl+C."""
+    console = Console(highlight=False, markup=False, emoji=False)
+    sight: Sight | None = None
+    live = Live(console=console, screen=True, auto_refresh=False)
+    with suppress(KeyboardInterrupt), _keys(), live:
+        while True:
+            sight = onlooker.look() or sight
+            width, height = console.size
+            away_s = 0.0
+            if onlooker.away_since is not None:
+                away_s = time.monotonic() - onlooker.away_since
+            drawn = draw(onlooker.control.kind, sight, away_s, width, height)
+            live.update(drawn, refresh=True)
+            if _pressed(LOOK_S) in ("q", "Q", "\x03"):
+                return
+
+
+@contextmanager
+def _keys() -> Iterator[None]:
+    """Keys one by one, and not shown; Ctrl+C stays what it is."""
+    before = termios.tcgetattr(sys.stdin)
+    try:
+        tty.setcbreak(sys.stdin)
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+def _pressed(wait_s: float) -> str:
+    """The next key, if one is pressed in time."""
+    ready, _, _ = select.select([sys.stdin], [], [], wait_s)
+    return sys.stdin.read(1) if ready else ""
+
+
+def draw(kind: str, sight: Sight | None, away_s: float, width: int, height: int) -> RenderableType:
+    """A screen of this size, and no line more."""
+    foot = Text("q: end watching (the run goes on)", style="dim")
+    if sight is None:
+        return Group(_away(kind, away_s), foot)
+    lines = _peer(sight.status, height) if kind == "peer" else _master(sight, width, height - 1)
+    if away_s:
+        lines[0] = _away(kind, away_s)
+    return Group(*lines[: height - 1], foot)
+
+
+def _away(kind: str, away_s: float) -> RenderableType:
+    return _line(f"the {kind} does not answer, for {away_s:.0f} s now; looking for it ...", "red")
+
+
+def _line(text: str, style: str = "") -> Text:
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
+
+
+def _master(sight: Sight, width: int, height: int) -> list[RenderableType]:
+    status, events = sight.status, sight.events
+    members, left = status["members"], max(0, height - HEAD_LINES)
+    rounds = sight.rounds[: min(ROUND_LINES_MAX, left // 4)]
+    # Members first, but not so that nothing else is seen; then rounds; events fill what is left.
+    rest = (len(rounds) + 1 if rounds else 0) + min(len(events), left // 4) + 1
+    shown = min(len(members), max(left - rest - 1, int(left * MEMBERS_SHARE) - 1))
+    lines: list[RenderableType] = [*_headline(status)]
+    lines.append(_members(members[:shown], len(members) - shown, width))
+    used = shown + 1 + (1 if len(members) > shown else 0)
+    if rounds:
+        lines.append(_line("rounds", "dim"))
+        lines += [_line(said_round(row)) for row in rounds]
+        used += len(rounds) + 1
+    if (room := left - used - 1) > 0 and events:
+        lines.append(_line("events", "dim"))
+        lines += [_line(said_event(row)) for row in events[-room:]]
+    return lines
+
+
+def _headline(status: Status) -> list[RenderableType]:
+    counts, told = status["counts"], status["headline"]
+    wanted, loss = told["rounds_wanted"], told["loss"]
+    head = Text(no_wrap=True, overflow="ellipsis")
+    head.append(status["name"], "bold").append(f"  {status['state']}  ")
+    head.append(f"round {told['rounds']}" + (f"/{wanted}" if wanted else ""))
+    head.append(f"  step {told['step']}  loss {'-' if loss is None else format(loss, '.3f')}")
+    head.append(f"  {told['tokens_per_s']:.0f} tokens/s")
+    second = (
+        f"{counts['live']} live, {counts['participating']} participating, "
+        f"{counts['contributed']} contributed; {status['aborted']} aborted; {said_bytes(told['sent_bytes'])} sent"
+    )
+    return [head, _line(second), _line(status["why_waiting"], "yellow")]
+
+
+def _members(members: list[Status], more: int, width: int) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim", width=width)
+    for heading, least in (("name", 8), ("role", 6), ("sync", 4), ("step", 5), ("loss", 6)):
+        table.add_column(heading, no_wrap=True, overflow="ellipsis", min_width=least)
+    table.add_column("tok/s", no_wrap=True)
+    table.add_column("why", no_wrap=True, overflow="ellipsis", ratio=1)
+    for member in members:
+        add(
+            table,
+            member["name"],
+            member["role"],
+            "yes" if member["in_sync"] else "no",
+            member["step"],
+            "-" if member["loss"] is None else f"{member['loss']:.3f}",
+            f"{member['tokens_per_s']:.0f}",
+            member["why"],
+        )
+    if more:
+        add(table, f"... and {more} more", "", "", "", "", "", "")
+    return table
+
+
+def _peer(status: Status, height: int) -> list[RenderableType]:
+    loss = "-" if status["loss"] is None else f"{status['loss']:.3f}"
+    sync = "in sync" if status["in_sync"] else "not in sync"
+    lines: list[RenderableType] = [
+        _line(f"{status['name']} ({status['peer'][:8]})  {status['role']}, {sync}", "bold"),
+        _line(
+            f"{status['phase']}  step {status['step']}  loss {loss}  "
+            f"{status['tokens_per_s']:.0f} tokens/s"
+        ),
+        _line(status["why"], "yellow"),
+        _line(f"trainer: {status['trainer_state']}"),
+        _line(
+            f"{said_bytes(status['bulk_sent_bytes'])} sent, "
+            f"{said_bytes(status['bulk_received_bytes'])} received, {len(status['links'])} links"
+        ),
+    ]
+    lines += [_line(f"! {text}") for text in status["told"][-max(0, height - 6) :]]
+    return lines
+
+
+# ---------------------------------------------------------------- lines
+
+
+class Lines:
+    """What changes, a line each: for a file, a pipe, a log."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._events, self._rounds = News(), News()
+        self._state = ""
+        self._seen = False
+
+    def of(self, sight: Sight) -> Iterator[str]:
+        """The lines since the last look; at first what is, without what was."""
+        status = sight.status
+        if (state := _said_state(self._kind, status)) != self._state:
+            self._state = state
+            yield f"{time.strftime('%H:%M:%S')}  {state}"
+        events, rounds = self._events.of(sight.events), self._rounds.of(sight.rounds)
+        if self._seen:
+            yield from map(said_event, events)
+            rows = reversed(rounds)
+            yield from (f"{time.strftime('%H:%M:%S')}  {said_round(row)}" for row in rows)
+        self._seen = True
+
+
+def _said_state(kind: str, status: Status) -> str:
+    if kind == "peer":
+        sync = "in sync" if status["in_sync"] else "not in sync"
+        why = f": {status['why']}" if status["why"] else ""
+        return f"{status['name']}  {status['role']}, {sync}, {status['phase']}{why}"
+    why = f": {status['why_waiting']}" if status["why_waiting"] and not status["rounds"] else ""
+    live = status["counts"]["live"]
+    return f"{status['name']}  {status['state']}, {live} member{'' if live == 1 else 's'}{why}"
+
+
+def essence(status: Status) -> str:
+    """What of a status says that something happened: no clocks, no ages."""
+    passing = {"now_s", "uptime_s", "attached_s", "silent_s", "open_s", "reduce_s", "took_s"}
+
+    def without(value: object) -> object:
+        if isinstance(value, dict):
+            return {key: without(each) for key, each in value.items() if key not in passing}
+        return [without(each) for each in value] if isinstance(value, list) else value
+
+    return json.dumps(without(status))

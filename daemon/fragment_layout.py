@@ -1,0 +1,36 @@
+"""From the trainer's tensors to the run's fragments: the one place that both sides agree on it."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from ..diloco.fragments import Fragment, Pattern, TensorShape, grouped, split
+from ..membership.spec.spec import DilocoTable
+from ..protocol.errors import UserError
+from ..protocol.messages import FragmentSize, Layout
+from .exit_codes import ExitCode
+
+
+def fragments_of(layout: Layout, diloco: DilocoTable) -> tuple[Fragment, ...]:
+    """Cut a layout as the spec says; equal at every peer.
+
+    Raises:
+      UserError: the model has too few layers for that many fragments, or its tensors are not those
+        of the spec's groups.
+    """
+    tensors = [TensorShape(t.name, t.shape, t.kind) for t in layout.tensors]
+    try:
+        if diloco.groups:
+            return grouped(tensors, diloco.groups)
+        return split(tensors, diloco.fragments, cast(Pattern, diloco.pattern))
+    except ValueError as error:
+        key = "groups" if diloco.groups else "fragments"
+        raise UserError(
+            f"the model cannot be cut into {diloco.fragments} fragments: {error}",
+            exit_code=ExitCode.CONFIG,
+            hint=f"change `{key}` under [diloco] in run.toml",
+        ) from error
+
+
+def sizes_of(fragments: tuple[Fragment, ...]) -> tuple[FragmentSize, ...]:
+    return tuple(FragmentSize(f.value_count, f.momentum_count, f.counter_count) for f in fragments)

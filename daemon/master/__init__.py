@@ -1,0 +1,1 @@
+"""The master service: carries out what ``membership.master`` decides."""

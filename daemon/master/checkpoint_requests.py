@@ -1,0 +1,104 @@
+"""``holdfast checkpoint now`` at the master: those who keep checkpoints write one at once.
+
+The master asks everybody over the control streams; each peer knows by itself whether it is one of
+those who write (see ``checkpointer``), says so at once, and says again what came of it. No decision
+follows from either.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import trio
+
+from ...membership.master.state.context import Context, quoted, said
+from ...protocol.errors import UserError
+from ...protocol.messages import CheckpointTold, Message, WriteCheckpoint
+from ..exit_codes import ExitCode
+from ..web.app import Json
+
+ASK_S = 10.0  # for everybody's first answer; who is slower is told of as such, and may write all the same
+
+
+class CheckpointAsker:
+    """Asks, and tells what came of it.
+
+    Args:
+      tell: sends a message to a peer, if it is attached.
+      note: makes a sentence about a peer an event.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        tell: Callable[[str, Message], None],
+        note: Callable[[str, str], None],
+    ) -> None:
+        self._context = context
+        self._tell = tell
+        self._note = note
+        self._numbers = itertools.count(1)
+        self._asked: dict[str, int] = {}  # by peer: the order that it has not done yet
+        self._answers: dict[str, CheckpointTold] = {}  # to the newest order
+        self._heard = trio.Event()
+
+    def hear(self, peer: str, message: CheckpointTold) -> None:
+        """A peer answers; what nobody asked for is ignored."""
+        if self._asked.get(peer) != message.number:
+            return
+        if peer not in self._answers:
+            self._answers[peer] = message
+            self._heard.set()
+        if message.writes:
+            return
+        del self._asked[peer]
+        name = self._context.name(peer)
+        if message.name:
+            self._note(peer, f"{name} has written checkpoint {quoted(message.name)}")
+        elif self._answers[peer].writes:
+            self._note(peer, f"{name} wrote no checkpoint: {quoted(message.reason)}")
+
+    async def run(self) -> Json:
+        """Ask everybody who is attached now; returns who will write.
+
+        Raises:
+          UserError: there is nothing to write yet, or nobody who does.
+        """
+        if not self._context.history.founded:
+            raise UserError("the run has no state yet", hint="its founder's trainer gives it")
+        number = next(self._numbers)
+        members = [member for member in self._context.roster.by_number() if not member.relay]
+        self._asked = {member.peer: number for member in members}
+        self._answers = {}
+        for member in members:
+            self._tell(member.peer, WriteCheckpoint(number))
+        with trio.move_on_after(ASK_S):
+            while any(
+                member.peer in self._context.roster and member.peer not in self._answers
+                for member in members
+            ):
+                self._heard = trio.Event()
+                await self._heard.wait()
+        answers = self._answers
+        rows: list[Json] = []
+        for member in members:
+            told = answers.get(member.peer)
+            rows.append(
+                {
+                    "peer": member.peer,
+                    "name": member.name,
+                    "writes": told is not None and told.writes,
+                    "why": "no answer yet" if told is None else told.reason,
+                }
+            )
+        writers = [said(m) for m, row in zip(members, rows, strict=True) if row["writes"]]
+        if not writers:
+            whys = "; ".join(f"{row['name']}: {row['why']}" for row in rows) or "nobody is here"
+            raise UserError(
+                f"nobody writes a checkpoint: {whys}",
+                exit_code=ExitCode.FAILED,
+                hint="`checkpoint.peers` in run.toml and `holdfast join --checkpoints` say who does",
+            )
+        text = f"writing: {', '.join(writers)}; an event says when each is done"
+        return {"peers": rows, "text": text}

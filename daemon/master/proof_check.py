@@ -1,0 +1,25 @@
+"""The master as a judge: the only time that it touches contributions, a chunk of them."""
+
+from __future__ import annotations
+
+import logging
+
+from ...membership.master.state.master_effects import Judge
+from ...protocol.trust.notary import Notary
+
+log = logging.getLogger("holdfast.master")
+
+
+def fault_proven(case: Judge, notary: Notary) -> str:
+    """What an owner is proven to have done; empty: nothing. Heavy."""
+    # A master that judges nobody need not load what adds up.
+    from ...collectives.arithmetic import Layout
+    from ...collectives.evidence import Claim, UnsignedError, judge
+
+    layout = Layout.of(case.order.plan, case.size)
+    claim = Claim(case.order, layout, case.chunk, case.owner, case.digest, case.manifest)
+    try:
+        return judge(claim, notary, case.proof)
+    except UnsignedError as error:
+        log.info("a proof against peer %s is none: %s", case.owner[:8], error)
+        return ""

@@ -1,0 +1,293 @@
+"""What the master keeps and shows of a run while it goes on; nothing is decided here.
+
+    MasterService --events--.                    .--> History   the curve, rounds, events
+                             >-- look, a second --+--> EventLog  events as lines
+    Coordinator --state-----'                    '--> Live      whoever has a page open
+
+Once a second it looks whether anything has changed. If so, it takes what rounds have ended, a point
+of the curve if it is time for one, and the events since, and has a thread write them. Rounds that the
+journal knows and the history lacks are taken from the journal: at the start, and after a write failed.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import attrs
+import trio
+from attrs import Factory, define
+
+from ...membership.master.rounds.round import Round
+from ...membership.master.state.master_effects import Event
+from ...membership.master.status.headline import headline
+from ...membership.master.status.status import journaled_row, past_row
+from ...protocol.errors import HoldfastError
+from ..metrics_store import COLUMNS, HISTORY_FILE, ROUNDS_MAX, History, PastEvent, Point
+from ..web.json_answers import compact
+from .event_log import EVENT_LOG_FILE, EventLog
+from .master_service import MasterService
+
+log = logging.getLogger("holdfast.master")
+
+LOOK_S = 1.0
+POINT_S = 2.0  # between two points of the curve
+WARNINGS_MAX = 8  # of the files, between two looks
+# For a disk that takes its time, or is full; the oldest are left out.
+EVENTS_WAITING_MAX = 10_000
+POINTS_WAITING_MAX = 2_000  # an hour and more
+ROUNDS_WAITING_BYTES_MAX = 2**24  # with ten members thousands of them; the journal has them all
+
+Json = dict[str, Any]
+
+
+class Stream(Protocol):
+    """Where rows are published: see ``web.live``."""
+
+    def publish(self, kind: str, row: object) -> None: ...
+
+
+@define
+class Rows:
+    """What is to be written into the history, oldest first."""
+
+    points: list[Point] = Factory(list)
+    rounds: list[tuple[int, bytes]] = Factory(list)
+    events: list[PastEvent] = Factory(list)
+
+    def __bool__(self) -> bool:
+        return bool(self.points or self.rounds or self.events)
+
+    def followed_by(self, later: Rows) -> Rows:
+        """Both, without the oldest if they are too many."""
+        rounds = [*self.rounds, *later.rounds]
+        size_bytes = sum(len(row) for _number, row in rounds)
+        while size_bytes > ROUNDS_WAITING_BYTES_MAX:
+            size_bytes -= len(rounds.pop(0)[1])
+        return Rows(
+            [*self.points, *later.points][-POINTS_WAITING_MAX:],
+            rounds,
+            [*self.events, *later.events][-EVENTS_WAITING_MAX:],
+        )
+
+
+class Recorder:
+    """One per master.
+
+    Args:
+      warnings: what its files have to say, from whatever thread; it becomes events.
+      wall_clock: unix seconds; for people only.
+    """
+
+    def __init__(
+        self,
+        service: MasterService,
+        history: History,
+        event_log: EventLog,
+        warnings: deque[str],
+        *,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._service = service
+        self._context = service.coordinator.context
+        self._history = history
+        self._event_log = event_log
+        self._warnings = warnings
+        self._wall_clock = wall_clock
+        self.live: Stream | None = None
+        self._seen_count = -1
+        self._last_round: Round | None = None  # that was taken
+        self._new = Rows()  # since the last write
+        self._late = Rows()  # what could not be written
+        self._lacks = False  # some rounds may be in the journal alone
+        # What earlier masters have come to, as far as it is known.
+        self._before = history.last_point()
+        self._last: Point | None = None  # of this master
+        self._next_id = history.last_event_id() + 1
+        if self._before is not None:
+            now = wall_clock()
+            self._new.points.append(Point(now, gap_s=max(0.0, now - self._before.at)))
+        service.announced = self._announced
+
+    @classmethod
+    def open(
+        cls, service: MasterService, state: Path, *, wall_clock: Callable[[], float] = time.time
+    ) -> Recorder:
+        """With the files of a state directory. Waits for the disk."""
+        warnings: deque[str] = deque(maxlen=WARNINGS_MAX)
+        recorder = cls(
+            service,
+            History(state / HISTORY_FILE, warnings.append),
+            EventLog(state / EVENT_LOG_FILE, warnings.append),
+            warnings,
+            wall_clock=wall_clock,
+        )
+        recorder.rebuild()
+        return recorder
+
+    # ------------------------------------------------------------ while the run goes on
+
+    async def run(self) -> None:
+        """Look again and again, until cancelled; ``look`` and ``close`` keep what came last."""
+        while True:
+            self.look()
+            if self._late or self._new:
+                await self._service.network.run_sync(self._take())
+            await trio.sleep(LOOK_S)
+
+    def close(self) -> None:
+        """Write what was seen; ``look`` once more before. Waits for the disk."""
+        self._take()()
+        self._history.close()
+        self._event_log.close()
+
+    def look(self) -> None:
+        """See what has changed, and put it where it is to be written from."""
+        while self._warnings:
+            text = self._warnings.popleft()
+            log.warning("%s", text)
+            self._service.decide(partial(self._service.coordinator.note, text))
+        count = self._context.change_count
+        if count == self._seen_count:
+            return
+        self._take_rounds()
+        now = self._wall_clock()
+        if self._last is not None and now - self._last.at < POINT_S:
+            return  # looked at again, for the last change may be the last for long
+        self._seen_count = count
+        self._take_point(now)
+
+    @property
+    def history(self) -> History:
+        return self._history
+
+    def _take(self) -> Callable[[], None]:
+        """The work of a thread. One at a time goes on, and nobody else touches ``_late``."""
+        new, self._new = self._new, Rows()
+        return partial(self._write, new)
+
+    def _write(self, new: Rows) -> None:
+        self._event_log.write(new.events)
+        rows = self._late.followed_by(new)
+        if not self._history.write(rows.points, rows.rounds, rows.events):
+            self._late, self._lacks = rows, True
+            return
+        self._late = Rows()
+        if self._lacks:
+            self.rebuild()
+
+    def rebuild(self) -> None:
+        """Have the history keep all rounds that the journal knows. Waits for the disk.
+
+        A master that was killed, or whose disk was full, has committed rounds that it could not
+        write down here. Of those is known what the journal has.
+        """
+        try:
+            missing = self._service.store.commits(ROUNDS_MAX, self._history.round_numbers())
+        except (sqlite3.Error, OSError, ValueError, HoldfastError) as error:
+            self._warnings.append(f"the history may lack rounds: the journal is not read: {error}")
+            return
+        name_of = self._context.history.name_of
+        rows = [
+            {
+                **journaled_row(each.commit, name_of),
+                "opened_at": each.opened_at,
+                "ended_at": each.committed_at,
+            }
+            for each in missing
+        ]
+        self._lacks = not self._history.write(rounds=[(row["round"], compact(row)) for row in rows])
+
+    # ------------------------------------------------------------ events
+
+    def _announced(self, event: Event) -> None:
+        context = self._context
+        member = context.roster.get(event.peer) if event.peer else None
+        known = member or (context.history.admitted.get(event.peer) if event.peer else None)
+        past = PastEvent(
+            self._next_id,
+            self._at(event.at_s),
+            event.kind.value,
+            event.peer,
+            known.name if known is not None else "",
+            event.text,
+        )
+        self._next_id += 1
+        self._new.events.append(past)
+        if len(self._new.events) > EVENTS_WAITING_MAX:
+            del self._new.events[0]
+        if self.live is not None:
+            self.live.publish("log", attrs.asdict(past))
+
+    def _at(self, at_s: float) -> float:
+        """The master's clock as unix seconds."""
+        return self._wall_clock() - (self._service.now() - at_s)
+
+    # ------------------------------------------------------------ rounds
+
+    def _take_rounds(self) -> None:
+        ended: list[Round] = []
+        for round_ in reversed(self._service.coordinator.conductor.ledger.past):
+            if round_ is self._last_round:
+                break
+            ended.append(round_)
+        for round_ in reversed(ended):
+            self._last_round = round_
+            row = self._row(round_)
+            self._new.rounds.append((round_.number, compact(row)))
+            if self.live is not None:
+                self.live.publish("round", row)
+
+    def _row(self, round_: Round) -> Json:
+        return {
+            **past_row(round_),
+            "opened_at": self._at(round_.opened_s),
+            "ended_at": self._at(round_.ended_s),
+        }
+
+    # ------------------------------------------------------------ the curve
+
+    def headline(self, told: Json) -> Json:
+        """A headline of this master with what earlier ones have come to."""
+        before = self._before
+        if before is None:
+            return told
+        return {
+            **told,
+            "sent_bytes": told["sent_bytes"] + (before.sent_bytes or 0),
+            "saved_bytes": told["saved_bytes"] + (before.saved_bytes or 0),
+        }
+
+    def _take_point(self, now: float) -> None:
+        told = self.headline(headline(self._service.coordinator))
+        point = Point(
+            now,
+            told["step"],
+            told["rounds"],
+            told["loss"],
+            told["loss_min"],
+            told["loss_max"],
+            told["tokens_per_s"],
+            told["utilisation"],
+            len(self._context.roster),
+            told["sent_bytes"],
+            told["saved_bytes"],
+        )
+        if self._last is not None and now - self._last.at > 2 * POINT_S:
+            # It stayed as it was for so long: no line may lead there from before.
+            self._new.points.append(attrs.evolve(self._last, at=now - POINT_S))
+        self._last = point
+        self._new.points.append(point)
+        if self.live is not None:
+            self.live.publish("point", point_row(point))
+
+
+def point_row(point: Point) -> Json:
+    """As in ``GET /api/history``, one row."""
+    return {name: getattr(point, name) for name in COLUMNS}

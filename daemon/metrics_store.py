@@ -1,0 +1,423 @@
+"""What a run was like: its curve, its rounds and its events, in one SQLite file.
+
+Nothing of it is needed to go on with the run, so it is handled lightly: its last seconds may be lost,
+and a file that is damaged is set aside for a new one. The journal is another file (see ``journal_store``) and
+another matter; rounds that it knows and this one lacks are taken from there (see ``run_recorder``).
+
+Points age: those of a *level* stand for ``2 ** level`` of the finest. When a level is full its oldest
+are merged in pairs into the next one, so a run of any length is a few times ``LEVEL_POINTS`` rows,
+fine where it is young. A *gap* is a row without figures: the master was not there before it.
+
+All methods may wait for a disk: call them from a thread. One at a time goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sqlite3
+import threading
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+from attrs import frozen
+
+from ..protocol.messages import COUNT_MAX
+
+log = logging.getLogger("holdfast.master")
+
+HISTORY_FILE = "history.db"
+SCHEMA_VERSION = 1
+LEVEL_POINTS = 4_096
+LEVELS = 16  # the last one's oldest points are forgotten
+MERGED_POINTS = 256  # at a time
+ROUNDS_MAX = 10_000
+ROUNDS_BYTES_MAX = 128 * 2**20  # of rounds' rows, compressed; with a thousand members that is fewer
+EVENTS_MAX = 20_000
+SPARE_COPIES_MAX = 5  # damaged files that are kept
+BUSY_S = 5.0  # for somebody who looks at the file with a tool of his own
+ZIP_LEVEL = 3
+
+SCHEMA = """
+create table if not exists points (
+    id integer primary key, level integer not null, at real not null, gap_s real, step integer,
+    rounds integer, loss real, loss_min real, loss_max real, tokens_per_s real, utilisation real,
+    members integer, sent_bytes integer, saved_bytes integer);
+create index if not exists points_by_level on points (level, id);
+create index if not exists points_by_time on points (at);
+create index if not exists gaps on points (at) where gap_s is not null;
+create table if not exists rounds (number integer primary key, bytes integer not null, body blob);
+create table if not exists events (
+    id integer primary key, at real not null, kind text not null, peer text, name text not null,
+    text text not null);
+"""
+
+
+@frozen
+class Point:
+    """The run at one moment."""
+
+    at: float  # unix seconds
+    step: int | None = None
+    rounds: int | None = None
+    loss: float | None = None
+    loss_min: float | None = None
+    loss_max: float | None = None
+    tokens_per_s: float | None = None
+    utilisation: float | None = None
+    members: int | None = None
+    sent_bytes: int | None = None
+    saved_bytes: int | None = None
+    gap_s: float | None = None  # not None: nothing is known of so long before this
+
+
+@frozen
+class PastEvent:
+    """One line of what happened."""
+
+    id: int
+    at: float  # unix seconds
+    kind: str
+    peer: str | None
+    name: str
+    text: str
+
+
+COLUMNS = tuple(name for name in attrs.fields_dict(Point) if name != "gap_s")
+STORED = ("gap_s", *COLUMNS)
+THINNED = (
+    "max(at), max(step), max(rounds), avg(loss), min(loss_min), max(loss_max), avg(tokens_per_s), "
+    "avg(utilisation), cast(round(avg(members)) as integer), max(sent_bytes), max(saved_bytes)"
+)
+Row = tuple[Any, ...]
+
+
+class History:
+    """One run's past.
+
+    Args:
+      path: of the file; ``:memory:`` keeps nothing.
+      warn: told in a sentence what went wrong with the file, and what became of it.
+    """
+
+    def __init__(self, path: Path | str, warn: Callable[[str], None] = log.warning) -> None:
+        self._path = path
+        self._warn = warn
+        self._lock = threading.Lock()
+        self._fault = ""
+        self._db = self._open()
+
+    # ------------------------------------------------------------ the file
+
+    def _open(self) -> sqlite3.Connection:
+        """The file, or a new one in its place, or if that cannot be, one in memory."""
+        for _ in range(2):
+            try:
+                return self._begin(_connect(self._path))
+            except (sqlite3.OperationalError, OSError) as error:
+                self._warn(f"no history is kept: {self._path} cannot be used: {error}")
+                break
+            except sqlite3.DatabaseError as error:
+                if not self._set_aside(error):
+                    break
+        return self._begin(_connect(":memory:"))
+
+    def _begin(self, db: sqlite3.Connection) -> sqlite3.Connection:
+        try:
+            with db:
+                version = db.execute("pragma user_version").fetchone()[0]
+                if version not in (0, SCHEMA_VERSION):
+                    raise sqlite3.DatabaseError(f"it is of version {version}")
+                if db.execute("pragma quick_check(1)").fetchone()[0] != "ok":
+                    raise sqlite3.DatabaseError("its pages are damaged")
+                db.execute(f"pragma user_version = {SCHEMA_VERSION}")
+                db.executescript(SCHEMA)
+            self._counts = dict(db.execute("select level, count(*) from points group by level"))
+            self._rounds = _round_sums(db)
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    def _set_aside(self, error: sqlite3.Error) -> bool:
+        """Give a damaged file another name."""
+        path = Path(self._path)
+        for number in range(1, SPARE_COPIES_MAX + 1):
+            aside = path.with_name(f"{path.name}.damaged-{number}")
+            if not aside.exists():
+                break
+        try:
+            for suffix in ("-wal", "-shm"):
+                path.with_name(path.name + suffix).unlink(missing_ok=True)
+            os.replace(path, aside)
+        except OSError as other:
+            self._warn(f"no history is kept: {path} is damaged ({error}) and stays: {other}")
+            return False
+        self._warn(f"the run's history begins anew: {path} is damaged ({error}), kept as {aside}")
+        return True
+
+    @contextlib.contextmanager
+    def _at_it(self) -> Iterator[None]:
+        """Whatever the file does, the run goes on."""
+        with self._lock:
+            try:
+                yield
+                fault = ""
+            except sqlite3.OperationalError as error:  # full, locked, taken away
+                fault = str(error)
+                if not self._fault:
+                    self._warn(f"the run's history has a hole: {self._path}: {fault}")
+            except sqlite3.DatabaseError as error:
+                fault = ""
+                self._db.close()
+                whole = str(self._path) != ":memory:" and self._set_aside(error)
+                self._db = self._open() if whole else self._begin(_connect(":memory:"))
+            self._fault = fault
+
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()
+
+    # ------------------------------------------------------------ what is kept
+
+    def write(
+        self,
+        points: Sequence[Point] = (),
+        rounds: Sequence[tuple[int, bytes]] = (),
+        events: Sequence[PastEvent] = (),
+    ) -> bool:
+        """Keep all of these; if that fails, none.
+
+        Args:
+          rounds: number, and a row as JSON.
+
+        Returns:
+          Whether they are kept.
+        """
+        if not (points or rounds or events):
+            return True
+        packed = [(number, zlib.compress(body, ZIP_LEVEL)) for number, body in rounds]
+        with self._at_it(), self._db:
+            counts = dict(self._counts)
+            self._db.executemany(
+                f"insert into points (level, {', '.join(STORED)}) values (0{', ?' * len(STORED)})",
+                [[_storable(getattr(point, name)) for name in STORED] for point in points],
+            )
+            counts[0] = counts.get(0, 0) + len(points)
+            self._merge(counts)
+            self._db.executemany(
+                "insert or replace into rounds values (?, ?, ?)",
+                [(number, len(body), body) for number, body in packed],
+            )
+            count, size_bytes = self._rounds
+            count, size_bytes = count + len(packed), size_bytes + sum(len(b) for _, b in packed)
+            if count > ROUNDS_MAX or size_bytes > ROUNDS_BYTES_MAX:
+                count, size_bytes = self._forget_rounds()
+            self._db.executemany(
+                "insert or replace into events values (?, ?, ?, ?, ?, ?)",
+                [attrs.astuple(event) for event in events],
+            )
+            if events:
+                oldest = events[-1].id - EVENTS_MAX
+                self._db.execute("delete from events where id <= ?", [oldest])
+            # Only now: after a transaction that failed these are as they were.
+            self._counts, self._rounds = counts, (count, size_bytes)
+            return True
+        return False
+
+    def _merge(self, counts: dict[int, int]) -> None:
+        """Make room in every level that is full."""
+        for level in range(LEVELS):
+            while counts.get(level, 0) >= LEVEL_POINTS + MERGED_POINTS:
+                self._merge_oldest(level, counts)
+
+    def _merge_oldest(self, level: int, counts: dict[int, int]) -> None:
+        rows = self._db.execute(
+            f"select id, {', '.join(STORED)} from points where level = ? order by id limit ?",
+            [level, MERGED_POINTS],
+        ).fetchall()
+        self._db.executemany("delete from points where id = ?", [row[:1] for row in rows])
+        counts[level] -= len(rows)
+        if level + 1 < LEVELS:
+            merged = list(_merged(rows))
+            self._db.executemany(
+                f"insert into points (level, id, {', '.join(STORED)}) "
+                f"values ({level + 1}, ?{', ?' * len(STORED)})",
+                merged,
+            )
+            counts[level + 1] = counts.get(level + 1, 0) + len(merged)
+
+    def _forget_rounds(self) -> tuple[int, int]:
+        """The oldest, a twentieth more than needed: this is not for every round. What is left."""
+        self._db.execute(
+            "delete from rounds where number in (select number from (select number, "
+            "count(*) over newer as rank, sum(bytes) over newer as total from rounds "
+            "window newer as (order by number desc)) where rank > ? or total > ?)",
+            [ROUNDS_MAX * 95 // 100, ROUNDS_BYTES_MAX * 95 // 100],
+        )
+        return _round_sums(self._db)
+
+    # ------------------------------------------------------------ what is asked
+
+    def last_point(self) -> Point | None:
+        """The newest one that has figures."""
+        with self._at_it():
+            row = self._db.execute(
+                f"select {', '.join(STORED)} from points where gap_s is null "
+                "order by id desc limit 1"
+            ).fetchone()
+            return None if row is None else Point(**dict(zip(STORED, row, strict=True)))
+        return None
+
+    def last_event_id(self) -> int:
+        with self._at_it():
+            found: int = self._db.execute("select coalesce(max(id), 0) from events").fetchone()[0]
+            return found
+        return 0
+
+    def points(self, count: int, from_at: float | None, to_at: float | None) -> list[Row]:
+        """At most so many rows of ``COLUMNS``, oldest first; after a gap one of None comes first."""
+        with self._at_it():
+            first_at, last_at, found_count = self._db.execute(
+                "select min(at), max(at), count(*) from points where at between ? and ?",
+                [-1e300 if from_at is None else from_at, 1e300 if to_at is None else to_at],
+            ).fetchone()
+            if not found_count:
+                return []
+            span = [first_at, last_at]
+            gaps = self._db.execute(
+                "select at from points where gap_s is not null and gap_s > ? and at between ? and ? "
+                "order by at limit ?",
+                [(last_at - first_at) / count, *span, count // 2],
+            ).fetchall()
+            columns, grouping, arguments = ", ".join(COLUMNS), "", []
+            if found_count > count:
+                columns, grouping = THINNED, "group by cast((at - ?) / ? as integer)"
+                width = (last_at - first_at) / max(1, count - len(gaps) - 1)
+                arguments = [first_at, width or 1.0]
+            rows = self._db.execute(
+                f"select {columns} from points where gap_s is null and at between ? and ? "
+                f"{grouping} order by 1",
+                [*span, *arguments],
+            ).fetchall()
+            blank = (None,) * (len(COLUMNS) - 1)
+            return sorted([*rows, *((at, *blank) for (at,) in gaps)], key=_by_time)
+        return []
+
+    def rounds(self, count: int, before: int | None) -> list[bytes]:
+        """So many rows as JSON, newest first."""
+        with self._at_it():
+            rows = self._db.execute(
+                "select body from rounds where number < ? order by number desc limit ?",
+                [2**62 if before is None else before, count],
+            ).fetchall()
+            try:
+                return [zlib.decompress(body) for (body,) in rows]
+            except zlib.error as error:
+                raise sqlite3.DatabaseError(f"a round's row is damaged: {error}") from error
+        return []
+
+    def round_numbers(self) -> set[int]:
+        """Of all rounds that are kept."""
+        with self._at_it():
+            return {number for (number,) in self._db.execute("select number from rounds")}
+        return set()
+
+    def events(
+        self, count: int, before: int | None, kinds: Sequence[str] = (), text: str = ""
+    ) -> list[PastEvent]:
+        """So many, newest first.
+
+        Args:
+          kinds: only these; empty: all.
+          text: only those that have it in their text or their peer's name, in whatever case.
+        """
+        where, arguments = ["id < ?"], [2**62 if before is None else before]
+        wanted: list[Any] = [*arguments]
+        if kinds:
+            where.append(f"kind in ({', '.join('?' * len(kinds))})")
+            wanted += kinds
+        if text:
+            where.append("(text like ? escape '\\' or name like ? escape '\\')")
+            escaped = text.replace("\\", r"\\").replace("%", r"\%").replace("_", r"\_")
+            wanted += [f"%{escaped}%"] * 2
+        with self._at_it():
+            rows = self._db.execute(
+                f"select id, at, kind, peer, name, text from events where {' and '.join(where)} "
+                "order by id desc limit ?",
+                [*wanted, count],
+            ).fetchall()
+            return [PastEvent(*row) for row in rows]
+        return []
+
+
+def _storable(value: object) -> object:
+    """A sum of what members say of themselves may be more than SQLite's integers hold."""
+    return max(-COUNT_MAX, min(value, COUNT_MAX)) if isinstance(value, int) else value
+
+
+def _connect(path: Path | str) -> sqlite3.Connection:
+    db = sqlite3.connect(path, timeout=BUSY_S, check_same_thread=False)
+    if str(path) != ":memory:":
+        os.chmod(path, 0o600)
+    db.execute("pragma journal_mode = wal")
+    db.execute("pragma synchronous = normal")  # whole after any crash, without its last seconds
+    return db
+
+
+def _round_sums(db: sqlite3.Connection) -> tuple[int, int]:
+    """How many rounds' rows there are, and their bytes."""
+    row = db.execute("select count(*), coalesce(sum(bytes), 0) from rounds").fetchone()
+    count, size_bytes = row
+    return count, size_bytes
+
+
+def _by_time(row: Row) -> float:
+    at: float = row[0]
+    return at
+
+
+def _merged(rows: Sequence[Row]) -> Iterator[Row]:
+    """Rows of id and ``STORED``, in pairs; whatever stands beside a gap stays as it is."""
+    waiting: Row | None = None
+    for row in rows:
+        if waiting is None:
+            waiting = row
+        elif (waiting[1] is None) != (row[1] is None):
+            yield waiting
+            waiting = row
+        else:
+            yield _pair(waiting, row)
+            waiting = None
+    if waiting is not None:
+        yield waiting
+
+
+def _pair(earlier: Row, later: Row) -> Row:
+    before = dict(zip(("id", *STORED), earlier, strict=True))
+    after = dict(zip(("id", *STORED), later, strict=True))
+    if after["gap_s"] is not None:  # two gaps in a row: nothing was there in between
+        after["gap_s"] += before["gap_s"]
+    for name, rule in (
+        ("loss", _mean),
+        ("tokens_per_s", _mean),
+        ("utilisation", _mean),
+        ("loss_min", min),
+        ("loss_max", max),
+    ):
+        known = [value for value in (before[name], after[name]) if value is not None]
+        after[name] = rule(known) if known else None
+    return tuple(after.values())
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def as_columns(rows: Sequence[Row]) -> dict[str, list[Any]]:
+    """Rows of ``COLUMNS`` as columns."""
+    return {name: [row[at] for row in rows] for at, name in enumerate(COLUMNS)}

@@ -1,0 +1,187 @@
+"""Where things are on disk: run files, identities, and how commands find a daemon that runs.
+
+A state directory belongs to one process (a master or a peer), which locks it. While the process
+lives, ``control.json`` in it tells the address of its HTTP side and the bearer token.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+from attrs import asdict, field, frozen
+
+from ..protocol.durable_files import write_private
+from ..protocol.errors import UserError
+from .exit_codes import ExitCode
+
+CONTROL_FILE = "control.json"
+CHECKPOINTS_FOLDER = "checkpoints"  # in a peer's state directory, unless it says where
+OWN_STATE_FILE = "trainer.safetensors"  # what is only the trainer's, beside it
+LOCK_FILE = "lock"
+
+
+@frozen
+class Control:
+    """How to speak to a running daemon."""
+
+    kind: str  # "master" or "peer"
+    url: str
+    token: str = field(repr=False)
+    pid: int
+
+
+def data_home() -> Path:
+    """``$HOLDFAST_HOME``, or ``holdfast`` under the XDG data directory."""
+    if "HOLDFAST_HOME" in os.environ:
+        return Path(os.environ["HOLDFAST_HOME"])
+    base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    return Path(base) / "holdfast"
+
+
+def master_state(run_name: str) -> Path:
+    """One folder right below ``runs``, whatever a run is called."""
+    name = quote(run_name, safe=" ")
+    return data_home() / "runs" / (name.replace(".", "%2E") if name in (".", "..") else name)
+
+
+def peer_state(run_id: str, fingerprint: str) -> Path:
+    """One folder right below ``peers`` for each run of each authority.
+
+    Whoever makes an invite chooses its run id, and can choose another run's; nobody can choose its
+    authority's fingerprint.
+    """
+    return data_home() / "peers" / f"{run_id[:16]}-{fingerprint[:16]}"
+
+
+def make_private(directory: Path) -> Path:
+    """Make a directory that only its owner can enter; one that is there must be its owner's alone.
+
+    Raises:
+      UserError: it cannot be made, or others can put files into it: keys and records that are found
+        there would be theirs to choose.
+    """
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = directory.stat()
+    except OSError as error:
+        raise _unusable(directory, error) from error
+    foreign = os.geteuid() != 0 and found.st_uid not in (os.geteuid(), 0)
+    if foreign or found.st_mode & stat.S_IWOTH:
+        raise UserError(
+            f"others on this machine may write into {directory}",
+            exit_code=ExitCode.CONFIG,
+            hint=f"chmod 700 {directory} if it is yours, or give another folder with --state DIR",
+        )
+    return directory
+
+
+def _unusable(directory: Path, error: OSError) -> UserError:
+    return UserError(
+        f"cannot use {directory}: {error.strerror}",
+        exit_code=ExitCode.CONFIG,
+        hint="give another folder with --state DIR",
+    )
+
+
+@contextlib.contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Hold the state directory; two processes with one identity would disturb each other.
+
+    Raises:
+      UserError: another process holds it.
+    """
+    try:
+        descriptor = os.open(make_private(directory) / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise _unusable(directory, error) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise UserError(
+            f"{directory} is in use by another holdfast process",
+            exit_code=ExitCode.ADDRESS,
+            hint="stop that one first, or give this one its own --state DIR",
+        ) from None
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def published(directory: Path, control: Control) -> Iterator[None]:
+    """Let commands find this daemon while it lives."""
+    path = directory / CONTROL_FILE
+    write_private(path, json.dumps(asdict(control)).encode())
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def find_control(state: Path | None, kind: str | None) -> Control:
+    """The daemon that a command means: the one in ``state``, or the only one that runs.
+
+    Raises:
+      UserError: none runs, or several do and ``state`` does not say which.
+    """
+    if state is not None:
+        folders = [state]
+    else:
+        home = data_home()
+        folders = sorted([*home.glob("runs/*"), *home.glob("peers/*")])
+    found = []
+    for folder in folders:
+        control = read_control(folder / CONTROL_FILE)
+        if control is not None and (kind is None or control.kind == kind):
+            found.append((folder, control))
+    if not found:
+        what = {"master": "master", "peer": "peer daemon", None: "holdfast daemon"}[kind]
+        raise UserError(
+            f"no {what} runs here" + (f" in {state}" if state else ""),
+            exit_code=ExitCode.UNREACHABLE,
+            hint="name its folder with --state DIR (its start prints it), or start it",
+        )
+    masters = [pair for pair in found if pair[1].kind == "master"]
+    if len(found) > 1 and len(masters) != 1:
+        names = ", ".join(str(folder) for folder, _ in found)
+        raise UserError(
+            f"several daemons run here: {names}",
+            exit_code=ExitCode.USAGE,
+            hint="say which with --state DIR",
+        )
+    return (masters or found)[0][1]
+
+
+def find_state() -> Path:
+    """The only run of a master on this machine, running or not.
+
+    Raises:
+      UserError: there is none, or there are several.
+    """
+    found = sorted(path.parent for path in data_home().glob("runs/*/journal.sqlite"))
+    if len(found) != 1:
+        names = ", ".join(str(folder) for folder in found)
+        raise UserError(
+            f"several runs are kept here: {names}" if found else "no run is kept here",
+            exit_code=ExitCode.USAGE,
+            hint="say which with --state DIR",
+        )
+    return found[0]
+
+
+def read_control(path: Path) -> Control | None:
+    try:
+        control = Control(**json.loads(path.read_text()))
+        os.kill(control.pid, 0)
+    except (OSError, ValueError, TypeError):
+        return None
+    return control

@@ -1,0 +1,1 @@
+"""The peer service: carries out what ``membership.peer`` decides, beside the trainer."""

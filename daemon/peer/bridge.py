@@ -1,0 +1,218 @@
+"""The bridge: the daemon's end of the Unix socket and of the memory shared with the trainer.
+
+    run
+     └── _serve                 one trainer at a time; a second one is turned away
+          ├── _write            queue -> socket, then the mailbox counter in the shared arena
+          └── (read)            socket -> peer service
+
+The arenas are unnamed files that belong to the daemon, so a trainer that crashes loses nothing of
+the shared state: its successor maps the same memory.
+"""
+
+from __future__ import annotations
+
+import array
+import logging
+import os
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import trio
+
+from ...protocol import wire
+from ...protocol.arena import MAIL_SLOT, Arena, create_arena_file, map_arena
+from ...protocol.errors import RemoteProtocolError
+from ...protocol.messages import (
+    VERSION_MAX,
+    ArenaOpened,
+    Failing,
+    FailureKind,
+    FragmentSize,
+    Message,
+    Rejected,
+    TrainerHello,
+)
+from ...protocol.network.stream import MessageStream
+from .trainer_port import TrainerEvents
+
+log = logging.getLogger("holdfast.bridge")
+
+HELLO_S = 60.0  # from the connection to the layout; a large model takes its time to be walked
+LAST_WORDS_S = 1.0  # after a process has ended, for what is left in its socket
+QUEUE_COUNT_MAX = 4_096  # messages for a trainer that does not reach a step boundary
+
+
+class UnixBridge:
+    """A ``TrainerPort`` over a Unix socket at ``path`` (mode 0600).
+
+    Attributes:
+      ends: ends the process behind the connection; None: only the connection can be ended.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.ends: Callable[[FailureKind, str, float], None] | None = None
+        self.attached_pid: int | None = None
+        self._files: tuple[int, int] | None = None
+        self._shared: Arena | None = None
+        self._queue: trio.MemorySendChannel[Message] | None = None
+        self._busy = False
+        self._cut = ""  # why we ended the connection
+        self._words: Failing | None = None
+        self._detached = trio.Event()
+        self._detached.set()
+        self._scope = trio.CancelScope()  # of the trainer's tasks
+
+    # ------------------------------------------------------------ TrainerPort
+
+    def open_arenas(self, sizes: Sequence[FragmentSize]) -> tuple[Arena, Arena]:
+        """Two arenas in unnamed files; earlier ones live on while somebody maps them."""
+        self._close_files()
+        files = (create_arena_file(sizes), create_arena_file(sizes))
+        self._files = files
+        self._shared = map_arena(files[0], sizes)
+        return self._shared, map_arena(files[1], sizes)
+
+    def tell(self, message: Message) -> None:
+        if self._queue is None:
+            return
+        try:
+            self._queue.send_nowait(message)
+        except trio.WouldBlock:
+            log.warning("the trainer does not take its messages: disconnecting it")
+            self._queue = None
+            self._cut = "it does not take its messages"
+            self._scope.cancel()  # the writer may be in the middle of a message
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            self._queue = None
+
+    def end(self, kind: FailureKind, reason: str, sick_s: float) -> None:
+        if self.ends is not None:
+            self.ends(kind, reason, sick_s)
+        elif self._busy:
+            self._cut = reason
+            self._scope.cancel()
+
+    async def last_words(self) -> Failing | None:
+        """What the process that has just ended said of its end."""
+        with trio.move_on_after(LAST_WORDS_S):
+            await self._detached.wait()
+        words, self._words = self._words, None
+        return words
+
+    async def run(self, events: TrainerEvents) -> None:
+        self.path.unlink(missing_ok=True)
+        listener = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with listener:
+                await listener.bind(str(self.path))
+                os.chmod(self.path, 0o600)
+                listener.listen(4)
+                async with trio.open_nursery() as nursery:
+                    while True:
+                        connection, _ = await listener.accept()
+                        nursery.start_soon(self._serve, connection, events)
+        finally:
+            self.path.unlink(missing_ok=True)
+            self._close_files()
+
+    # ------------------------------------------------------------ one trainer
+
+    async def _serve(self, connection: trio.socket.SocketType, events: TrainerEvents) -> None:
+        stream = MessageStream(trio.SocketStream(connection))
+        if self._busy:
+            await _turn_away(stream, "another training process is attached to this daemon")
+            return
+        self._busy = True
+        reason = "the training process closed its connection"
+        came = False
+        try:
+            with trio.move_on_after(HELLO_S):
+                hello = await stream.receive_expected(TrainerHello)
+                if hello.version != VERSION_MAX:
+                    await _turn_away(stream, "the script's holdfast is of another version")
+                    return
+                self.attached_pid = hello.pid
+                self._words, self._detached = None, trio.Event()
+                self._queue, queue = trio.open_memory_channel[Message](QUEUE_COUNT_MAX)
+                came = True
+            if came:
+                events.trainer_came(hello.layout)
+                reason = "the training process is gone"
+                async with trio.open_nursery() as nursery:
+                    self._scope = nursery.cancel_scope
+                    nursery.start_soon(self._write, stream, connection, queue)
+                    reason = await self._read(stream, events)
+                    nursery.cancel_scope.cancel()
+        except (RemoteProtocolError, trio.BrokenResourceError, trio.EndOfChannel, OSError) as error:
+            log.info("a training process did not attach: %r", error)
+        finally:
+            self._busy, self._queue, self.attached_pid = False, None, None
+            connection.close()
+            self._detached.set()
+            if came:
+                said = "" if self._words is None else self._words.reason
+                events.trainer_went(self._cut or said or reason)
+                self._cut = ""
+
+    async def _read(self, stream: MessageStream, events: TrainerEvents) -> str:
+        try:
+            while True:
+                message = await stream.receive()
+                if isinstance(message, Failing) and message.kind is not FailureKind.NAN:
+                    self._words = message
+                else:
+                    events.trainer_said(message)
+        except RemoteProtocolError as error:
+            return f"the training process broke the protocol: {error}"
+        except trio.EndOfChannel:
+            return "the training process closed its connection"
+        except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
+            return "the training process is gone"
+
+    async def _write(
+        self,
+        stream: MessageStream,
+        connection: trio.socket.SocketType,
+        queue: trio.MemoryReceiveChannel[Message],
+    ) -> None:
+        sent_count = 0
+        try:
+            async with queue:  # once nobody sends from it, ``tell`` has nobody to tell
+                async for message in queue:
+                    if isinstance(message, ArenaOpened):
+                        await self._send_arenas(connection, message)
+                    else:
+                        await stream.send(message)
+                    sent_count += 1
+                    if self._shared is not None:
+                        self._shared.slots[MAIL_SLOT] = np.uint64(sent_count)
+        except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
+            # The trainer has left. The reader comes to that too, after all that it said before.
+            pass
+
+    async def _send_arenas(self, connection: trio.socket.SocketType, message: ArenaOpened) -> None:
+        """The frame of ``ArenaOpened``, its two file descriptors with the first byte."""
+        assert self._files is not None
+        body = wire.encode(message)
+        frame = len(body).to_bytes(4, "big") + body  # framed as MessageStream frames
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", self._files))]
+        sent = await connection.sendmsg([frame], rights)
+        while sent < len(frame):
+            sent += await connection.send(frame[sent:])
+
+    def _close_files(self) -> None:
+        if self._files is not None:
+            for descriptor in self._files:
+                os.close(descriptor)
+            self._files = None
+
+
+async def _turn_away(stream: MessageStream, reason: str) -> None:
+    with trio.move_on_after(1):
+        with suppress(trio.BrokenResourceError, OSError):
+            await stream.send(Rejected(reason))
+    await stream.aclose()

@@ -1,0 +1,452 @@
+"""The peer service: one volunteer machine's part of the run.
+
+What may happen when is decided by ``membership.replica.Replica``; this service carries out its
+deeds. The work is done by its parts:
+
+    MasterSession   the connection to the master (``master_session``)
+    LinkHub         the links to the other members (``collectives.hub``)
+    StateKeeper     the shared state in memory, fetched and given (``state_service``)
+    Checkpointer    the shared state on disk (``checkpointer``)
+    Reducer         rounds: reductions, repairs, outer steps (``reducer``)
+    Auditor         whether owners added up what they were given (``auditor``)
+    Training        the local trainer (``trainer_service``)
+
+    run                              one nursery; a bug in any task ends the process
+     ├── network.serve               others dial us: links, lanes, the master's reachability probe
+     ├── hub.run                     one link per other member
+     ├── trainer.run                 the local trainer comes, posts, goes
+     ├── report_progress             once a second, what the trainer does
+     ├── keep_session                dials the master again and again
+     ├── probe        (on order)     times another's junk; our own goes out in ``serve``
+     ├── look, show   (per order)    others' chunks are audited, our own are shown
+     ├── serve        (per order)    a reduction; repaired over deaths, it ends with its round
+     ├── apply        (per commit)   outer step in a thread; never cancelled half-way
+     ├── fetch        (per fragment) copies a version from donors
+     └── write        (now and then) a checkpoint, in pieces
+
+The replica and the parts are touched only by plain (not async) methods, from one event loop, so every
+stimulus is handled whole before the next one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import trio
+
+from ... import __version__
+from ...checkpoint.checkpoint_store import Place
+from ...checkpoint.shared_state import SharedState
+from ...collectives.links.hub import LinkHub
+from ...collectives.links.line_probe import Prober
+from ...collectives.links.link_parts import LaneRules
+from ...collectives.links.rate_limiter import RateLimiter
+from ...collectives.links.relay_forwarding import RelayDesk
+from ...membership.peer import peer_effects
+from ...membership.peer.peer_effects import Deed
+from ...membership.peer.replica import Replica
+from ...membership.spec.spec import RunSpec
+from ...protocol.addresses import Address
+from ...protocol.errors import EvictedError
+from ...protocol.messages import (
+    VERSION_MAX,
+    VERSION_MIN,
+    Audit,
+    Carry,
+    Commit,
+    Diagnose,
+    Donate,
+    EvidenceRefused,
+    EvidenceRequest,
+    Finished,
+    Flush,
+    Found,
+    Heartbeat,
+    Hello,
+    KeptState,
+    Layout,
+    Leaving,
+    Load,
+    Message,
+    Probe,
+    ProbeRequest,
+    Progress,
+    ProofWanted,
+    Release,
+    Released,
+    Renewed,
+    Repair,
+    Road,
+    Told,
+    TrainerAttached,
+    Uncarry,
+    Verify,
+    VerifyBlocks,
+    View,
+    Welcome,
+    WriteCheckpoint,
+)
+from ...protocol.network.interface import Channel, Network
+from ...protocol.trust.authority import Party
+from ..advertised_hosts import dialable
+from .auditor import Auditor
+from .checkpointer import Checkpointer
+from .master_session import MasterSession
+from .peer_parts import Parts, PeerConfig, PeerReport
+from .reducer import Reducer
+from .relay_service import RelayWork
+from .state_service import StateKeeper
+from .trainer_port import TrainerPort
+from .trainer_service import Training
+
+log = logging.getLogger("holdfast.peer")
+
+PROGRESS_S = 1.0
+
+
+class PeerService:
+    """One peer of a run, on any ``Network`` with any ``TrainerPort``.
+
+    Args:
+      checkpoints: where they are written; None: nowhere.
+    """
+
+    def __init__(
+        self,
+        config: PeerConfig,
+        network: Network,
+        trainer: TrainerPort,
+        *,
+        checkpoints: Place | None = None,
+        renew: Callable[[], bytes] | None = None,
+        renewed: Callable[[bytes], None] | None = None,
+        renew_every_s: float = 6 * 3600.0,
+    ) -> None:
+        self.config = config
+        self.network = network
+        self.replica = Replica(config.me)
+        self.report = PeerReport()
+        self.hub = LinkHub(
+            network,
+            config.me,
+            on_message=self._on_link_message,
+            upload=_cap(config.upload_bytes_per_s),
+            download=_cap(config.download_bytes_per_s),
+        )
+        self._prober = Prober(self.hub)
+        self.session = MasterSession(
+            config,
+            network,
+            self.report,
+            hello=self._hello,
+            welcome=self._welcome,
+            hear=self._hear,
+            lost=self._master_lost,
+            obeys=self.replica.obeys,
+            renew=renew,
+            renew_every_s=renew_every_s,
+        )
+        self.parts = Parts(
+            config,
+            network,
+            self.hub,
+            trainer,
+            self.replica,
+            self.report,
+            tell_master=self.session.tell,
+            perform=self._perform,
+        )
+        self.keeper = StateKeeper(self.parts)
+        self.reducer = Reducer(self.parts, self.keeper)
+        self.auditor = Auditor(self.parts, self.reducer)
+        self.training = Training(self.parts, self.keeper, self.reducer.residual_of)
+        self.checkpointer = self._make_checkpointer(checkpoints)
+        self.hub.tell_master = self.session.tell
+        self.relay: RelayWork | None = None
+        if config.relay is not None:
+            desk = RelayDesk(config.relay, network.proven)
+            self.relay = RelayWork(desk, self.session.tell)
+        self.number = 0
+        self.finished = trio.Event()
+        self._renewed = renewed
+        self._bound: Sequence[Address] = ()
+        self._over: EvictedError | None = None
+        self._stop = trio.CancelScope()
+        self._progress_sent: Progress | None = None
+        self._session_begins = True  # the next view is the first one of a session
+        self._view_term = 0  # of the master whose view came last
+
+    def _make_checkpointer(self, place: Place | None) -> Checkpointer:
+        return Checkpointer(self.parts, self.keeper, place)
+
+    @property
+    def state(self) -> SharedState | None:
+        return self.keeper.known_state
+
+    def progress(self) -> Progress:
+        """See ``Training.progress``."""
+        return self.training.progress()
+
+    # ------------------------------------------------------------ life
+
+    async def run(self) -> None:
+        """Take part until the run is finished, we were released, or were sent away for good.
+
+        Raises:
+          EvictedError: the master refuses this peer and coming back would not help.
+          UserError: the address cannot be bound, or no master was found for ``patience_s``.
+        """
+        with self._stop:
+            async with trio.open_nursery() as nursery:
+                self.parts.nursery = nursery
+                self._bound = await nursery.start(self._serve)
+                nursery.start_soon(self.hub.run)
+                nursery.start_soon(self.parts.trainer.run, self.training)
+                nursery.start_soon(self._report_progress)
+                nursery.start_soon(self._keep_session)
+                if self.relay is not None:
+                    nursery.start_soon(self.relay.report)
+        if self._over is not None:
+            raise self._over
+
+    async def _serve(
+        self, task_status: trio.TaskStatus[Sequence[Address]] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        await self.network.serve(
+            self.config.bind,
+            self._on_channel,
+            self.hub.handle_lane,
+            on_relay=None if self.relay is None else self.relay.desk.handle,
+            task_status=task_status,
+        )
+
+    def stop(self) -> None:
+        """End ``run`` at once (not a drain: see ``leave``)."""
+        self._stop.cancel()
+
+    async def leave(self, reason: str) -> None:
+        """Drain, then end ``run``."""
+        await self.drain(reason)
+        self.stop()
+
+    async def drain(self, reason: str) -> None:
+        """Finish the round in flight and let the master know; the trainer stays attached."""
+        session = self.session
+        session.leaving = True
+        spec = self.parts.known_spec
+        deadline_s = spec.membership.deadline_s if spec is not None else 15.0
+        with trio.move_on_after(2 * deadline_s):
+            if session.connected:
+                session.tell(self.progress())  # the last word on what was done here
+                session.tell(Leaving(reason))
+                await session.released.wait()
+
+    async def _keep_session(self) -> None:
+        try:
+            await self.session.keep()
+        except EvictedError as error:
+            self._over = error
+            self.stop()
+
+    async def _on_channel(self, channel: Channel) -> None:
+        if channel.party is Party.PEER:
+            await self.hub.handle_channel(channel)
+        # The master dials us only to see whether it can: nothing more to say.
+
+    async def _on_link_message(self, peer: str, message: Message) -> None:
+        """A member says something on a link's control stream: about transfers, or a probe."""
+        if isinstance(message, ProbeRequest):
+            self.parts.start(self._prober.serve, peer, message)
+        elif isinstance(message, EvidenceRequest | EvidenceRefused):
+            self.auditor.receive(peer, message)
+        else:
+            await self.keeper.on_link_message(peer, message)
+
+    async def _probe(self, order: Probe) -> None:
+        self.session.tell(await self._prober.measure(order))
+
+    async def _report_progress(self) -> None:
+        while True:
+            await trio.sleep(PROGRESS_S)
+            self.training.check_alive()
+            progress = self.progress()
+            if progress != self._progress_sent and self.session.connected:
+                self._progress_sent = progress
+                self.session.tell(progress)
+
+    # ------------------------------------------------------------ what the master says
+
+    def _hello(self, master_host: str, local_port: int) -> Hello:
+        config, replica = self.config, self.replica
+        return Hello(
+            VERSION_MIN,
+            VERSION_MAX,
+            config.run_id,
+            config.name,
+            dialable(self._bound, config.advertise, master_host),
+            config.incarnation,
+            self.training.layout,
+            replica.heads(),
+            replica.lineage,
+            replica.undecided(),
+            config.upload_bytes_per_s or 0.0,
+            config.download_bytes_per_s or 0.0,
+            config.site,
+            replica.term,
+            replica.nonce,
+            tuple(KeptState(each.manifest.fragment_heads()) for each in self.keeper.kept),
+            __version__,
+            config.relay,
+            local_port,
+        )
+
+    def _welcome(self, message: Welcome) -> RunSpec:
+        self.number = message.number
+        self._progress_sent = None
+        spec = self.parts.known_spec = RunSpec.parse(message.spec_toml)
+        self.replica.sync_every = spec.diloco.sync_every
+        self.hub.silence_s = spec.link_silence_s
+        reduce = spec.reduce
+        self.hub.rules = LaneRules(reduce.lanes, reduce.lanes_max, reduce.congestion)
+        self.hub.courtesy.share = spec.sync.donor_share
+        self.report.phase = "in the run"
+        self.report.why = "" if message.lineage else "waiting for the run's first weights"
+        self.keeper.check_restored(message.layout, message.lineage)
+        if message.layout is not None:
+            self._use_layout(message.layout)
+        for commit in message.committed:
+            self.reducer.settle(commit)
+        self._perform(self.replica.welcome(message, spec.diloco.fragments))
+        if self.relay is not None:
+            self.relay.welcome()
+        if self.training.layout is not None:
+            self.session.tell(TrainerAttached(self.training.layout))
+        elif self.training.failed is not None:
+            self.session.tell(self.training.failed)
+        return spec
+
+    def _master_lost(self) -> None:
+        self._session_begins = True
+        self._perform(self.replica.master_gone())
+        self.parts.start(self._bound_lift, self.replica.lift_count)
+
+    async def _bound_lift(self, lift_count: int) -> None:
+        """Without a master the trainer goes on for a deadline at least, and then some steps."""
+        await trio.sleep(self.parts.spec.membership.deadline_s)
+        self._perform(self.replica.bound_lift(lift_count))
+
+    def _hear(self, message: Message) -> None:
+        match message:
+            case View():
+                same = self.replica.term == self._view_term
+                first, self._session_begins = self._session_begins, False
+                self._view_term = self.replica.term
+                self.hub.set_members(message.members, back=first and same, new_master=not same)
+                self._perform(self.replica.receive(message))
+                if self.replica.in_sync:
+                    self.keeper.note_whole()
+                self.checkpointer.look()
+            case Found():
+                self.training.found()
+            case Probe():
+                self.parts.start(self._probe, message)
+            case Audit():
+                self.parts.start(self.auditor.look, message)
+            case ProofWanted():
+                self.auditor.prove(message)
+            case Road():
+                self.hub.set_road(message)
+            case Carry() | Uncarry() if self.relay is not None:
+                self.relay.hear(message)
+            case Verify() | VerifyBlocks():
+                self.parts.start(self.keeper.verify, message)
+            case WriteCheckpoint(number=number):
+                self.checkpointer.write_now(number)
+            case Told():
+                log.warning("the master says: %s", message.text)
+                self.report.told.append(message.text)
+            case Released():
+                self.session.released.set()
+            case Renewed():
+                if self._renewed is not None:
+                    self._renewed(message.certificate_pem)
+            case Heartbeat():
+                pass
+            case _:
+                if isinstance(message, Commit):
+                    self.reducer.settle(message)
+                self._perform(self.replica.receive(message))
+
+    def _use_layout(self, layout: Layout) -> None:
+        if self.keeper.use_layout(layout):
+            self.training.admit()
+
+    # ------------------------------------------------------------ deeds
+
+    def _perform(self, todo: list[Deed]) -> None:
+        """Carry out the machine's deeds, in order; nothing in here waits."""
+        trainer = self.parts.trainer
+        for deed in todo:
+            match deed:
+                case peer_effects.TellMaster(message=message):
+                    self.session.tell(message)
+                case peer_effects.TellTrainer(message=message):
+                    trainer.tell(message)
+                case peer_effects.ReloadTrainer(step=step, hold_step=hold_step):
+                    trainer.tell(Load(step, hold_step, self.replica.finished))
+                case peer_effects.StartReduction(order=order, contribute=contribute):
+                    self._prober.stop()
+                    self.reducer.start(order, contribute=contribute)
+                case peer_effects.FlushReduction(order=Flush() as order):
+                    self.reducer.flush(order)
+                case peer_effects.DiagnoseReduction(order=Diagnose() as order):
+                    self.reducer.diagnose(order)
+                case peer_effects.RepairReduction(order=Repair() as order):
+                    self.reducer.repair(order)
+                case peer_effects.StopReduction(round=round_id):
+                    self.reducer.stop(round_id)
+                case peer_effects.ApplyRound(commit=commit):
+                    self.parts.start(self._apply, commit)
+                case peer_effects.DropRound(round=round_id):
+                    self.reducer.drop(round_id)
+                case peer_effects.FetchFragment(order=order):
+                    self.reducer.forget_residual(order.head.fragment)
+                    self.keeper.fetch(order)
+                case peer_effects.StopFetch(fragment=fragment):
+                    self.keeper.stop_fetch(fragment)
+                case peer_effects.PinFragment(order=Donate() as order):
+                    self.keeper.pin(order)
+                case peer_effects.UnpinFragment(order=Release() as order):
+                    self.keeper.unpin(order)
+                case peer_effects.DiscardState():
+                    self._discard_state()
+        if self.replica.finished:
+            self._finish_if_done()
+
+    async def _apply(self, commit: Commit) -> None:
+        await self.reducer.apply(commit)
+        if self.report.phase == "in the run":
+            self.report.why = ""  # whoever gave the run its first weights waits for them no more
+        self.checkpointer.look()
+
+    def _discard_state(self) -> None:
+        layout = self.keeper.discard()
+        self.reducer.forget_residuals()
+        self.training.reject("the run's state was replaced; start the script again")
+        if layout is not None:
+            self._use_layout(layout)
+
+    def _finish_if_done(self) -> None:
+        if not self.replica.finished or self.finished.is_set():
+            return
+        if any(here.commit is not None for here in self.replica.rounds.values()):
+            return  # committed rounds are still being applied
+        self.report.phase = "finished"
+        self.parts.trainer.tell(Finished())
+        self.session.finished = True
+        self.finished.set()
+
+
+def _cap(bytes_per_s: float | None) -> RateLimiter | None:
+    return None if bytes_per_s is None else RateLimiter(bytes_per_s)

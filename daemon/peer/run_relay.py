@@ -1,0 +1,82 @@
+"""``holdfast relay``: identity, enrolment and the relay service, and no state."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+
+import trio
+
+from ...protocol.errors import EvictedError, UserError
+from ...protocol.messages import RelayOffer
+from ...protocol.network.sockets import SocketNetwork
+from ..exit_codes import ExitCode
+from ..tasks import wait_for_signals
+from .peer_parts import PeerConfig
+from .relay_service import RelayService
+from .run_peer import Peer, PeerOptions, as_user_error
+
+
+class Relay:
+    """A relay as a process: everything around ``RelayService``.
+
+    Args:
+      options: of these the command and what bounds a state mean nothing here.
+    """
+
+    def __init__(
+        self, options: PeerOptions, offer: RelayOffer, tell: Callable[[str], None]
+    ) -> None:
+        self.options = options
+        self.offer = offer
+        self.tell = tell
+        self._signals = 0
+        self._error: UserError | None = None
+
+    async def run(self) -> None:
+        """Forward until stopped, or sent away.
+
+        Raises:
+          UserError: with the exit code for what went wrong.
+        """
+        options = self.options
+        credentials = await Peer(options, self.tell).credentials()
+        config = PeerConfig(
+            me=credentials.identity.peer_id,
+            name=options.name,
+            run_id=options.invite.run_id,
+            masters=options.invite.addresses,
+            bind=options.listen,
+            advertise=options.advertise,
+            incarnation=secrets.randbits(62),
+            patience_s=options.patience_s,
+            site=options.site,
+            relay=self.offer,
+        )
+        service = RelayService(
+            config,
+            SocketNetwork(credentials),
+            renew=lambda: credentials.identity.request_pem(options.name),
+            renewed=credentials.replace_certificate,
+        )
+        async with trio.open_nursery() as nursery:
+
+            def on_signal() -> None:
+                self._signals += 1
+                if self._signals > 1:
+                    self._error = UserError("stopped at once", exit_code=ExitCode.INTERRUPTED)
+                    nursery.cancel_scope.cancel()
+                    return
+                self.tell("leaving (again: stop at once) ...")
+                nursery.start_soon(service.leave, "stopped by its owner")
+
+            nursery.start_soon(wait_for_signals, on_signal)
+            self.tell(f"relay {config.me[:8]} ({config.name})")
+            try:
+                await service.run()
+            except EvictedError as error:
+                self._error = as_user_error(error)
+            nursery.cancel_scope.cancel()
+        if self._error is not None:
+            raise self._error
+        self.tell(f"left the run; {service.work.desk.carried_bytes / 1e6:.1f} MB forwarded")

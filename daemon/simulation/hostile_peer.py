@@ -1,0 +1,331 @@
+"""A member that tells lies of every kind, to its master and to the other peers.
+
+It holds a grant and a key as any member. What its daemon says over its session is changed, dropped or said
+again on the way, and at random moments it says what nobody asked for. What it owes others in a reduction
+it keeps, or gives each of them something else. Nothing of this is in production code. For results that are
+wrong, but the same for all, see ``lying_peers``.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from random import Random
+from typing import Any
+
+import trio
+from attrs import define, evolve, field
+
+from ...collectives.gather_tree import Part
+from ...collectives.links.send_queue import Frame
+from ...collectives.reduction import Reduction
+from ...protocol.messages import (
+    GAUGED_BYTES,
+    Applied,
+    Audited,
+    ContributorRun,
+    Diagnosis,
+    FailureKind,
+    FragmentHead,
+    Held,
+    Hello,
+    LinkBroken,
+    LinkLoad,
+    MadeDigest,
+    Measured,
+    Message,
+    NotReady,
+    Probed,
+    Progress,
+    Ready,
+    Reduced,
+    ReduceFailed,
+    Remedy,
+    RoadWanted,
+    RoadWorks,
+    Synced,
+    SyncFailed,
+    TrainerFailed,
+)
+from ..peer.peer_service import PeerService
+
+LIES_MAX = 3  # kinds of one liar
+PAUSE_S = 0.4  # between two things that nobody asked for, on average
+SAID_MAX = 64  # messages that may be said again
+
+
+class Falsehood(enum.Enum):
+    """What it does, again and again."""
+
+    LOST = "says that it lost others in a reduction"
+    LOST_ONE = "says that it lost one other in each reduction"
+    BAD = "says that others sent what must not be added"
+    BAD_ONE = "says so of one other in each reduction"
+    FOUND = "reports large norms that it has found of one other"
+    DIGEST = "reports other results than it holds"
+    MANIFEST = "reports others missing in results"
+    ROOT = "reports other roots than it holds"
+    HELLO = "says that it holds other state, whenever it greets"
+    READY = "announces other norms, steps and roots than its update's"
+    NOT_READY = "is not ready, though it is"
+    ROADS = "says that it reaches nobody"
+    ROADS_WORK = "says that roads work, whichever"
+    BROKEN = "says that its links broke, all of them"
+    MOVES = "says that bytes move, and reports no result"
+    HELD = "says that it holds other chunks than it does"
+    MUTE = "leaves out a part of what it has to say"
+    DONORS = "says that donors serve wrong blocks"
+    RATES = "reports other rates than it has measured"
+    TRAINER = "says that its trainer fails, again and again"
+    AUDITS = "says of audits whatever comes to mind"
+    AGAIN = "says again what it has said"
+    DIAGNOSIS = "says whatever comes to mind of what it waits for, and holds"
+    KEEPS_ONE = "keeps results from one other"
+    KEEPS_ALL = "keeps results from all others"
+    OWES_ONE = "keeps its contributions from one owner"
+    OWES_ALL = "keeps its contributions from all owners"
+    TWO_FACED = "gives each of the others another result"
+    NOT_FINITE = "gives one owner values that must not be added"
+
+
+@define
+class Hostile:
+    """One of them.
+
+    Attributes:
+      rng: of what it lies about, and when.
+      kinds: of its lies.
+      always: whenever it can; else now and then.
+      told: lies so far.
+    """
+
+    rng: Random
+    kinds: frozenset[Falsehood]
+    always: bool = False
+    told: int = 0
+    _said: list[Message] = field(factory=list)
+    _moved: int = 0
+    _quarry: str = ""  # whom it hounds: the same one for long
+
+    @classmethod
+    def of(cls, seed: int) -> Hostile:
+        """The liar of a seed."""
+        rng = Random(f"hostile {seed}")
+        kinds = rng.sample(list(Falsehood), rng.randint(1, LIES_MAX))
+        return cls(rng, frozenset(kinds), always=rng.random() < 0.5)
+
+    def corrupt(self, service: PeerService) -> None:
+        """From now on this daemon's session carries lies."""
+        session = service.session
+        honestly, greet = session.tell, session._hello
+
+        def tell(message: Message) -> None:
+            for said in self._instead(service, message):
+                honestly(said)
+
+        def hello(host: str, port: int) -> Hello:
+            return self._greeting(greet(host, port))
+
+        session.tell = tell  # type: ignore[method-assign]
+        session._hello = hello
+        service.parts.tell_master = service.hub.tell_master = tell
+        service.reducer.make_reduction = partial(_HostileReduction, self, service)
+        begin = service.run
+
+        async def run() -> None:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._harass, service, honestly)
+                try:
+                    await begin()
+                finally:
+                    nursery.cancel_scope.cancel()
+
+        service.run = run  # type: ignore[method-assign]
+
+    # ------------------------------------------------------------ what it is asked for
+
+    def does(self, kind: Falsehood, often: float = 0.7) -> bool:
+        """Whether it tells this lie now."""
+        lies = kind in self.kinds and (self.always or self.rng.random() < often)
+        self.told += lies
+        return lies
+
+    def _greeting(self, hello: Hello) -> Hello:
+        if not self.does(Falsehood.HELLO):
+            return hello
+        heads = tuple(evolve(h, root=self.rng.randbytes(32)) for h in hello.heads)
+        later = tuple(evolve(head, version=head.version + 1) for head in heads)
+        return evolve(hello, heads=self.rng.choice([(), heads, later]), kept=(), undecided=())
+
+    def _instead(self, service: PeerService, message: Message) -> Iterator[Message]:
+        """What goes out for a message of its daemon's."""
+        self._said = [*self._said, message][-SAID_MAX:]
+        if self.does(Falsehood.MUTE, 0.2):
+            return
+        match message:
+            case Reduced():
+                if not self.does(Falsehood.MOVES):
+                    yield self._reduced(service, message)
+            case Applied() | Synced() if self.does(Falsehood.ROOT):
+                yield evolve(message, head=evolve(message.head, root=self.rng.randbytes(32)))
+            case Ready() if self.does(Falsehood.NOT_READY):
+                yield NotReady(message.round, "it does not please me")
+            case Ready() if self.does(Falsehood.READY):
+                yield self._ready(message)
+            case Held() if self.does(Falsehood.HELD):
+                yield evolve(message, results=self.rng.randbytes(len(message.results)))
+            case Diagnosis() if self.does(Falsehood.DIAGNOSIS):
+                yield self._diagnosis(service, message)
+            case _:
+                yield message
+
+    def _diagnosis(self, service: PeerService, message: Diagnosis) -> Diagnosis:
+        def some() -> tuple[str, ...]:
+            others = self._others(service)
+            return tuple(self.rng.sample(others, self.rng.randint(0, len(others))))
+
+        made = tuple(MadeDigest(peer, self.rng.randbytes(32)) for peer in some())
+        return evolve(message, contributions=some(), results=some(), made=made)
+
+    def _ready(self, message: Ready) -> Ready:
+        norm = message.norm * 10 ** self.rng.uniform(-6, 6)
+        root = self.rng.choice([message.state_root, self.rng.randbytes(32)])
+        step_s = self.rng.choice([0.0, 1e-6, 1e6])
+        step = self.rng.choice([0, message.step, 2**40])
+        return evolve(message, norm=norm, state_root=root, step_s=step_s, step=step)
+
+    def _reduced(self, service: PeerService, message: Reduced) -> Reduced:
+        order = service.replica.rounds[message.round].order
+        assert order is not None
+        peers = [contributor.peer for contributor in order.contributors]
+        if self.does(Falsehood.DIGEST):
+            message = evolve(message, digest=self.rng.randbytes(32))
+        if self.does(Falsehood.MANIFEST):
+            bits = self.rng.getrandbits(len(peers)).to_bytes((len(peers) + 7) // 8, "little")
+            count = sum(run.chunk_count for run in order.plan.owners)
+            message = evolve(message, manifest=(ContributorRun(bits, count),))
+        if self.does(Falsehood.FOUND):
+            square = 10 ** self.rng.uniform(0, 12)
+            quarry = self.quarry_of(service)
+            found = message.gauged or bytes(GAUGED_BYTES * len(peers))
+            sums = list(struct.unpack(f"<{3 * len(peers)}f", found))
+            if quarry in peers:
+                sums[3 * peers.index(quarry)] = square
+            gauged = struct.pack(f"<{len(sums)}f", *sums)
+            message = evolve(message, gauged=gauged)
+        return message
+
+    # ------------------------------------------------------------ what nobody asked for
+
+    async def _harass(self, service: PeerService, say: Callable[[Message], None]) -> None:
+        while True:
+            await trio.sleep(self.rng.expovariate(1 / PAUSE_S))
+            if service.session.connected:
+                for message in list(self._unasked(service)):
+                    self.told += 1
+                    say(message)
+
+    def _others(self, service: PeerService) -> list[str]:
+        view = service.replica.view
+        me = service.config.me
+        return [] if view is None else [m.peer for m in view.members if m.peer != me]
+
+    def quarry_of(self, service: PeerService) -> str:
+        """Whom it hounds."""
+        others = self._others(service)
+        if others and (self._quarry not in others or self.rng.random() < 0.05):
+            self._quarry = self.rng.choice(others)
+        return self._quarry
+
+    def _unasked(self, service: PeerService) -> Iterator[Message]:
+        others, kinds = self._others(service), self.kinds
+        if not others:
+            return
+        some = tuple(self.rng.sample(others, self.rng.randint(1, len(others))))
+        one = (self.quarry_of(service),)
+        for here in list(service.replica.rounds.values()):
+            for kind, named, bad in (
+                (Falsehood.LOST, some, False),
+                (Falsehood.LOST_ONE, one, False),
+                (Falsehood.BAD, some, True),
+                (Falsehood.BAD_ONE, one, True),
+            ):
+                if kind in kinds and here.order is not None:
+                    yield ReduceFailed(here.round, here.attempt, named, bad, "because I say so")
+            if Falsehood.AUDITS in kinds:
+                chunks = tuple(range(self.rng.randint(0, 3)))
+                lie = self.rng.choice([(chunks, ()), ((), chunks)])
+                yield Audited(here.round, here.attempt, *lie, "because I say so")
+        if Falsehood.ROADS in kinds:
+            for peer in others:
+                worked = self.rng.random() < 0.5
+                yield RoadWanted(peer, self.rng.choice([0, 1, 2, 2**40]), worked, "no way")
+        if Falsehood.ROADS_WORK in kinds:
+            yield from (RoadWorks(peer, self.rng.choice([0, 1, 2])) for peer in others)
+        if Falsehood.BROKEN in kinds:
+            yield from map(LinkBroken, others)
+        if Falsehood.MOVES in kinds:
+            self._moved += 1_000_000
+            moved = self._moved
+            yield Progress(2**40, moved, 1e9, 0.0, "training", moved, moved, moved, {})
+        yield from self._about_the_rest(one[0])
+
+    def _about_the_rest(self, quarry: str) -> Iterator[Message]:
+        kinds, rng = self.kinds, self.rng
+        if Falsehood.DONORS in kinds:
+            yield SyncFailed(0, rng.randint(0, 5), (quarry,), "wrong blocks")
+            yield Synced(FragmentHead(0, 0, rng.randbytes(32)), 1, (quarry,))
+        if Falsehood.RATES in kinds:
+            rate = 10 ** rng.uniform(-3, 12)
+            load = LinkLoad(quarry, int(rate), 1.0)
+            yield Measured(int(rate), 1.0, int(rate), 1.0, (load,))
+            yield Probed(rng.randint(0, 3), quarry, int(rate), 1.0)
+        if Falsehood.TRAINER in kinds:
+            kind, remedy = rng.choice(list(FailureKind)), rng.choice(list(Remedy))
+            yield TrainerFailed(kind, "it fails", remedy, rng.randint(0, 9), 1e9)
+        if Falsehood.AGAIN in kinds and self._said:
+            yield rng.choice(self._said)
+
+
+class _HostileReduction(Reduction):
+    """Owes others what it should give them; its own result is whole, and honestly reported or not."""
+
+    def __init__(self, hostile: Hostile, service: PeerService, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        receivers = [peer for peer in self._order.receivers if peer != self._me]
+        quarry = hostile.quarry_of(service)
+        one = {quarry} if quarry in receivers else set(receivers[:1])
+        self._kept_from = {True: set[str](), False: set[str]()}  # contributions; results
+        for kind, contribution, peers in (
+            (Falsehood.OWES_ONE, True, one),
+            (Falsehood.OWES_ALL, True, set(receivers)),
+            (Falsehood.KEEPS_ONE, False, one),
+            (Falsehood.KEEPS_ALL, False, set(receivers)),
+        ):
+            if hostile.does(kind):
+                self._kept_from[contribution] |= peers
+        self._two_faced = hostile.does(Falsehood.TWO_FACED)
+        self._spoilt = one if hostile.does(Falsehood.NOT_FINITE) else set()
+        self._given = 0
+
+    def _plan_sends(self, chunks: Iterable[tuple[int, Part]]) -> list[Any]:
+        sends = super()._plan_sends(chunks)
+        return [send for send in sends if send.peer not in self._kept_from[send.contribution]]
+
+    def _load_contribution(self, index: int, attempt: int) -> Frame | None:
+        frame = super()._load_contribution(index, attempt)
+        if frame is None or self._ledger.part(index).parent not in self._spoilt:
+            return frame
+        header, payload = frame
+        return header, b"\xff" * len(payload)
+
+    def _load_result(self, index: int, attempt: int) -> Frame:
+        header, payload = super()._load_result(index, attempt)
+        if self._two_faced:
+            self._given += 1
+            other = bytearray(payload)
+            other[4 * self._given % len(other)] ^= 1
+            payload = other
+        return header, payload

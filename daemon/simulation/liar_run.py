@@ -1,0 +1,118 @@
+"""A run with one liar in it, until the liar is found out.
+
+The others are honest and nothing else goes wrong; what happens to honest peers when all else does is
+``run``'s to show. How many rounds a lie in ``m`` chunks a round should take, each audited with
+probability ``p``: one in ``1 - (1 - p) ** m``.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import trio
+from attrs import evolve, frozen
+
+from ...membership.master.rounds.audits import FALSE_MAX, WITHHELD_MAX
+from .drifting_trainer import small_layout
+from .lying_peers import Liar, Lie
+from .scenario import MASTER, Scenario
+from .scenario_run import telling
+from .swarm import Swarm
+from .virtual_time import run_virtually
+from .witness import Tell, ViolationError
+
+PEERS = 4
+TENSOR = 7_000  # values: seven chunks, so that everybody owns one
+PATIENCE = 40  # times the rounds that are expected; (1 - p) ** (40 / p) is e ** -40
+ROUND_S_MAX = 30.0
+FOUND_S = 60.0
+
+
+@frozen
+class FoundOut:
+    """What became of a liar.
+
+    Attributes:
+      rounds: in which it lied, the one in which it was found out included; that one was run again.
+    """
+
+    seed: int
+    rounds: int
+    events: int
+
+
+def expected_rounds(lie: Lie, audit: float, chunks: int = 1) -> float:
+    """Rounds with a lie until the liar is found out, on average."""
+    if lie is Lie.ACCUSER:
+        return FALSE_MAX
+    each = 1 / (1 - (1 - audit) ** chunks)
+    return WITHHELD_MAX * each if lie is Lie.SILENT else each
+
+
+def scenario_of(seed: int, audit: float) -> Scenario:
+    """Everything that is not about the liar."""
+    made = Scenario(seed=seed, peers=PEERS, min_members=2, tensors=(TENSOR,), step_s=0.05)
+    return evolve(made, audit=audit, delay_s=0.001)
+
+
+def live_with_a_liar(
+    seed: int, lie: Lie, audit: float, chunks: int = 1, tell: Tell | None = None
+) -> FoundOut:
+    """Live through it in virtual time, from outside of trio.
+
+    Raises:
+      BaseExceptionGroup: of ViolationError: somebody honest was convicted, or the liar was not found
+        out in many times the rounds that this should take.
+    """
+    history = partial(_live, scenario_of(seed, audit), Liar(lie, chunks), tell)
+    return run_virtually(history, seed=seed)
+
+
+async def _live(scenario: Scenario, liar: Liar, tell: Tell | None) -> FoundOut:
+    name = scenario.names[-1]
+    async with trio.open_nursery() as nursery:
+        swarm = Swarm(
+            nursery,
+            scenario.toml,
+            seed=scenario.seed,
+            layout=small_layout(scenario.tensors, 0),
+            step_s=scenario.step_s,
+            delay_s=scenario.delay_s,
+            bytes_per_s=scenario.bytes_per_s,
+            delta=telling,
+            strict=True,
+        )
+        swarm.witness.tell = tell
+        swarm.witness.knows_contributions = False  # lies are committed, by and by
+        await swarm.start_master()
+        for each in scenario.names:
+            swarm.world.link(MASTER, each, bytes_per_s=1e7)
+            if each == name:
+                swarm.liars[name] = liar
+            swarm.add_peer(each)
+        await swarm.when(lambda: len(liar.told) >= 1, within_s=FOUND_S)
+        found_out = partial(_found_out, swarm, name, liar)
+        rounds_max = int(PATIENCE * expected_rounds(liar.lie, scenario.audit, liar.chunks)) + 1
+        try:
+            await swarm.when(
+                lambda: found_out() or len(liar.told) > rounds_max,
+                within_s=rounds_max * ROUND_S_MAX,
+            )
+        except trio.TooSlowError:
+            raise ViolationError(f"it does not go on: {swarm.story()}") from None
+        if not found_out():
+            raise ViolationError(f"the liar lied in {len(liar.told)} rounds: {swarm.story()}")
+        told = set(liar.told)
+        target = swarm.committed + 1
+        await swarm.when(lambda: swarm.committed >= target, within_s=FOUND_S)  # the run goes on
+        outcome = FoundOut(scenario.seed, len(told), swarm.witness.events)
+        nursery.cancel_scope.cancel()
+    return outcome
+
+
+def _found_out(swarm: Swarm, name: str, liar: Liar) -> bool:
+    assert swarm.master is not None
+    coordinator, peer = swarm.master.coordinator, swarm.peers[name].peer
+    if liar.lie is Lie.SILENT:
+        return peer in coordinator.conductor.course.audits.barred()
+    return peer in coordinator.context.history.quarantined

@@ -1,0 +1,326 @@
+"""Lives through a scenario: everybody joins, the faults come, then there is peace.
+
+    run found --faults, each at its moment--> aimed: a round more --peace--> whole again, rounds more
+
+``simulate_command`` is the one line that reproduces a seed. After the peace all must be as it was: whoever
+has not left takes part, rounds are committed, every copy has the same bits. And where all that happened is
+that one contributor died, its round was repaired, neither aborted nor run again.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import numpy as np
+import trio
+from attrs import define, evolve
+from numpy.typing import NDArray
+
+from ...membership.master.rounds.round import Round
+from ...membership.master.rounds.round_table import Ledger
+from ...membership.master.state.master_effects import EventKind
+from ...protocol.messages import Role
+from .drifting_trainer import small_layout
+from .faults import carry_out
+from .scenario import HEIR, MASTER, SPARE, Fault, Instant, Kind, Scenario
+from .swarm import Swarm
+from .virtual_time import run_virtually
+from .witness import Tell, ViolationError
+
+FOUND_S = 60.0  # until everybody has joined and the first round is committed
+QUIET_S = 60.0  # after aimed faults a round is committed, after the peace all is whole, by then
+INSTANT_S = 3.0  # an instant that has not come by then does not come
+POLL_S = 0.005  # how exactly an instant is met that no decision shows
+ROUNDS_AFTER = 1  # that the peace must see once everybody is back
+MASTER_BYTES_PER_S = 1e7  # of lines to the master, if the peers' own are slower
+
+
+@define
+class Outcome:
+    """What a scenario led to.
+
+    Attributes:
+      faults: that really happened, and when.
+      repairs, reruns, aborts: of the last master.
+      trace: digest of all that the witness saw, with times.
+    """
+
+    seed: int
+    faults: list[str]
+    events: int
+    committed: int
+    repairs: int
+    reruns: int
+    aborts: int
+    trace: str
+
+    @classmethod
+    def of(cls, seed: int, faults: list[str], swarm: Swarm) -> Outcome:
+        """What the swarm has come to."""
+        assert swarm.master is not None
+        ledger = swarm.master.coordinator.conductor.ledger
+        return cls(
+            seed,
+            faults,
+            swarm.witness.events,
+            swarm.committed,
+            ledger.repair_count,
+            ledger.rerun_count,
+            ledger.abort_count,
+            swarm.witness.trace.hexdigest()[:32],
+        )
+
+
+def run_scenario(scenario: Scenario, tell: Tell | None = None) -> Outcome:
+    """Live through it in virtual time, from outside of trio.
+
+    Args:
+      tell: hears of every event that is witnessed.
+
+    Raises:
+      ViolationError: a bug of ours ended a connection.
+      BaseExceptionGroup: of ViolationError: a promise was broken, or the run did not go on; or of
+        whatever ended a daemon that must not end.
+    """
+    return run_virtually(partial(_History(scenario, tell).live), seed=scenario.seed)
+
+
+def telling(peer: str, _round: int, count: int) -> NDArray[np.float32]:
+    """Every element says whose it is: the n-th peer's are 256 + 2 to the n (from 12 on, repeated).
+
+    A mean then tells who is in it; and no norm is so far from the others' that it is refused.
+    """
+    return np.full(count, 256 + 2.0 ** ((int(peer[:8], 16) - 1) % 12), np.float32)
+
+
+@contextmanager
+def _errors_said() -> Iterator[list[str]]:
+    """What daemons log as an error meanwhile: our own bugs, which end no more than a connection."""
+    said: list[str] = []
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            cause = record.exc_info[1] if record.exc_info else None
+            if cause is None:
+                return  # said to an operator: a full disk
+            said.append(f"{record.getMessage()}: {_first(cause)!r}")
+
+    listener, logger = Listener(logging.ERROR), logging.getLogger("holdfast")
+    logger.addHandler(listener)
+    try:
+        yield said
+    finally:
+        logger.removeHandler(listener)
+
+
+def _first(error: BaseException | None) -> BaseException | None:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+class _History:
+    """One run of a scenario."""
+
+    def __init__(self, scenario: Scenario, tell: Tell | None = None) -> None:
+        self.scenario = scenario
+        self.tell = tell
+        self.happened: list[str] = []
+        self.found_s = 0.0
+        self._repairs_before = 0  # before the fault that came last
+
+    async def live(self) -> Outcome:
+        with _errors_said() as errors:
+            outcome = await self._live()
+        if errors:
+            raise ViolationError(f"a bug of ours ended a connection: {errors[0]}")
+        return outcome
+
+    async def _live(self) -> Outcome:
+        scenario = self.scenario
+        async with trio.open_nursery() as nursery:
+            self.swarm = swarm = Swarm(
+                nursery,
+                scenario.toml,
+                seed=scenario.seed,
+                layout=small_layout(scenario.tensors, scenario.counters),
+                step_s=scenario.step_s,
+                slowness={scenario.names[0]: scenario.slowness},
+                delay_s=scenario.delay_s,
+                jitter_s=scenario.jitter_s,
+                bytes_per_s=scenario.bytes_per_s,
+                apply_s=scenario.apply_s,
+                delta=telling if scenario.telling else None,
+                strict=True,
+            )
+            swarm.witness.tell = self.tell
+            try:
+                await self._begin()
+                for fault in scenario.faults:
+                    await self._befall(fault)
+                if scenario.aimed:
+                    await self._go_on()
+                await trio.sleep(scenario.linger_s)
+                await self._make_peace()
+            except trio.TooSlowError as error:
+                raise ViolationError(f"it does not go on: {swarm.story()}") from error
+            finally:
+                swarm.standstill.all_go_on()
+            nursery.cancel_scope.cancel()
+        return Outcome.of(scenario.seed, self.happened, swarm)
+
+    async def _begin(self) -> None:
+        """Everybody joins, and the first round is committed."""
+        scenario, swarm = self.scenario, self.swarm
+        names = [*scenario.names, *([SPARE] if scenario.spare else [])]
+        for name in names:
+            rate = max(MASTER_BYTES_PER_S, scenario.bytes_per_s)
+            swarm.world.link(MASTER, name, bytes_per_s=rate)
+        await swarm.start_master()
+        for name in names:
+            swarm.add_peer(name, role=Role.SPARE if name == SPARE else Role.CONTRIBUTOR)
+        await swarm.when(lambda: swarm.committed >= 1 and self._whole(), within_s=FOUND_S)
+        self.found_s = trio.current_time()
+
+    # ------------------------------------------------------------ how the run is
+
+    @property
+    def _ledger(self) -> Ledger:
+        assert self.swarm.master is not None
+        return self.swarm.master.coordinator.conductor.ledger
+
+    def _staying(self) -> list[str]:
+        return [name for name in sorted(self.swarm.peers) if name not in self.swarm.left]
+
+    def _whole(self) -> bool:
+        """Everybody who has not left is in sync, and all places are taken."""
+        swarm, staying = self.swarm, self._staying()
+        if not all(swarm.in_sync(name) for name in staying):
+            return False
+        able = sum(name != SPARE and not self._may_be_late(name) for name in staying)
+        here = sum(swarm.peers[name].service.replica.contributing for name in staying)
+        return here >= (min(able, self.scenario.places) if self.scenario.places else able)
+
+    def _may_be_late(self, name: str) -> bool:
+        """Whether it may be late so often that it rests: only who is slower than whole rounds."""
+        return self.scenario.slowness > 1.0 and name == self.scenario.names[0]
+
+    def _reducing(self) -> Round | None:
+        if self.swarm.master is None:
+            return None
+        return next(iter(self._ledger.reducing()), None)
+
+    # ------------------------------------------------------------ moments
+
+    async def _befall(self, fault: Fault) -> None:
+        """Wait for its moment, then let it happen."""
+        swarm = self.swarm
+        await trio.sleep_until(self.found_s + fault.at_s)
+        before = self._repairs_before
+        self._repairs_before = self._ledger.repair_count if swarm.master is not None else 0
+        with trio.move_on_after(INSTANT_S):  # the round may as well end without it
+            await self._instant(fault, before)
+        await trio.sleep(fault.after_s)
+        if fault.who == HEIR:
+            fault = self._with_heir(fault)
+        if carry_out(swarm, fault):
+            self.happened.append(f"{trio.current_time():.3f} {fault}")
+
+    async def _instant(self, fault: Fault, repairs_before: int) -> None:
+        swarm, seen = self.swarm, self.swarm.committed
+        match fault.instant:
+            case Instant.TIME:
+                return
+            case Instant.FLUSH:
+                await self._when(self._flushing)
+                return
+            case Instant.REPAIR:
+                await self._when(
+                    lambda: not self._reducing() or self._ledger.repair_count > repairs_before
+                )
+                return
+        if self._reducing():  # not one that is half over already
+            await self._when(lambda: swarm.committed > seen)
+            seen = swarm.committed
+        await self._when(self._reducing)
+        match fault.instant:
+            case Instant.FIRST_RESULT:
+                while self._reducing() and not self._holds_a_result(fault.who):
+                    await trio.sleep(POLL_S)
+            case Instant.LAST_REPORT:
+                await self._when(self._all_but_one_reported)
+            case Instant.COMMIT:
+                await self._when(lambda: swarm.committed > seen)
+
+    async def _when(self, condition: Callable[[], object]) -> None:
+        await self.swarm.when(condition, within_s=math.inf)
+
+    def _flushing(self) -> bool:
+        round_ = self._reducing()
+        return round_ is None or round_.running().flushing
+
+    def _all_but_one_reported(self) -> bool:
+        round_ = self._reducing()
+        return round_ is None or len(round_.running().unreported()) <= 1
+
+    def _holds_a_result(self, name: str) -> bool:
+        """Of one chunk at least; the master's fault waits for anybody's."""
+        for each in [name] if name in self.swarm.peers else sorted(self.swarm.peers):
+            for running in self.swarm.peers[each].service.reducer.running():
+                if any(running.flush(())):
+                    return True
+        return False
+
+    def _with_heir(self, fault: Fault) -> Fault:
+        """The fault of somebody who owns chunks now and has not died; or of its ``other``."""
+        round_ = self._reducing()
+        owners = set(round_.running().owners) if round_ is not None else set()
+        for name, sim in sorted(self.swarm.peers.items()):
+            if sim.alive and sim.peer in owners:
+                return evolve(fault, who=name, other="")
+        return evolve(fault, who=fault.other, other="")
+
+    # ------------------------------------------------------------ the end
+
+    async def _go_on(self) -> None:
+        """A round is committed while the faults last, if enough are left for one."""
+        swarm = self.swarm
+        target = swarm.committed + 1
+        stopped = swarm.standstill.stopped
+        left = [n for n in self.scenario.names if swarm.peers[n].alive and not stopped(n)]
+        if len(left) >= self.scenario.min_members:
+            await swarm.when(lambda: swarm.committed >= target, within_s=QUIET_S)
+        self._check_repaired()
+
+    def _check_repaired(self) -> None:
+        """The death of one contributor costs its chunks, never the round."""
+        if [fault.kind for fault in self.scenario.faults] != [Kind.CRASH]:
+            return
+        if self.scenario.faults[0].who == MASTER:
+            return
+        if self._ledger.abort_count or self._ledger.rerun_count:
+            raise ViolationError(f"one death cost a whole round: {self.swarm.story()}")
+
+    async def _make_peace(self) -> None:
+        """End what lasts, then demand that the run is whole again."""
+        swarm = self.swarm
+        await swarm.end_faults()
+        for name in self._staying():
+            if not swarm.peers[name].alive:
+                swarm.restart(name)
+        swarm.resume()
+        rewind_s = swarm.spec.membership.rewind_s if swarm.gone_with_twin else 0.0
+        await swarm.when(self._whole, within_s=QUIET_S + rewind_s)
+        target = swarm.committed + ROUNDS_AFTER
+        await swarm.when(lambda: swarm.committed >= target, within_s=QUIET_S)
+        staying = self._staying()
+        await swarm.come_to_rest(staying, within_s=QUIET_S)
+        swarm.check_final(staying)
+        assert swarm.master is not None
+        for event in swarm.master.coordinator.context.events:
+            if event.kind is EventKind.BAD:
+                raise ViolationError(event.text)

@@ -1,0 +1,156 @@
+"""Production master and peers with the witness looking on, and a disk that can fail."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Collection
+
+import trio
+from attrs import define, field
+
+from ...checkpoint.checkpoint_store import Place
+from ...membership.master.state.journal import JournalRecord, PeerQuarantined, PlaceTaken
+from ...membership.master.state.master_effects import Drop, Effect, Record
+from ...membership.peer.peer_effects import Deed, TellMaster
+from ...membership.spec.spec import RunSpec
+from ...protocol.errors import HoldfastError
+from ...protocol.messages import Applied, Commit, RefusalCode, Synced, Welcome
+from ..master.journal_store import Store
+from ..master.master_service import MasterService
+from ..peer.checkpointer import Checkpointer
+from ..peer.peer_service import PeerService
+from .drifting_trainer import SimTrainer
+from .memory_network import MemoryNetwork
+from .witness import ViolationError, Witness
+
+
+class WitnessedStore(Store):
+    """A journal in memory that the witness reads along.
+
+    Attributes:
+      full: nothing can be written.
+      slow_s: how long a record takes.
+      wall_clock_ahead_s: of what the journal notes as its records' time.
+    """
+
+    def __init__(self, witness: Witness) -> None:
+        self.full = False
+        self.slow_s = 0.0
+        self.wall_clock_ahead_s = 0.0
+        super().__init__(":memory:", now=lambda: self.wall_clock_ahead_s)
+        self._witness = witness
+
+    def append(self, record: JournalRecord) -> None:
+        if self.full:
+            raise sqlite3.OperationalError("database or disk is full")
+        self._witness.saw_record(record)
+        super().append(record)
+
+
+class WitnessedMaster(MasterService):
+    """A master each of whose decisions the witness sees."""
+
+    store: WitnessedStore
+    witness: Witness
+    watch: Callable[[list[Effect]], None]  # after each decision
+
+    def decide(self, decision: Callable[[float], list[Effect]], *, sooner: bool = True) -> None:
+        decided: list[Effect] = []
+
+        def seen(now_s: float) -> list[Effect]:
+            decided.extend(decision(now_s))
+            return decided
+
+        super().decide(seen, sooner=sooner)
+        self.watch(decided)
+
+    async def _append(self, record: JournalRecord) -> None:
+        # Half before, half after: a crash may come while a record is on disk and nobody knows.
+        await trio.sleep(self.store.slow_s / 2)
+        await super()._append(record)
+        await trio.sleep(self.store.slow_s / 2)
+
+
+class SlowCheckpointer(Checkpointer):
+    """One whose disk takes its time, which virtual time does not see."""
+
+    turn_bytes = 1  # a piece at a time
+    turn_s: float = 0.0
+
+    async def _between_turns(self) -> None:
+        await trio.sleep(self.turn_s)
+
+
+class WitnessedPeer(PeerService):
+    """A peer whose every applied and fetched version the witness sees."""
+
+    witness: Witness
+    checkpointer: SlowCheckpointer
+    apply_s: float = 0.0  # how long an outer step takes; virtual time sees no computing
+    changed: Callable[[], None] | None = None
+
+    def _make_checkpointer(self, place: Place | None) -> Checkpointer:
+        return SlowCheckpointer(self.parts, self.keeper, place, wall_clock=trio.current_time)
+
+    def _welcome(self, message: Welcome) -> RunSpec:
+        self.witness.saw_term(self.config.me, self.config.incarnation, message.term)
+        return super()._welcome(message)
+
+    def _perform(self, todo: list[Deed]) -> None:
+        for deed in todo:
+            if isinstance(deed, TellMaster) and isinstance(deed.message, Applied | Synced):
+                self.witness.saw_root(self.config.me, deed.message.head)
+        super()._perform(todo)
+        if self.changed is not None:
+            self.changed()
+
+    async def _apply(self, commit: Commit) -> None:
+        result, order = self.reducer.result(commit.round), self.replica.rounds[commit.round].order
+        assert order is not None
+        if result.manifest != commit.manifest:
+            raise ViolationError(f"round {commit.round}: {self.config.me[:8]} has another manifest")
+        self.witness.saw_mean(self.config.me, commit, result.values, order.plan.chunk_elements)
+        await trio.sleep(self.apply_s)
+        await super()._apply(commit)
+
+
+@define(eq=False)
+class SimPeer:
+    """One life of a virtual machine, which survives its daemon's deaths as a machine does."""
+
+    name: str
+    peer: str
+    network: MemoryNetwork
+    trainer: SimTrainer
+    service: WitnessedPeer
+    scope: trio.CancelScope = field(factory=trio.CancelScope)
+    alive: bool = True
+    ended: HoldfastError | None = None
+    lives: int = 1
+
+    @property
+    def holds_everything(self) -> bool:
+        """It has a copy of each fragment and fetches none."""
+        fragments = self.service.replica.fragments
+        return bool(fragments) and all(
+            here.version is not None and here.fetching is None for here in fragments
+        )
+
+
+def check_honesty(effects: list[Effect], liars: Collection[str]) -> None:
+    """Who does not lie is not sent away for that, nor convicted."""
+    for effect in effects:
+        record = effect.record if isinstance(effect, Record) else None
+        if isinstance(record, PeerQuarantined) and record.peer not in liars:
+            raise ViolationError(f"{record.peer[:8]} is honest: {record.reason}")
+        if isinstance(effect, Drop) and effect.code is RefusalCode.PROTOCOL:
+            raise ViolationError(f"{effect.peer[:8]} was dropped: {effect.reason}")
+
+
+def promoted(effects: list[Effect]) -> list[str]:
+    """Who was given a place."""
+    return [
+        effect.record.peer
+        for effect in effects
+        if isinstance(effect, Record) and isinstance(effect.record, PlaceTaken)
+    ]

@@ -1,0 +1,88 @@
+"""A daemon's HTTP side as a process has it: its socket, its token, and who may ask."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp
+
+from ...protocol.addresses import Address
+from ...protocol.errors import UserError
+from ..exit_codes import ExitCode
+from ..paths import Control, published
+from .app import Action, Read, make_app
+from .connections import Connections
+from .host_names import HostNames
+
+BACKLOG_COUNT = 64
+TOKEN_BYTES = 24
+
+
+def bind_http(address: Address) -> tuple[socket.socket, str]:
+    """A listening socket and its URL.
+
+    Raises:
+      UserError: the address is taken or not ours.
+    """
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    try:
+        listener = socket.create_server(
+            (address.host, address.port), family=family, backlog=BACKLOG_COUNT
+        )
+    except OSError as error:
+        raise UserError(
+            f"cannot serve HTTP at {address}: {error.strerror}",
+            exit_code=ExitCode.ADDRESS,
+            hint="give another address with --http HOST:PORT (port 0 takes a free one)",
+        ) from error
+    host, port = listener.getsockname()[:2]
+    return listener, f"http://{Address(host, port)}"
+
+
+@contextlib.contextmanager
+def control_side(
+    kind: str,
+    state: Path,
+    address: Address,
+    *,
+    reads: Mapping[str, Read],
+    actions: Mapping[str, Action],
+    why_unready: Callable[[], str],
+    routes: Iterable[BaseRoute] = (),
+    names: Iterable[str] = (),
+) -> Iterator[tuple[Callable[[], Awaitable[None]], str]]:
+    """Bind a daemon's HTTP side and let commands find it, with a bearer token made for this life.
+
+    Args:
+      names: that its owner gives it, beside the machine's own.
+
+    Yields:
+      The task that serves it, and its URL.
+
+    Raises:
+      UserError: the address is taken or not ours.
+    """
+    listener, url = bind_http(address)
+    token = secrets.token_urlsafe(TOKEN_BYTES)
+    app = make_app(
+        token=token,
+        reads=reads,
+        actions=actions,
+        why_unready=why_unready,
+        routes=routes,
+        names=HostNames(address.host, names),
+    )
+    with listener, published(state, Control(kind, url, token, os.getpid())):
+        yield partial(serve_http, app, listener), url
+
+
+async def serve_http(app: ASGIApp, listener: socket.socket) -> None:
+    """Serve until cancelled."""
+    await Connections(app).serve(listener)

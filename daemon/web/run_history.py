@@ -1,0 +1,141 @@
+"""How a run is, and what it was like, over HTTP: its status, its curve, its rounds, its events."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import attrs
+import trio
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ...membership.master.state.master_effects import EventKind
+from ...protocol.network.interface import Network
+from ..answer_limits import EVENTS_ANSWER_MAX, ROUNDS_ANSWER_MAX
+from ..metrics_store import History, as_columns
+from .json_answers import answer
+
+POINTS_MIN, POINTS_MAX, POINTS_DEFAULT = 10, 5_000, 600
+ROUNDS_DEFAULT = 50
+EVENTS_DEFAULT = 200
+EVENT_KINDS = tuple(kind.value for kind in EventKind)
+TEXT_CHARS_MAX = 200  # to look for
+READERS_MAX = 4  # queries at once; whoever asks for more waits, and nothing of the run does
+AT_MAX = 1e11  # unix seconds: the year 5138
+COUNT_MAX = 2**53  # what JavaScript can count to
+DIGITS_MAX = 16  # of a number
+
+
+class QueryError(ValueError):
+    """A query that nobody can answer; its text is for people."""
+
+
+class Query:
+    """The part of an address behind the question mark, each value read once.
+
+    Raises:
+      QueryError: from every method, for what cannot be meant.
+    """
+
+    def __init__(self, given: Mapping[str, str], known: tuple[str, ...]) -> None:
+        unknown = [name for name in given if name not in known]
+        if unknown:
+            raise QueryError(f"no such parameter: {unknown[0]!r}; there are {', '.join(known)}")
+        self._given = given
+
+    def count(self, name: str, default: int, lowest: int, highest: int) -> int:
+        text = self._given.get(name)
+        if text is None:
+            return default
+        if not text.isdecimal() or len(text) > DIGITS_MAX or not lowest <= int(text) <= highest:
+            raise QueryError(f"{name} must be a number from {lowest} to {highest}")
+        return int(text)
+
+    def before(self) -> int | None:
+        return self.count("before", 0, 1, COUNT_MAX) or None
+
+    def time(self, name: str) -> float | None:
+        text = self._given.get(name)
+        if text is None:
+            return None
+        try:
+            at = float(text)
+        except ValueError:
+            at = math.nan
+        if not 0.0 <= at <= AT_MAX:
+            raise QueryError(f"{name} must be a time in unix seconds")
+        return at
+
+    def text(self, name: str) -> str:
+        text = self._given.get(name, "")
+        if len(text) > TEXT_CHARS_MAX:
+            raise QueryError(f"{name} must have at most {TEXT_CHARS_MAX} characters")
+        return text
+
+    def words(self, name: str, known: Sequence[str]) -> list[str]:
+        """Some of these, with commas between them; none: nothing is said."""
+        words = [word for word in self.text(name).split(",") if word]
+        unknown = [word for word in words if word not in known]
+        if unknown:
+            raise QueryError(f"no such {name}: {unknown[0]!r}; there are {', '.join(known)}")
+        return words
+
+
+def status_route(status: Callable[[bool], Mapping[str, object]]) -> Route:
+    """``GET /api/status``.
+
+    Args:
+      status: called with whether what was is wanted, too.
+    """
+
+    async def handle(request: Request) -> Response:
+        try:
+            past = Query(request.query_params, ("past",)).count("past", 1, 0, 1)
+        except QueryError as error:
+            return answer({"error": str(error)}, 400)
+        return answer(status(bool(past)))
+
+    return Route("/api/status", handle, methods=["GET"])
+
+
+def past_routes(history: History, network: Network) -> list[Route]:
+    """Routes that ask the file in a thread, of which they have a few of their own."""
+    readers = trio.CapacityLimiter(READERS_MAX)
+
+    def route(name: str, known: tuple[str, ...], ask: Callable[[Query], Response]) -> Route:
+        async def handle(request: Request) -> Response:
+            try:
+                query = Query(request.query_params, known)
+                return await network.run_sync(lambda: ask(query), readers)
+            except QueryError as error:
+                return answer({"error": str(error)}, 400)
+
+        return Route(f"/api/{name}", handle, methods=["GET"])
+
+    def points(query: Query) -> Response:
+        count = query.count("points", POINTS_DEFAULT, POINTS_MIN, POINTS_MAX)
+        from_at, to_at = query.time("from"), query.time("to")
+        columns = as_columns(history.points(count, from_at, to_at))
+        at = columns["at"]
+        return answer(
+            {"columns": columns, "from": at[0] if at else None, "to": at[-1] if at else None}
+        )
+
+    def rounds(query: Query) -> Response:
+        count = query.count("limit", ROUNDS_DEFAULT, 1, ROUNDS_ANSWER_MAX)
+        rows = b",".join(history.rounds(count, query.before()))  # they are JSON already
+        return Response(b'{"rounds":[%s]}' % rows, media_type="application/json")
+
+    def events(query: Query) -> Response:
+        count = query.count("limit", EVENTS_DEFAULT, 1, EVENTS_ANSWER_MAX)
+        kinds = query.words("kind", EVENT_KINDS)
+        found = history.events(count, query.before(), kinds, query.text("text"))
+        return answer({"events": [attrs.asdict(event) for event in found]})
+
+    return [
+        route("history", ("points", "from", "to"), points),
+        route("rounds", ("limit", "before"), rounds),
+        route("events", ("limit", "before", "kind", "text"), events),
+    ]

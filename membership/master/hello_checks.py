@@ -1,0 +1,113 @@
+"""Who may enter: every reason to refuse a ``Hello``, with a sentence that a person can act on."""
+
+from __future__ import annotations
+
+from ...protocol.messages import (
+    FRAGMENTS_MAX,
+    MEMBERS_MAX,
+    VERSION_MAX,
+    VERSION_MIN,
+    Founded,
+    Hello,
+    Layout,
+    RefusalCode,
+)
+from ..planning.fragment_sizes import sizes_fault
+from ..spec.spec import RunSpec
+from .state.context import Context, quoted
+from .state.journal import History
+from .state.roster import Member, layout_difference
+
+# New processes of one key: each is a record of the journal, so many at once and then one every so
+# often. A service manager starts a daemon that fails again and again more slowly than that.
+PROCESSES_MAX = 16
+PROCESS_S = 10.0
+
+Refusal = tuple[RefusalCode, str]
+
+
+class Processes:
+    """How often a key comes as a new process: a bucket for each, for as long as it is not full."""
+
+    def __init__(self) -> None:
+        self._spent: dict[str, tuple[float, float]] = {}  # by peer: how many, and when
+
+    def refusal(self, peer: str, now_s: float) -> Refusal | None:
+        """Count one more; why it must wait, or None."""
+        for other in [p for p, (n, at_s) in self._spent.items() if self._left(n, at_s, now_s) == 0]:
+            del self._spent[other]
+        spent = self._left(*self._spent.get(peer, (0.0, now_s)), now_s)
+        if spent > PROCESSES_MAX - 1:
+            return RefusalCode.BUSY, (
+                f"this key has come as {PROCESSES_MAX} new processes in a short time: wait "
+                f"{PROCESS_S:.0f} s"
+            )
+        self._spent[peer] = spent + 1, now_s
+        return None
+
+    @staticmethod
+    def _left(spent: float, at_s: float, now_s: float) -> float:
+        return max(0.0, spent - (now_s - at_s) / PROCESS_S)
+
+
+def refusal(context: Context, peer: str, hello: Hello) -> Refusal | None:
+    """Why this peer may not enter now; None if it may."""
+    history = context.history
+    if hello.version_max < VERSION_MIN or hello.version_min > VERSION_MAX:
+        return RefusalCode.VERSION, (
+            f"you speak protocol versions {hello.version_min} to {hello.version_max}, "
+            f"this master speaks {VERSION_MIN} to {VERSION_MAX}: upgrade the older side"
+        )
+    if hello.run_id != context.run_id:
+        return RefusalCode.RUN, (
+            f"this master serves run {context.run_id}, you asked for run {quoted(hello.run_id)}"
+        )
+    if (out := shut_out(history, peer)) is not None:
+        return out
+    if history.finished:
+        return RefusalCode.FINISHED, (
+            f"the run has committed all its rounds (the last was round {history.last_round})"
+        )
+    if peer not in context.roster and len(context.roster) >= MEMBERS_MAX:
+        return RefusalCode.FULL, f"the run has {MEMBERS_MAX} members, which is the limit"
+    return layout_refusal(context, hello.layout)
+
+
+def shut_out(history: History, peer: str) -> Refusal | None:
+    """Refuse a key that the run's owner has removed, or that was convicted."""
+    if peer in history.revoked:
+        return RefusalCode.KICKED, f"removed by the run's owner: {quoted(history.revoked[peer])}"
+    if peer in history.quarantined:
+        return RefusalCode.QUARANTINED, (
+            f"in quarantine: {quoted(history.quarantined[peer])} (the run's owner can lift it: "
+            f"holdfast clear {peer[:8]})"
+        )
+    return None
+
+
+def layout_refusal(context: Context, layout: Layout | None) -> Refusal | None:
+    """Refuse a trainer whose tensors are not the run's."""
+    ours = context.history.layout
+    if ours is None or layout is None:
+        return None
+    difference = layout_difference(ours, layout)
+    if difference is None:
+        return None
+    return RefusalCode.LAYOUT, f"the script's tensors are not the run's: {quoted(difference)}"
+
+
+def founding_fault(member: Member, message: Founded, spec: RunSpec) -> str | None:
+    """What is wrong with a ``Founded``; None if it may found the run."""
+    count = len(message.heads)
+    if not 1 <= count <= FRAGMENTS_MAX or len(message.sizes) != count:
+        return f"{count} heads for {len(message.sizes)} fragment sizes"
+    for index, head in enumerate(message.heads):
+        if head.fragment != index or head.version != 0 or len(head.root) != 32:
+            return f"head {index} is not version 0 of fragment {index} with a root"
+    if not message.lineage:
+        return "no lineage"
+    if member.layout is not None:
+        difference = layout_difference(member.layout, message.layout)
+        if difference is not None:
+            return f"another layout than its trainer's: {difference}"
+    return sizes_fault(message.layout, message.sizes, spec)

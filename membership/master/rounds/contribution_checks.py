@@ -1,0 +1,52 @@
+"""What the master makes of contributions as they were found, before it commits a round.
+
+See ``norms``; here its findings become events and what the status shows; ``reduction_driver`` refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..state.context import Context
+from ..state.master_effects import EventKind
+from .norms import Found, Overlong, against_the_others, found_in, understated
+from .round import Round
+
+
+class Verdicts:
+    """Judges the contributions of rounds."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+
+    def overlong(self, round_: Round) -> list[Overlong]:
+        """Who sent more than it had said, in which case the result is of no use."""
+        attempt = round_.running()
+        reports = attempt.gauges()
+        announced = {p: round_.ready[p].norm for p in attempt.survivors() if p in round_.ready}
+        codec = self.context.spec.reduce.codecs(round_.fragment)[0]
+        liars = understated(reports, attempt.peers(), announced, codec)
+        others_count = len(attempt.peers()) - 1
+        if others_count > 1 and 2 * len(liars) > others_count:
+            # Says more about who added up than about all of these.
+            text = f"round {round_.number}: {len(liars)} of {len(announced)} seem to have sent more"
+            self.context.announce(
+                EventKind.ROUND, None, f"{text} than they had said; all are added"
+            )
+            liars = []
+        if not liars:
+            self._note_directions(round_, found_in(reports.values(), attempt.peers()))
+        return liars
+
+    def _note_directions(self, round_: Round, found: Mapping[str, Found]) -> None:
+        against = against_the_others(found)
+        for peer, each in found.items():
+            member = self.context.roster.get(peer)
+            if member is None:
+                continue
+            member.direction = each.cosine
+            if peer in against and not member.against:
+                name, what = self.context.name(peer), against[peer]
+                text = f"the update of {name} for round {round_.number} {what}; it is added"
+                self.context.announce(EventKind.ROUND, peer, text)
+            member.against = peer in against

@@ -1,0 +1,62 @@
+"""Who takes over the chunks of a lost owner. Pure; ``reduction_driver`` asks and sends.
+
+A chunk whose result somebody holds is spread from there, as it is: from a survivor, or from one that
+only listens if no survivor has it. A chunk that nobody holds gets a new owner among the survivors,
+who adds up what the contributors send again. Chunks are dealt evenly; of equals the one that joined
+first comes first.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Mapping, Sequence
+
+from ....protocol.messages import Assignment
+
+
+def plan_repair(
+    owners: Sequence[str],
+    lost: Collection[str],
+    survivors: Sequence[str],
+    receivers: Sequence[str],
+    held: Mapping[str, bytes],
+    apart: Collection[str] = (),
+) -> tuple[Assignment, ...]:
+    """Give every chunk of a lost owner to somebody who is left.
+
+    Args:
+      owners: by chunk.
+      survivors: contributors that are left, in order; all of them are in ``held``.
+      receivers: of the order; ``lacking`` refers to them.
+      held: by peer, none of the lost: a bit for each chunk whose result it holds. A receiver that
+        has not said counts as holding nothing.
+      apart: those that have no link to somebody: taken only where nobody else can.
+    """
+    listeners = [peer for peer in receivers if peer in held and peer not in survivors]
+    load = dict.fromkeys([*survivors, *listeners], 0)
+    places = {peer: at for at, peer in enumerate(receivers)}
+    chosen: list[tuple[int, tuple[str, bool, bytes]]] = []
+    for chunk, owner in enumerate(owners):
+        if owner not in lost:
+            continue
+        holders = [peer for peer in survivors if holds(held[peer], chunk)] or [
+            peer for peer in listeners if holds(held[peer], chunk)
+        ]
+        heir = min(holders or survivors, key=lambda peer: (peer in apart, load[peer]))
+        load[heir] += 1
+        lacking = bytearray((len(receivers) + 7) // 8)
+        if holders:
+            for peer, at in places.items():
+                if not holds(held.get(peer, b""), chunk):
+                    lacking[at // 8] |= 1 << at % 8
+        chosen.append((chunk, (heir, not holders, bytes(lacking))))
+    runs = itertools.groupby(enumerate(chosen), key=lambda e: (e[1][0] - e[0], e[1][1]))
+    assignments = []
+    for (_offset, (heir, anew, lacks)), run in runs:
+        chunks = [chunk for _at, (chunk, _what) in run]
+        assignments.append(Assignment(chunks[0], len(chunks), heir, anew, lacks))
+    return tuple(assignments)
+
+
+def holds(bits: bytes, chunk: int) -> bool:
+    return chunk // 8 < len(bits) and bool(bits[chunk // 8] >> chunk % 8 & 1)

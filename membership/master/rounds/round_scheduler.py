@@ -1,0 +1,306 @@
+"""Opens rounds when they are due, closes their sets of contributors, and has them reduced.
+
+    tick, messages --> facts in Round and Attempt --> advance: what follows from the facts?
+
+A round is open until all who are invited have answered, or, at the elastic pace (see ``round_clock``), the
+quorum has and the grace is over. Then ``reduction_driver`` takes it to its end. Messages only add facts;
+``advance`` looks at the facts and acts, so it does not matter in which order they arrive.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ....protocol.messages import Contributor, FragmentHead, Measured, NotReady, Open, Ready
+from ...planning.bandwidth import Bandwidths
+from ..routes.routes import Roads
+from ..state.context import Context, quoted
+from ..state.journal import RoundNumbered
+from ..state.master_effects import EventKind
+from ..state.roster import CopyState, Member, can_contribute, sites_of
+from ..state.round_schedule import next_fragment
+from ..state.succession import Succession
+from ..sync.state_sync import Syncing
+from .reduction_driver import Course
+from .round import Phase, Round, Turn, answered, gate_norms
+from .round_clock import RoundClock
+from .round_table import Evict, Ledger
+
+ROUNDS_IN_FLIGHT_MAX = 4  # rounds at a time, of a fragment each; one of them may be open
+
+
+class Conductor:
+    """All rounds of a run.
+
+    Args:
+      evict: removes a member from the roster; calls back ``removed``.
+
+    Attributes:
+      rounds: open or reducing, by number; the ledger's.
+      course: of those that are reducing; hears what members say about reductions.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        syncing: Syncing,
+        succession: Succession,
+        bandwidths: Bandwidths,
+        roads: Roads,
+        evict: Evict,
+    ) -> None:
+        self.context = context
+        self.syncing = syncing
+        self.succession = succession
+        self.bandwidths = bandwidths
+        self.elastic = context.spec.diloco.pace == "elastic"
+        self.ledger = Ledger(context, evict)
+        self.clock = RoundClock(context, self.ledger)
+        self.course = Course(context, syncing, self.ledger, self.bandwidths, roads)
+        self.rounds = self.ledger.rounds
+        self._sites: tuple[int, list[tuple[str, ...]]] = (-1, [])  # of which view, and these
+
+    # ------------------------------------------------------------ facts
+
+    def ready(self, member: Member, message: Ready) -> None:
+        round_ = self.rounds.get(message.round)
+        if round_ is None or round_.phase is not Phase.OPEN or member.peer not in round_.invited:
+            return
+        if member.peer in round_.ready:
+            return
+        head = FragmentHead(round_.fragment, round_.version, message.state_root)
+        self.syncing.report(member, head)
+        round_.declined.pop(member.peer, None)
+        self.clock.answered(round_, member.peer, message.step_s)
+        if message.weight == 0:
+            round_.declined[member.peer] = "it has trained nothing since its last sync"
+            return
+        round_.ready[member.peer] = message
+        round_.mark(member.peer, member.name).ready_s = self.context.now_s
+        if message.step >= round_.at_step and round_.reached_s is None:
+            round_.reached_s = self.context.now_s
+            self.clock.reached(round_, message.step)
+
+    def not_ready(self, member: Member, message: NotReady) -> None:
+        round_ = self.rounds.get(message.round)
+        if round_ is None or round_.phase is not Phase.OPEN or member.peer not in round_.invited:
+            return
+        round_.ready.pop(member.peer, None)
+        round_.declined[member.peer] = quoted(message.reason)
+
+    def trainer_lost(self, member: Member) -> None:
+        """What it has posted stays good; what it has not posted will not come."""
+        for round_ in self.rounds.values():
+            if member.peer not in round_.ready:
+                round_.invited.discard(member.peer)
+                round_.declined.pop(member.peer, None)
+
+    def measured(self, member: Member, message: Measured) -> None:
+        """What its lines carried; the next plan knows it."""
+        roster = self.context.roster
+        if self._sites[0] != roster.view_number:  # whoever comes or goes makes another view
+            self._sites = (roster.view_number, sites_of(roster.by_number()))
+        mates = next((site for site in self._sites[1] if member.peer in site), ())
+        self.bandwidths.measured(member.peer, message, mates)
+
+    def removed(self, peer: str, why: str) -> None:
+        self.clock.removed(peer)
+        for round_ in self.rounds.values():
+            round_.forget(peer, why)
+
+    # ------------------------------------------------------------ questions
+
+    def excluded(self, member: Member, fragment: int) -> bool:
+        """Whether a reduction of the fragment runs whose result the member will not get."""
+        return any(
+            round_.fragment == fragment and member.peer not in round_.running().reached()
+            for round_ in self.ledger.reducing()
+        )
+
+    def awaits(self, peer: str) -> bool:
+        """Whether a round is to add what this member has posted."""
+        return any(peer in round_.ready for round_ in self.ledger.opened())
+
+    def adds(self, peer: str) -> bool:
+        """Whether a reduction that runs needs this member."""
+        return any(peer in round_.running().needed() for round_ in self.ledger.reducing())
+
+    def contributors(self) -> list[Member]:
+        places = self.context.history.places
+        return [m for m in self.context.roster.by_number() if can_contribute(m, places)]
+
+    # ------------------------------------------------------------ what follows from the facts
+
+    def advance(self) -> bool:
+        """Do what the facts call for. True if anything changed; then call again."""
+        for round_ in list(self.rounds.values()):
+            step = self._advance_open if round_.phase is Phase.OPEN else self.course.advance
+            if step(round_):
+                return True
+        return self._open_next()
+
+    def _open_next(self) -> bool:
+        history, spec = self.context.history, self.context.spec
+        if (
+            not history.founded
+            or history.finished
+            or history.paused
+            or len(self.rounds) >= ROUNDS_IN_FLIGHT_MAX
+            or self.ledger.opened()
+            or (spec.run.rounds and history.commit_count + len(self.rounds) >= spec.run.rounds)
+            or self.context.now_s < self.ledger.backoff.until_s
+            or self.succession.waiting  # too few know this master yet
+            or self.syncing.missing  # contributors of before the restart are on their way back
+            or len(self.contributors()) < spec.membership.min_members
+        ):
+            return False
+        fragment = next_fragment(history.turns, {r.fragment for r in self.rounds.values()})
+        if fragment is None:
+            return False
+        number = history.next_round
+        self.context.record(RoundNumbered(number))
+        self.rounds[number] = Round(
+            number=number,
+            fragment=fragment,
+            version=history.versions[fragment],
+            at_step=self.context.due_step(fragment, history.turns[fragment]),
+            opened_s=self.context.now_s,
+        )
+        return True
+
+    def expected(self, round_: Round) -> list[str]:
+        """Contributors that the round waits for, or has already heard from, by number."""
+        able = {member.peer for member in self.contributors()}
+        return [
+            member.peer
+            for member in self.context.roster.by_number()
+            if member.peer in round_.invited
+            and (member.peer in able or member.peer in round_.ready)
+        ]
+
+    def _invite(self, round_: Round) -> None:
+        for member in self.contributors():
+            if member.peer not in round_.invited:
+                round_.invited.add(member.peer)
+                round_.mark(member.peer, member.name).gone = False
+                self.context.send(
+                    member.peer,
+                    Open(round_.number, round_.fragment, round_.version, round_.at_step),
+                )
+        for peer in list(round_.invited):
+            invited = self.context.roster.get(peer)
+            if invited is None or not invited.in_sync:
+                # Its update was made against another state; once it is healed it is asked anew.
+                round_.forget(peer, "")
+
+    def _advance_open(self, round_: Round) -> bool:
+        self._invite(round_)
+        expected = self.expected(round_)
+        ready = [peer for peer in expected if peer in round_.ready]
+        needed = self.ledger.quorum(len(expected))
+        if not expected:
+            self.ledger.abort(round_, "no contributor is left")
+            return True
+        if self.elastic:
+            self._hurry(round_, expected)
+        if len(ready) < needed:
+            round_.quorum_s = None
+            if answered(round_, expected):
+                self.ledger.abort(round_, self._shortage(round_, len(ready), len(expected), needed))
+                return True
+            return False
+        if round_.quorum_s is None:
+            round_.quorum_s = self.context.now_s
+        root = self.syncing.decide(round_.fragment, round_.version)
+        if (root and answered(round_, expected)) or self.context.now_s >= self._limit_s(round_):
+            self._close(round_, ready, expected)
+            return True
+        return False
+
+    def _hurry(self, round_: Round, expected: list[str]) -> None:
+        """Have those who are late contribute what they have trained by now, at their next step."""
+        for peer, due_s in self.clock.hurries(round_, expected).items():
+            if self.context.now_s >= due_s:
+                round_.hurried[peer] = self.context.now_s
+                self.context.send(peer, Open(round_.number, round_.fragment, round_.version, 0))
+
+    def _limit_s(self, round_: Round) -> float:
+        return self.clock.limit_s(round_) if self.elastic else math.inf
+
+    def _shortage(self, round_: Round, ready: int, expected: int, needed: int) -> str:
+        whys = [f"{self.context.name(p)}: {why}" for p, why in sorted(round_.declined.items())]
+        return f"{ready} of {expected} contributors are ready, {needed} are needed" + (
+            f" ({'; '.join(whys[:5])})" if whys else ""
+        )
+
+    def _close(self, round_: Round, ready: list[str], expected: list[str]) -> None:
+        self.syncing.decide(round_.fragment, round_.version, force=True)
+        for peer in ready:
+            if self._copy_state(peer, round_.fragment) is not CopyState.HELD:
+                # The root was agreed only now and this one differs. It will be healed; the round
+                # is looked at again without it.
+                round_.forget(peer, "")
+                ready = [other for other in ready if other != peer]
+                self.syncing.settle(self.excluded)
+        needed = self.ledger.quorum(len(expected))
+        if any(peer not in round_.ready for peer in ready) or len(ready) < needed:
+            return
+        scales, refused = gate_norms(
+            {peer: round_.ready[peer].norm for peer in ready},
+            {peer: round_.ready[peer].weight for peer in ready},
+        )
+        messages = dict(round_.ready)
+        for peer, why in refused.items():
+            self.ledger.refuse_update(round_, peer, why)
+        contributors = tuple(
+            Contributor(peer, messages[peer].weight, scales[peer])
+            for peer in ready
+            if peer in scales and peer in self.context.roster
+        )
+        if len(contributors) < needed:
+            self.ledger.abort(
+                round_, self._shortage(round_, len(contributors), len(expected), needed)
+            )
+            return
+        for contributor in contributors:
+            if contributor.scale != 1.0:
+                self.context.announce(
+                    EventKind.ROUND,
+                    contributor.peer,
+                    f"the update of {self.context.name(contributor.peer)} for round "
+                    f"{round_.number} is far larger than the others' and is scaled by "
+                    f"{contributor.scale:.3g}",
+                )
+        self._note_late(round_, expected)
+        round_.turn(Turn.CLOSE)
+        round_.closed_s = self.context.now_s
+        round_.original_count = len(contributors)
+        self.course.begin(round_, contributors)
+
+    def _note_late(self, round_: Round, expected: list[str]) -> None:
+        """Who is excluded, and how often in a row that was so."""
+        for peer in round_.ready:
+            if (member := self.context.roster.get(peer)) is not None:
+                member.late_count = 0
+        for peer in expected:
+            member = self.context.roster.get(peer)
+            if member is None or peer in round_.ready or peer in round_.declined:
+                continue
+            round_.declined[peer] = "it was not ready in time"
+            member.late_count += 1
+            self.clock.missed(round_, peer)
+
+    def _copy_state(self, peer: str, fragment: int) -> CopyState:
+        member = self.context.roster.get(peer)
+        return member.copies[fragment].state if member else CopyState.STALE
+
+    def next_deadline_s(self) -> float:
+        deadlines = [self.course.next_deadline_s()]
+        for round_ in self.ledger.opened():
+            deadlines.append(self._limit_s(round_))
+            if self.elastic:
+                deadlines += self.clock.hurries(round_, self.expected(round_)).values()
+        until_s = self.ledger.backoff.until_s
+        if not self.ledger.opened() and until_s > self.context.settled_s:
+            deadlines.append(until_s)
+        return min(deadlines, default=math.inf)

@@ -1,0 +1,132 @@
+"""The rounds of a run: those that are open or reducing, those that are over, and how they end.
+
+``round_scheduler`` opens rounds and closes their sets of contributors, ``reduction_driver`` brings their reductions
+to an end; what both of them need is here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from ....protocol.messages import MEMBERS_MAX, Abort, RefusalCode
+from ....protocol.text import plain
+from ..state.context import Context
+from ..state.master_effects import EventKind
+from ..state.round_schedule import Backoff
+from .attempt import Attempt
+from .round import Phase, Round, Turn, quorum_count
+
+BAD_MAX = 3  # refused contributions in a row (no commit in between) before the peer is removed
+REDUCTIONS_KEPT = 3  # of which the median is what a reduction takes
+PAST_ROUNDS_MAX = 50  # kept for the dashboard and for answers that come late
+
+Evict = Callable[[str, RefusalCode, str], None]
+
+
+class Ledger:
+    """All rounds of a run.
+
+    Args:
+      evict: removes a member from the roster.
+
+    Attributes:
+      rounds: open or reducing, by number.
+      past: committed or aborted, oldest first.
+      backoff: how long to wait after rounds that were aborted.
+    """
+
+    def __init__(self, context: Context, evict: Evict) -> None:
+        self.context = context
+        self.evict = evict
+        self.rounds: dict[int, Round] = {}
+        self.past: deque[Round] = deque(maxlen=PAST_ROUNDS_MAX)
+        self.backoff = Backoff()
+        self.abort_count = 0
+        self.repair_count = 0
+        self.rerun_count = 0
+        # Of the last commits, seconds from the set of contributors.
+        self.reductions_s: deque[float] = deque(maxlen=REDUCTIONS_KEPT)
+        self._bad_counts: dict[str, int] = {}  # refused contributions since the last commit with it
+
+    def opened(self) -> list[Round]:
+        return [round_ for round_ in self.rounds.values() if round_.phase is Phase.OPEN]
+
+    def reducing(self) -> list[Round]:
+        return [round_ for round_ in self.rounds.values() if round_.phase is Phase.REDUCING]
+
+    def attempt(self, number: int, attempt_number: int) -> Attempt | None:
+        """The attempt that a report is about, if it still runs under that number."""
+        round_ = self.rounds.get(number)
+        if round_ is None or round_.phase is not Phase.REDUCING:
+            return None
+        attempt = round_.running()
+        return attempt if attempt.number == attempt_number else None
+
+    def committed(self, number: int) -> Round | None:
+        """A round of late that was committed."""
+        for round_ in self.past:
+            if round_.number == number and round_.phase is Phase.COMMITTED:
+                return round_
+        return None
+
+    def quorum(self, count: int) -> int:
+        """How many of so many contributors it takes."""
+        members = self.context.spec.membership
+        return max(quorum_count(members.quorum, count), members.min_members)
+
+    # ------------------------------------------------------------ updates that must not be added
+
+    def refuse_update(self, round_: Round, peer: str, why: str) -> None:
+        """Announce, tell and count a contribution that must not be added."""
+        count = self._bad_counts.get(peer, 0) + 1
+        self._bad_counts[peer] = count
+        if len(self._bad_counts) > MEMBERS_MAX:
+            del self._bad_counts[next(iter(self._bad_counts))]
+        if round_.attempt is not None:
+            round_.refused.add(peer)
+            round_.attempt.lose(peer, f"its update was refused: {why}")
+        round_.ready.pop(peer, None)
+        round_.declined[peer] = f"refused: {why}"
+        name = self.context.name(peer)
+        text = f"the update of {name} for round {round_.number} was refused: {why}"
+        self.context.announce(EventKind.BAD, peer, text)
+        self.context.tell(peer, text)
+        if count >= BAD_MAX:
+            self.evict(peer, RefusalCode.PROTOCOL, f"{count} updates in a row were refused: {why}")
+
+    # ------------------------------------------------------------ endings
+
+    def commit(self, round_: Round, outcome: str) -> None:
+        """The decision is recorded and sent: the round is over."""
+        round_.turn(Turn.AGREE)
+        for contributor in round_.running().contributors:
+            self._bad_counts.pop(contributor.peer, None)
+        self.backoff.committed()
+        self.reductions_s.append(self.context.now_s - round_.closed_s)
+        added_count = len(round_.went_in.added) if round_.went_in is not None else 0
+        self.context.tally.committed(
+            round_.fragment, round_.at_step, added_count, self.context.roster
+        )
+        self._end(round_, outcome)
+
+    def abort(self, round_: Round, reason: str) -> None:
+        """The round is void: tell everybody who takes part in it."""
+        reason = plain(reason)
+        told = set(round_.invited)
+        if round_.attempt is not None:
+            told.update(round_.attempt.reached())
+        for member in self.context.roster.by_number():
+            if member.peer in told:
+                self.context.send(member.peer, Abort(round_.number, reason))
+        round_.turn(Turn.VOID)
+        self.abort_count += 1
+        self.backoff.aborted(self.context.now_s)
+        self.context.announce(EventKind.ROUND, None, f"round {round_.number} was aborted: {reason}")
+        self._end(round_, reason)
+
+    def _end(self, round_: Round, outcome: str) -> None:
+        round_.outcome = outcome
+        round_.ended_s = self.context.now_s
+        del self.rounds[round_.number]
+        self.past.append(round_)

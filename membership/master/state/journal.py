@@ -1,0 +1,481 @@
+"""What the master must remember over its own death: the journal's records and their sum.
+
+The records are the only way in which lasting state changes, in a live master as in one that
+restarts: both apply the same records to the same ``History``, so there is no second path that could
+disagree. Where the records are written is the daemon's business.
+
+    decision --> record --> History.apply --> effects that others see
+                    |
+                 journal ---- after a restart ----> History.replay
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+import attrs
+from attrs import Factory, define, frozen
+
+from ....protocol.errors import LocalProtocolError
+from ....protocol.messages import Commit, FragmentHead, FragmentSize, Layout, Ready, Reduce
+from ...manifest import went_in
+
+# Versions per fragment whose root is kept: so far back can the run go when all who held newer ones
+# are gone for good (see ``lineage``).
+ROOTS_KEPT_MAX = 256
+# A journal that was cut, or is a copy, may lack what its master recorded last. Its next master
+# begins beyond all numbers that anybody can have heard of: so many terms and rounds further.
+TERMS_SKIPPED = 1_000
+ROUNDS_SKIPPED = 1_000_000
+BRANCHES_PER_TERM = 1_000_000
+ADMITTED_MAX = 4_096  # peers whose number is remembered; an older one gets a new number
+REVOKED_MAX = 65_536  # beyond it the oldest are forgotten; by then their certificates ran out
+
+
+class JournalRecord:
+    """Base of everything that the journal holds."""
+
+    __slots__ = ()
+
+
+@frozen
+class RunCreated(JournalRecord):
+    """The first record of a run; written by the daemon."""
+
+    run_id: str
+    spec_toml: str
+
+
+@frozen
+class TermStarted(JournalRecord):
+    """A master process took over; written by the daemon, before anybody may attach.
+
+    Attributes:
+      nonce: random; tells two masters apart that began the same term from copies of one journal.
+      behind: the journal may lack its last records: it was cut, or is a copy. Until a round is
+        opened, members may know better than the journal (see ``succession``).
+    """
+
+    term: int
+    nonce: bytes = b""
+    behind: bool = False
+
+
+@frozen
+class SpecChanged(JournalRecord):
+    """The owner started the master with another run.toml; written by the daemon."""
+
+    spec_toml: str
+
+
+@frozen
+class MastersKnown(JournalRecord):
+    """Addresses at which the run's masters may be: this one's, and those of standby machines."""
+
+    addresses: tuple[str, ...]
+
+
+@frozen
+class VersionAdopted(JournalRecord):
+    """Contributors hold this version, whose commit the journal has lost, and it is the run's."""
+
+    head: FragmentHead
+    step: int
+
+
+@frozen
+class RunRewound(JournalRecord):
+    """The run goes on from these older versions: everybody who held newer ones is gone.
+
+    ``heads``: one for each fragment, as the run was after some earlier commit.
+    """
+
+    heads: tuple[FragmentHead, ...]
+
+
+@frozen
+class PeerAdmitted(JournalRecord):
+    """A daemon process got a member number."""
+
+    peer: str
+    name: str
+    number: int
+    incarnation: int
+
+
+@frozen
+class PlaceTaken(JournalRecord):
+    """The peer became a contributor."""
+
+    peer: str
+
+
+@frozen
+class PlaceVacated(JournalRecord):
+    """A contributor is gone; its place is a vacancy until somebody takes it."""
+
+    peer: str
+
+
+@frozen
+class RunFounded(JournalRecord):
+    """The run has its first weights."""
+
+    layout: Layout
+    sizes: tuple[FragmentSize, ...]
+    lineage: bytes
+    heads: tuple[FragmentHead, ...]
+
+
+@frozen
+class RoundNumbered(JournalRecord):
+    """A round was opened. Its number is spent, whatever becomes of it."""
+
+    round: int
+
+
+@frozen
+class RoundOrdered(JournalRecord):
+    """A reduction was ordered, of what these had posted, in the order of the order's contributors.
+    The next master may go on with it (see ``adoption``)."""
+
+    order: Reduce
+    at_step: int
+    ready: tuple[Ready, ...]
+
+
+@frozen
+class RoundCommitted(JournalRecord):
+    """The decision itself."""
+
+    commit: Commit
+
+
+@frozen
+class RootKnown(JournalRecord):
+    """The members agree on the digest of this version."""
+
+    head: FragmentHead
+
+
+@frozen
+class PeerRevoked(JournalRecord):
+    """Removed by the run's owner, for good; a place that it had is a vacancy."""
+
+    peer: str
+    reason: str
+
+
+@frozen
+class PeerQuarantined(JournalRecord):
+    """Convicted of a lie: out until the run's owner clears it."""
+
+    peer: str
+    reason: str
+
+
+@frozen
+class PeerCleared(JournalRecord):
+    """The run's owner trusts it again."""
+
+    peer: str
+
+
+@frozen
+class RunPaused(JournalRecord):
+    """The owner stopped (or resumed) the opening of rounds."""
+
+    paused: bool
+
+
+@frozen
+class RunFinished(JournalRecord):
+    """All rounds are committed; ``round`` was the last one."""
+
+    round: int
+
+
+RECORDS: dict[str, type[JournalRecord]] = {
+    kind.__name__: kind
+    for kind in (
+        RunCreated,
+        TermStarted,
+        SpecChanged,
+        MastersKnown,
+        VersionAdopted,
+        RunRewound,
+        PeerAdmitted,
+        PlaceTaken,
+        PlaceVacated,
+        RunFounded,
+        RoundNumbered,
+        RoundOrdered,
+        RoundCommitted,
+        RootKnown,
+        PeerRevoked,
+        PeerQuarantined,
+        PeerCleared,
+        RunPaused,
+        RunFinished,
+    )
+}
+"""Every kind of record by the name under which the journal stores it."""
+
+
+@define
+class History:
+    """What the records amount to. Changed by ``apply`` alone."""
+
+    run_id: str = ""
+    term: int = 0
+    nonce: bytes = b""
+    behind: bool = False  # see ``TermStarted``; no round was opened since
+    masters: tuple[str, ...] = ()
+    layout: Layout | None = None  # None: the run has no weights yet
+    sizes: tuple[FragmentSize, ...] = ()
+    lineage: bytes = b""
+    versions: list[int] = Factory(list)  # committed version by fragment
+    roots: list[dict[int, bytes]] = Factory(list)  # by fragment: version -> root, where known
+    commits: dict[int, Commit] = Factory(dict)  # the last commit by fragment
+    orders: dict[int, RoundOrdered] = Factory(dict)  # the last one since, by fragment
+    commit_count: int = 0  # rounds whose results are in the present versions
+    token_count: int = 0  # that went into committed rounds, of all fragments together
+    turns: list[int] = Factory(list)  # rounds that each fragment has had; they never go back
+    # Fragments of the last commits, oldest first: undone one by one, they lead to earlier states.
+    trail: deque[int] = Factory(deque)
+    rewind_count: int = 0
+    branch: int = 0  # changes whenever commits that somebody heard of may be void
+    step: int = 0  # the run's global step
+    last_round: int = 0
+    next_round: int = 1
+    next_number: int = 1
+    number_at_commit: int = 1  # at the last commit: whose number is less may still be applying it
+    admitted: dict[str, PeerAdmitted] = Factory(dict)  # by peer, oldest first
+    places: set[str] = Factory(set)  # peers that are contributors
+    vacancies: int = 0  # places given up by the dead and the departed, not taken again yet
+    revoked: dict[str, str] = Factory(dict)  # by peer: the reason
+    quarantined: dict[str, str] = Factory(dict)  # likewise
+    paused: bool = False
+    finished: bool = False
+
+    @classmethod
+    def replay(cls, records: Iterable[JournalRecord]) -> History:
+        history = cls()
+        for record in records:
+            history.apply(record)
+        return history
+
+    @property
+    def founded(self) -> bool:
+        return self.layout is not None
+
+    @property
+    def fragment_count(self) -> int:
+        return len(self.versions)
+
+    def root(self, fragment: int, version: int) -> bytes:
+        """The agreed digest of a version, or ``b""``."""
+        return self.roots[fragment].get(version, b"")
+
+    def head(self, fragment: int) -> FragmentHead:
+        """The committed version; its root is empty while nobody has confirmed it."""
+        version = self.versions[fragment]
+        return FragmentHead(fragment, version, self.root(fragment, version))
+
+    def heads(self) -> tuple[FragmentHead, ...]:
+        return tuple(self.head(fragment) for fragment in range(self.fragment_count))
+
+    def apply(self, record: JournalRecord) -> None:
+        """Take the record in.
+
+        Raises:
+          LocalProtocolError: the record cannot follow the ones before it: the journal is damaged
+            or the master has a bug; going on would fork the run.
+        """
+        match record:
+            case RunCreated():
+                self.run_id = record.run_id
+            case TermStarted():
+                self._start_term(record)
+            case SpecChanged():
+                pass  # the daemon's business
+            case MastersKnown():
+                self.masters = record.addresses
+            case VersionAdopted():
+                self._adopt(record)
+            case RunRewound():
+                self._rewind(record.heads)
+            case PeerAdmitted():
+                self._admit(record)
+            case PlaceTaken():
+                self.places.add(record.peer)
+                self.vacancies = max(0, self.vacancies - 1)
+            case PlaceVacated():
+                self._vacate(record.peer)
+            case RunFounded():
+                self._found(record)
+            case RoundNumbered():
+                self.next_round = max(self.next_round, record.round + 1)
+                self.behind = False
+            case RoundOrdered():
+                self.orders[record.order.fragment] = record
+            case RoundCommitted():
+                self._commit(record.commit)
+            case RootKnown():
+                self._know_root(record.head)
+            case PeerRevoked():
+                if record.peer in self.places:
+                    self._vacate(record.peer)
+                self._shut_out(self.revoked, record.peer, record.reason)
+            case PeerQuarantined():
+                if record.peer in self.places:
+                    self._vacate(record.peer)
+                self._shut_out(self.quarantined, record.peer, record.reason)
+            case PeerCleared():
+                self.quarantined.pop(record.peer, None)
+            case RunPaused():
+                self.paused = record.paused
+            case RunFinished():
+                self.finished = True
+            case _:
+                raise LocalProtocolError(f"the journal knows no {type(record).__name__}")
+
+    def name_of(self, peer: str) -> str:
+        """What it called itself; empty: nobody remembers."""
+        admitted = self.admitted.get(peer)
+        return admitted.name if admitted else ""
+
+    def is_out(self, peer: str) -> bool:
+        """Whether this peer may not enter."""
+        return peer in self.revoked or peer in self.quarantined
+
+    def _shut_out(self, table: dict[str, str], peer: str, reason: str) -> None:
+        table[peer] = reason
+        if len(table) > REVOKED_MAX:
+            del table[next(iter(table))]
+
+    def _vacate(self, peer: str) -> None:
+        self.places.discard(peer)
+        self.vacancies += 1
+
+    def _start_term(self, record: TermStarted) -> None:
+        self.term = max(self.term, record.term)
+        self.nonce = record.nonce
+        if record.behind:
+            self.behind = True
+            self.orders.clear()  # it may have been committed
+            self.branch = record.term * BRANCHES_PER_TERM
+            # The second one grows with terms alone: it holds though an earlier skip is lost, too.
+            self.next_round = max(
+                self.next_round + ROUNDS_SKIPPED, record.term // TERMS_SKIPPED * ROUNDS_SKIPPED
+            )
+
+    def earlier(self, versions: Sequence[int]) -> int | None:
+        """How many commits ago the run had these versions; None: never, or too long ago."""
+        if len(versions) != self.fragment_count:
+            return None
+        ahead = [ours - theirs for ours, theirs in zip(self.versions, versions, strict=True)]
+        wrong = sum(difference != 0 for difference in ahead)
+        for undone, fragment in enumerate(reversed(self.trail)):
+            if not wrong:
+                return undone
+            wrong += (ahead[fragment] == 0) - (ahead[fragment] == 1)
+            ahead[fragment] -= 1
+        return None if wrong else len(self.trail)
+
+    def _adopt(self, record: VersionAdopted) -> None:
+        head = record.head
+        if head.fragment >= self.fragment_count or head.version <= self.versions[head.fragment]:
+            raise LocalProtocolError(
+                f"version {head.version} of fragment {head.fragment} cannot be adopted"
+            )
+        self.orders.pop(head.fragment, None)
+        gained = head.version - self.versions[head.fragment]
+        self.versions[head.fragment] = head.version
+        self.commits.pop(head.fragment, None)
+        self.number_at_commit = self.next_number
+        self.commit_count += gained
+        self.turns[head.fragment] += gained
+        self.step = max(self.step, record.step)
+        self.trail.clear()  # in which order the lost commits came nobody knows
+        self._forget_roots(head.fragment)
+        self.roots[head.fragment][head.version] = head.root
+
+    def _rewind(self, heads: tuple[FragmentHead, ...]) -> None:
+        undone = self.earlier([head.version for head in heads])
+        if undone is None or any(
+            self.root(head.fragment, head.version) != head.root for head in heads
+        ):
+            raise LocalProtocolError("the run never was where it is to be rewound to")
+        self.orders.clear()
+        for _ in range(undone):
+            self.trail.pop()
+        for head in heads:
+            if head.version == self.versions[head.fragment]:
+                continue
+            self.versions[head.fragment] = head.version
+            # Whoever comes back with the result of one of these is not told that it counts.
+            self.commits.pop(head.fragment, None)
+            roots = self.roots[head.fragment]
+            for version in [v for v in roots if v > head.version]:
+                del roots[version]
+        self.commit_count -= undone
+        self.rewind_count += 1
+        self.branch += 1
+
+    def _forget_roots(self, fragment: int) -> None:
+        roots = self.roots[fragment]
+        for version in [v for v in roots if v <= self.versions[fragment] - ROOTS_KEPT_MAX]:
+            del roots[version]
+
+    def _admit(self, record: PeerAdmitted) -> None:
+        self.admitted.pop(record.peer, None)
+        self.admitted[record.peer] = record
+        self.next_number = max(self.next_number, record.number + 1)
+        if len(self.admitted) > ADMITTED_MAX:
+            del self.admitted[next(iter(self.admitted))]
+
+    def _found(self, record: RunFounded) -> None:
+        if self.founded:
+            raise LocalProtocolError("the run was founded twice")
+        self.layout = record.layout
+        self.sizes = record.sizes
+        self.lineage = record.lineage
+        self.versions = [head.version for head in record.heads]
+        self.turns = [0] * len(record.heads)
+        self.roots = [{head.version: head.root} for head in record.heads]
+        self.trail = deque(maxlen=ROOTS_KEPT_MAX * len(record.heads))
+
+    def _commit(self, commit: Commit) -> None:
+        if commit.fragment >= self.fragment_count:
+            raise LocalProtocolError(f"a commit of fragment {commit.fragment}, which is unknown")
+        if commit.version != self.versions[commit.fragment]:
+            raise LocalProtocolError(
+                f"round {commit.round} commits on version {commit.version} of fragment "
+                f"{commit.fragment}, which is at version {self.versions[commit.fragment]}"
+            )
+        self.versions[commit.fragment] += 1
+        self.commits[commit.fragment] = commit
+        self.orders.pop(commit.fragment, None)
+        self.commit_count += 1
+        self.token_count += went_in(commit).tokens
+        self.turns[commit.fragment] += 1
+        self.trail.append(commit.fragment)
+        self.step = max(self.step, commit.at_step)
+        self.last_round = commit.round
+        self.number_at_commit = self.next_number
+        self.next_round = max(self.next_round, commit.round + 1)
+        self._forget_roots(commit.fragment)
+
+    def _know_root(self, head: FragmentHead) -> None:
+        known = self.root(head.fragment, head.version)
+        if known not in (b"", head.root):
+            raise LocalProtocolError(
+                f"two roots for version {head.version} of fragment {head.fragment}"
+            )
+        self.roots[head.fragment][head.version] = head.root
+
+
+for _record in RECORDS.values():
+    attrs.resolve_types(_record)  # type: ignore[type-var]  # attrs classes all, their base is not

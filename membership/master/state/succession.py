@@ -1,0 +1,117 @@
+"""Which of several masters is obeyed, and whether a new one may decide yet.
+
+*Fencing.* Every master process begins a term of its own and draws a nonce. A peer obeys the highest
+term that it has met, and of one term only the nonce that it met first; its ``Hello`` says both. A
+master that hears of a higher term, or of its own term with another nonce, has been superseded:
+from that call on it decides nothing, and its process ends.
+
+*Succession.* A master that starts on the journal of the one before it, whole, goes on where that one
+stopped. One whose journal was cut, or is a copy from another machine, may lack the last decisions:
+it is *behind* until it opens a round. It begins beyond all terms and rounds that can have been
+heard of, and decides nothing before more than half of the contributors that its journal names have
+attached: they obey nobody older from then on, and they say what they hold (see ``lineage``). The
+owner decides otherwise by ``kick``: who was removed is not waited for.
+"""
+
+from __future__ import annotations
+
+from ....protocol.messages import MASTERS_MAX
+from .context import Context
+from .journal import MastersKnown
+from .master_effects import EventKind
+
+NAMES_SAID_MAX = 8  # of those who are waited for, in one sentence
+
+
+class Succession:
+    """One per master.
+
+    Attributes:
+      superseded: why this master must not go on; empty while it may.
+      electorate: contributors (if the journal names none: members) by the journal of a master that
+        is behind. Empty for others.
+      attached: those of them who have attached to this master.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.superseded = ""
+        history = context.history
+        self.electorate: set[str] = set()
+        if history.behind:
+            self.electorate = set(history.places) or {
+                peer for peer in history.admitted if not history.is_out(peer)
+            }
+        self.attached: set[str] = set()
+
+    # ------------------------------------------------------------ fencing
+
+    def met(self, term: int, nonce: bytes, who: str) -> bool:
+        """Somebody has obeyed, or is, the master of this term; True: our time is over."""
+        ours = self.context.term, self.context.history.nonce
+        if not term or (term, nonce) == ours or term < ours[0]:
+            return False
+        which = f"term {term}" if term > ours[0] else f"another start of term {term}"
+        self.superseded = (
+            f"another master has taken this run over ({which}; this one has term {ours[0]}), "
+            f"says {who}"
+        )
+        return True
+
+    def outranks(self, term: int, nonce: bytes) -> bool:
+        """Whether we go on, of two masters that meet. Of one term, the higher nonce does."""
+        return (term, nonce) <= (self.context.term, self.context.history.nonce)
+
+    def know(self, addresses: tuple[str, ...]) -> None:
+        """Where this master and its standbys are; others that the journal names stay known."""
+        known = tuple(dict.fromkeys((*addresses, *self.context.history.masters)))[:MASTERS_MAX]
+        if known != self.context.history.masters:
+            self.context.record(MastersKnown(known))
+
+    # ------------------------------------------------------------ taking over
+
+    def came(self, peer: str) -> bool:
+        """A peer has attached; True: with it, more than half of the electorate have."""
+        before = self.waiting
+        if peer in self.electorate:
+            self.attached.add(peer)
+        return self._announce_if_over(before)
+
+    def kicked(self, peer: str) -> bool:
+        """The owner does not want to wait for this one; True: nor for anybody else now."""
+        before = self.waiting
+        self.electorate.discard(peer)
+        self.attached.discard(peer)
+        return self._announce_if_over(before)
+
+    def _announce_if_over(self, before: bool) -> bool:
+        if not before or self.waiting:
+            return False
+        self.context.announce(
+            EventKind.RUN,
+            None,
+            f"{len(self.attached)} of {len(self.electorate)} contributors have attached: this "
+            "master has taken the run over",
+        )
+        return True
+
+    @property
+    def waiting(self) -> bool:
+        """Whether too few have attached for this master to decide anything."""
+        return (
+            self.context.history.behind
+            and bool(self.electorate)
+            and not (2 * len(self.attached) > len(self.electorate))
+        )
+
+    def why_waiting(self) -> str:
+        absent = sorted(self.context.name(peer) for peer in self.electorate - self.attached)
+        names = ", ".join(absent[:NAMES_SAID_MAX])
+        if len(absent) > NAMES_SAID_MAX:
+            names += f" and {len(absent) - NAMES_SAID_MAX} more"
+        needed = len(self.electorate) // 2 + 1 - len(self.attached)
+        return (
+            f"this master takes the run over from a journal that may lack its last records: "
+            f"{len(self.attached)} of {len(self.electorate)} contributors are here, it waits for "
+            f"{needed} of {names} (`holdfast kick` removes those who will not come back)"
+        )

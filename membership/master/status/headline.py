@@ -1,0 +1,64 @@
+"""A run in ten figures: how well it learns, how fast it goes, what it costs."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from ..rounds.round import Phase
+
+if TYPE_CHECKING:
+    from ..coordinator import Coordinator
+
+ETA_COMMITS = 10  # of the last ones the mean time between two tells when the run will be over
+
+
+def headline(coordinator: Coordinator) -> dict[str, Any]:
+    """Figures of the whole run; None where nobody can tell yet. Bytes: since this master started."""
+    context, conductor = coordinator.context, coordinator.conductor
+    history, tally = context.history, context.tally
+    contributors = conductor.contributors()
+    losses = [
+        (member.progress.loss, member.progress.tokens_per_s)
+        for member in contributors
+        if member.progress and member.progress.loss is not None
+    ]
+    return {
+        **_loss([(loss, rate) for loss, rate in losses if math.isfinite(loss)]),
+        "tokens": history.token_count // max(1, history.fragment_count),
+        "tokens_per_s": sum(m.progress.tokens_per_s for m in contributors if m.progress),
+        "utilisation": tally.utilisation(contributors),
+        "step": history.step,
+        "rounds": history.commit_count,
+        "rounds_wanted": context.spec.run.rounds or None,
+        "eta_s": _eta_s(coordinator),
+        "sent_bytes": tally.sent_bytes,
+        "saved_bytes": tally.parallel_bytes - tally.sent_bytes,
+    }
+
+
+def _loss(losses: list[tuple[float, float]]) -> dict[str, float | None]:
+    """By tokens per second; the plain mean while nobody has any."""
+    if not losses:
+        return {"loss": None, "loss_min": None, "loss_max": None}
+    weights = [rate for _, rate in losses]
+    if not sum(weights):
+        weights = [1.0] * len(losses)
+    mean = sum(loss * w for (loss, _), w in zip(losses, weights, strict=True)) / sum(weights)
+    values = [loss for loss, _ in losses]
+    return {"loss": mean, "loss_min": min(values), "loss_max": max(values)}
+
+
+def _eta_s(coordinator: Coordinator) -> float | None:
+    context = coordinator.context
+    history, wanted = context.history, context.spec.run.rounds
+    if not wanted or history.paused:
+        return None
+    left = wanted - history.commit_count
+    if history.finished or left <= 0:
+        return 0.0
+    past = coordinator.conductor.ledger.past
+    ends_s = [round_.ended_s for round_ in past if round_.phase is Phase.COMMITTED][-ETA_COMMITS:]
+    if len(ends_s) < 2:
+        return None
+    return left * (ends_s[-1] - ends_s[0]) / (len(ends_s) - 1)

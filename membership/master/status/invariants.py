@@ -1,0 +1,105 @@
+"""What must hold after every call of the master, whatever happened. For tests."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from ....protocol.messages import MEMBERS_MAX
+from ..rounds.round import Phase
+from ..state.journal import ROOTS_KEPT_MAX
+from ..state.roster import CopyState, can_contribute
+
+if TYPE_CHECKING:
+    from ..coordinator import Coordinator
+
+
+def check_invariants(coordinator: Coordinator) -> None:
+    """Raise ``AssertionError`` if the machine's state contradicts itself."""
+    assert not coordinator.context.out, "effects that nobody took"
+    _check_roster(coordinator)
+    _check_copies(coordinator)
+    _check_rounds(coordinator)
+
+
+def _check_roster(coordinator: Coordinator) -> None:
+    context = coordinator.context
+    history, roster = context.history, context.roster
+    assert len(roster) <= MEMBERS_MAX
+    assert context.detector.watched() == set(roster.members)
+    if not coordinator.adoption.waiting:
+        assert [i.peer for i in roster.view_members] == [m.peer for m in roster.by_number()]
+    numbers = [member.number for member in roster]
+    assert len(set(numbers)) == len(numbers), "two members with one number"
+    assert all(number < history.next_number for number in numbers)
+    assert not any(history.is_out(peer) for peer in roster.members), "somebody is in who is out"
+    assert history.places <= set(roster.members) | coordinator.syncing.missing
+    places = context.spec.membership.contributors
+    assert not places or len(history.places) <= places, "more contributors than places"
+    assert history.vacancies >= 0
+    for member in roster:
+        assert len(member.copies) == history.fragment_count
+        received = all(
+            copy.state in (CopyState.HELD, CopyState.UNCHECKED) for copy in member.copies
+        )
+        assert not member.in_sync or (member.copies and received), "in sync without the state"
+
+
+def _check_copies(coordinator: Coordinator) -> None:
+    context = coordinator.context
+    history = context.history
+    for member in context.roster:
+        for fragment, copy in enumerate(member.copies):
+            assert copy.version <= history.versions[fragment]
+            fetching = copy.state is CopyState.FETCHING
+            assert fetching == (copy.fetch is not None)
+            if copy.fetch is not None:
+                source = copy.fetch.donors or member.has_on_disk(copy.fetch.head)
+                assert source, "a transfer without donors"
+                assert member.peer not in copy.fetch.donors
+                assert set(copy.fetch.donors) <= set(context.roster.members)
+                assert copy.fetch.head.version <= history.versions[fragment]
+            if copy.state is CopyState.HELD:
+                known = history.root(fragment, copy.version)
+                assert known in (b"", copy.root), "held, but with another root"
+            behind = copy.version < history.versions[fragment]
+            if copy.state in (CopyState.HELD, CopyState.UNCHECKED) and behind:
+                assert not math.isinf(copy.due_s), "behind, and nobody waits for it"
+    for roots in history.roots:
+        assert len(roots) <= ROOTS_KEPT_MAX
+
+
+def _check_rounds(coordinator: Coordinator) -> None:
+    context = coordinator.context
+    history, roster = context.history, context.roster
+    for round_ in coordinator.conductor.rounds.values():
+        assert round_.phase in (Phase.OPEN, Phase.REDUCING)
+        assert round_.number < history.next_round
+        assert round_.version == history.versions[round_.fragment]
+        if round_.phase is Phase.OPEN:
+            assert round_.invited <= set(roster.members)
+            for member in roster:
+                invited = member.peer in round_.invited
+                assert invited or not can_contribute(member, history.places)
+            continue
+        attempt = round_.running()
+        assert set(attempt.peers()) <= set(attempt.receivers)
+        survivors = attempt.survivors()
+        assert survivors, "a reduction without contributors"
+        assert set(survivors) <= set(roster.members), "a reduction waits for somebody who is gone"
+        assert not round_.refused.intersection(attempt.peers()), "a refused update is still in"
+        assert len(survivors) >= coordinator.conductor.ledger.quorum(round_.original_count)
+        if not attempt.unreported() and attempt.inquiry is not None:
+            assert attempt.unanswered(), "all have answered and nothing was decided"
+            continue
+        if not attempt.unreported():
+            look = attempt.look
+            assert look is not None, "everybody has reported and nothing was decided"
+            assert look.open, "everything is looked at and nothing was decided"
+            assert set(look.open.values()) <= set(survivors), "nobody looks who should"
+            continue
+        assert not attempt.flushing or attempt.unheard() or attempt.may_learn_more(), "answered"
+        assert not attempt.held.keys() & attempt.lost.keys(), "the lost have a say"
+        assert attempt.lost.keys() <= attempt.shut, "somebody is lost and the attempt goes on"
+        assert attempt.flushing or not attempt.shut & set(attempt.owners), "the dead own chunks"
+        assert len(set(attempt.peers())) == len(attempt.peers())

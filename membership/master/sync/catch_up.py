@@ -1,0 +1,206 @@
+"""Whether a member's line carries what the run commits, beside a copy of the state.
+
+A joiner gets the results of all rounds of a fragment from the moment its copy begins, keeps them, and
+replays them when the copy is whole. With a line of ``d`` bytes per second and commits of ``r``, the
+copy of a state of ``S`` bytes takes ``S / (d - r)``, and ``r * S / (d - r)`` bytes have to be kept:
+no more than the state itself as long as ``d >= 2 r``. That is the bound (small states may use more).
+Who needs more than that cannot be brought in sync now: its copy is given up, it is told why, it costs
+nobody anything, and it is tried again when the run commits less, or after a while, in case its line
+has become better.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+from attrs import define
+
+from ....protocol.messages import ROUNDS_HELD_MAX
+from ...planning.plan import wire_bytes_per_value
+from ..state.context import Context, said
+from ..state.master_effects import EventKind
+from ..state.roster import Fetch, Member
+
+# Results that a joiner keeps for replay: as much as the state takes, or this if that is more, and no
+# more of them than a peer keeps in any case.
+LOG_BYTES_MIN = 256 * 2**20
+HEADROOM = 2.0  # what a line must carry, by what the commits need; follows from the line above
+COMMITS_MAX = 16  # the run's pace is that of so many commits
+RETRY_DEADLINES = 4  # until a member that could not keep up is tried again; doubled each time
+RETRY_MAX_S = 3_600.0
+RESTARTS_MAX = 3  # copies in a row that were outrun by rounds; then the member waits, too
+JUDGED_S_MIN = 5.0  # of a copy; before, nobody can say what the line carries
+
+
+@define
+class Behind:
+    """Why a member is not copied to at present, and until when.
+
+    Attributes:
+      tries: how often it was tried in vain.
+      waiting: it is; else it is being tried again.
+    """
+
+    text: str = ""
+    carried_bytes_per_s: float = 0.0
+    since_s: float = -math.inf
+    until_s: float = -math.inf
+    tries: int = 0
+    restarts: int = 0
+    outrun: Fetch | None = None  # the copy before this one, if it was
+    waiting: bool = False
+
+
+class KeepingUp:
+    """See the top of this file."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self._behind: dict[str, Behind] = {}  # by peer, attached members only
+        self._commits: deque[tuple[float, int]] = deque(maxlen=COMMITS_MAX)  # (when, bytes)
+
+    # ------------------------------------------------------------ facts
+
+    def began(self, member: Member, fetch: Fetch) -> None:
+        """A copy begins; one that follows on a copy that was outrun is judged together with it."""
+        behind = self._behind.get(member.peer)
+        if behind is not None and behind.outrun is not None:
+            fetch.began_s, fetch.received_before = (
+                behind.outrun.began_s,
+                behind.outrun.received_before,
+            )
+            fetch.needed_bytes = behind.outrun.needed_bytes
+            return
+        fetch.began_s = self.context.now_s
+        progress = member.progress
+        fetch.received_before = progress.bulk_received_bytes if progress else None
+
+    def heard(self, member: Member, fetch: Fetch) -> None:
+        """The member has said what it received; the first time, that is where counting starts."""
+        if fetch.received_before is None and member.progress is not None:
+            fetch.began_s = self.context.now_s
+            fetch.received_before = member.progress.bulk_received_bytes
+
+    def committed(self, fragment: int, receivers: set[str]) -> None:
+        """A result was committed that these receive."""
+        size = self.result_bytes(fragment)
+        self._commits.append((self.context.now_s, size))
+        for member in self.context.roster:
+            if member.peer not in receivers:
+                continue
+            for number, copy in enumerate(member.copies):
+                if copy.fetch is not None:
+                    copy.fetch.needed_bytes += size
+                    if number == fragment:
+                        copy.fetch.log_bytes += size
+                        copy.fetch.log_count += 1
+
+    def in_sync(self, member: Member) -> None:
+        """It has made it."""
+        self._behind.pop(member.peer, None)
+
+    def removed(self, peer: str) -> None:
+        self._behind.pop(peer, None)
+
+    # ------------------------------------------------------------ judging
+
+    def result_bytes(self, fragment: int) -> int:
+        """Of one round of the fragment, encoded, at each receiver."""
+        size = self.context.history.sizes[fragment]
+        _up, down = self.context.spec.reduce.codecs(fragment)
+        per_value = wire_bytes_per_value(down)
+        return math.ceil(size.value_count * per_value) + 8 * size.counter_count
+
+    def log_full(self, fetch: Fetch) -> bool:
+        """More results have been committed than a joiner keeps."""
+        state_bytes = sum(
+            4 * (size.value_count + size.momentum_count) + 8 * size.counter_count
+            for size in self.context.history.sizes
+        )
+        most_bytes = max(state_bytes, LOG_BYTES_MIN)
+        return fetch.log_bytes > most_bytes or fetch.log_count >= ROUNDS_HELD_MAX
+
+    def give_up(self, member: Member, fetch: Fetch) -> str:
+        """A copy cannot succeed as it goes. Why the member must wait; empty: it is begun anew."""
+        behind = self._behind.setdefault(member.peer, Behind())
+        behind.restarts += 1
+        behind.outrun = fetch
+        carried, needed = self._rates(member, fetch)
+        if self.context.now_s - fetch.began_s < JUDGED_S_MIN:
+            return ""
+        if carried < HEADROOM * needed:
+            behind.carried_bytes_per_s = carried
+            behind.text = said_slow(carried, needed)
+        elif behind.restarts < RESTARTS_MAX:
+            return ""
+        else:
+            behind.carried_bytes_per_s = 0.0
+            behind.text = f"rounds have outrun its copy {behind.restarts} times in a row"
+        wait_s = min(RETRY_MAX_S, self._retry_first_s * 2.0 ** min(behind.tries, 16))
+        behind.since_s, behind.until_s = self.context.now_s, self.context.now_s + wait_s
+        behind.tries, behind.restarts = behind.tries + 1, 0
+        behind.waiting, behind.outrun = True, None
+        again = f"tried again in {wait_s:g} s, or when the run needs less"
+        self.context.announce(
+            EventKind.SYNC, member.peer, f"{said(member)} cannot keep up: {behind.text}; {again}"
+        )
+        self.context.tell(member.peer, f"you cannot keep up with the run: {behind.text}; {again}")
+        return behind.text
+
+    @property
+    def _retry_first_s(self) -> float:
+        return RETRY_DEADLINES * self.context.spec.membership.deadline_s
+
+    def carries(self, member: Member, fetch: Fetch) -> bool:
+        """Whether anything came since the copy began: else the line is cut, which is not slow."""
+        return self._rates(member, fetch)[0] > 0
+
+    def _rates(self, member: Member, fetch: Fetch) -> tuple[float, float]:
+        """What the member received since its copy began, and what it should have of results."""
+        seconds = self.context.now_s - fetch.began_s
+        if fetch.received_before is None or member.progress is None or seconds <= 0:
+            return math.inf, 0.0
+        received_bytes = member.progress.bulk_received_bytes - fetch.received_before
+        return max(0, received_bytes) / seconds, fetch.needed_bytes / seconds
+
+    def waits(self, member: Member) -> str:
+        """Why no copy to this member may begin now; empty: one may."""
+        behind = self._behind.get(member.peer)
+        if behind is None or not behind.waiting:
+            return ""
+        if self.context.now_s < self._until_s(behind):
+            return behind.text
+        behind.waiting = False
+        return ""
+
+    def _until_s(self, behind: Behind) -> float:
+        """When it is tried again, if nothing is committed meanwhile."""
+        if len(self._commits) < 2 or not behind.carried_bytes_per_s:
+            return behind.until_s
+        first_s, first_bytes = self._commits[0]
+        since_bytes = sum(size for _when_s, size in self._commits) - first_bytes
+        # Then the run's pace is what the member's line carries.
+        slower_s = first_s + HEADROOM * since_bytes / behind.carried_bytes_per_s
+        return min(behind.until_s, max(slower_s, behind.since_s + self._retry_first_s))
+
+    def next_deadline_s(self) -> float:
+        """When somebody who waits may be tried again."""
+        times = [self._until_s(behind) for behind in self._behind.values() if behind.waiting]
+        return min((t for t in times if t > self.context.settled_s), default=math.inf)
+
+
+def said_slow(carried_bytes_per_s: float, needed_bytes_per_s: float) -> str:
+    carried, needed = said_rate(carried_bytes_per_s), said_rate(needed_bytes_per_s)
+    if carried_bytes_per_s <= needed_bytes_per_s:
+        return f"its link carries {carried}, the run's commits need {needed}"
+    return (
+        f"its link carries {carried}, of which the run's commits need {needed}: "
+        "too little is left for the state itself"
+    )
+
+
+def said_rate(bytes_per_s: float) -> str:
+    """For people."""
+    mb = bytes_per_s / 1e6
+    return f"{mb:.1f} MB/s" if mb >= 0.1 else f"{bytes_per_s / 1e3:.1f} kB/s"

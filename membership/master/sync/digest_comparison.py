@@ -1,0 +1,93 @@
+"""Who holds other bytes than the run: pure comparison of what peers' memories come to.
+
+Peers digest while rounds go on, so they may be a version apart: only copies of one version are
+compared, with the root that the journal has of it. A version that the journal knows no root of is as
+more than half of its holders have it; if no half agrees, they all differ from each other.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+
+from attrs import frozen
+
+from ....protocol.messages import FragmentHead
+
+DIGEST_BYTES = 32
+RUNS_SAID_MAX = 12  # of blocks, in a sentence
+
+
+@frozen
+class Difference:
+    """A copy that is not the run's.
+
+    Attributes:
+      expected: the run's root of that version; empty: nobody can say.
+      against: a peer whose copy of the same version has that root, or at least another one; empty:
+        there is none.
+    """
+
+    peer: str
+    head: FragmentHead
+    expected: bytes
+    against: str
+
+
+def differences(
+    told: Mapping[str, Sequence[FragmentHead]], known_root: Callable[[int, int], bytes]
+) -> list[Difference]:
+    """The copies that differ, by peer and fragment.
+
+    Args:
+      told: by peer, what its memory comes to.
+      known_root: the journal's root of a fragment's version, or ``b""``.
+    """
+    holders: dict[tuple[int, int], dict[str, bytes]] = defaultdict(dict)
+    for peer, heads in told.items():
+        for head in heads:
+            holders[head.fragment, head.version][peer] = head.root
+    found = []
+    for (fragment, version), roots in sorted(holders.items()):
+        expected = known_root(fragment, version) or _majority(roots)
+        good = min((peer for peer, root in roots.items() if root == expected), default="")
+        if not expected and len(roots) == 1:
+            continue  # nothing to compare it with
+        for peer, root in sorted(roots.items()):
+            if root != expected:
+                others = (other for other, theirs in roots.items() if theirs != root)
+                against = good or min(others, default="")
+                head = FragmentHead(fragment, version, root)
+                found.append(Difference(peer, head, expected, against))
+    return sorted(found, key=lambda each: (each.peer, each.head.fragment))
+
+
+def _majority(roots: Mapping[str, bytes]) -> bytes:
+    root, count = Counter(roots.values()).most_common(1)[0]
+    return root if len(roots) > 1 and 2 * count > len(roots) else b""
+
+
+def differing_blocks(ours: bytes, theirs: bytes) -> list[int] | None:
+    """Indices of digests that differ; None: they are not of one fragment's version.
+
+    As in ``checkpoint.blocks``, but without numpy, which a master does without.
+    """
+    if len(ours) != len(theirs) or not ours:
+        return None
+    return [
+        at // DIGEST_BYTES
+        for at in range(0, len(ours), DIGEST_BYTES)
+        if ours[at : at + DIGEST_BYTES] != theirs[at : at + DIGEST_BYTES]
+    ]
+
+
+def said_blocks(blocks: Sequence[int]) -> str:
+    """``3, 7 to 9``: rising indices for people, not all of them if there are many runs."""
+    runs: list[list[int]] = []
+    for block in blocks:
+        if runs and block == runs[-1][-1] + 1:
+            runs[-1][1:] = [block]
+        else:
+            runs.append([block])
+    said = [" to ".join(map(str, run)) for run in runs[:RUNS_SAID_MAX]]
+    return ", ".join(said) + (", ..." if len(runs) > RUNS_SAID_MAX else "")

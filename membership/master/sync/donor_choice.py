@@ -1,0 +1,61 @@
+"""Who gives a version to somebody that lacks it: those whose lines have most to give.
+
+What a donor can give one receiver more is taken as its uplink shared by all that it gives to. So a
+fast line is chosen before a slow one, and a busy one loses to a slower one that is idle.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from ....protocol.messages import FragmentHead
+from ...planning.bandwidth import Bandwidths
+from ..routes.routes import Roads
+from ..state.roster import CopyState, Member, Roster, caps_of
+
+DONORS_MAX = 4  # per transfer: more do not make it faster, and each holds a pin
+
+
+def choose_donors(
+    roster: Roster, member: Member, head: FragmentHead, bandwidths: Bandwidths, roads: Roads
+) -> list[Member]:
+    """Those who hold exactly this version or are about to, the best first.
+
+    None: nobody holds it, or nobody to whom the member has a road.
+    """
+    held = [other for other in roster if _holds(other, head, head.version)]
+    if not held:
+        return []
+    # A commit has just been sent to these; they keep what they are about to make of it.
+    coming = [other for other in roster if other.in_sync and _holds(other, head, head.version - 1)]
+    able = [
+        other
+        for other in (*held, *coming)
+        if other is not member and roads.connected(other.peer, member.peer)
+    ]
+    trusted = [other for other in able if other.peer not in member.bad_donors]
+    if able and not trusted:
+        # If everybody seems bad, the one who says so may be the odd one; its failures count.
+        member.bad_donors.clear()
+        trusted = able
+    return ranked(roster, trusted, bandwidths)[:DONORS_MAX]
+
+
+def ranked(roster: Roster, able: Sequence[Member], bandwidths: Bandwidths) -> list[Member]:
+    """By what they could give to one receiver more; those that leave come last."""
+    lines = bandwidths.lines([other.peer for other in able], caps_of(able))
+    receivers: Counter[str] = Counter()
+    for receiver in roster:
+        fetches = [copy.fetch for copy in receiver.copies if copy.fetch is not None]
+        receivers.update({donor for fetch in fetches for donor in fetch.donors})
+
+    def spare(other: Member) -> float:
+        return lines.rates[other.peer].up_bytes_per_s / (1 + receivers[other.peer])
+
+    return sorted(able, key=lambda other: (other.draining, -spare(other), other.number))
+
+
+def _holds(member: Member, head: FragmentHead, version: int) -> bool:
+    copy = member.copies[head.fragment]
+    return copy.state is CopyState.HELD and copy.version == version

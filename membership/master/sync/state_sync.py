@@ -1,0 +1,501 @@
+"""Copies of the state: which root a version has, who differs from it, who fetches from whom.
+
+*Roots.* Members report the digest of each version that they reach, and vote on it thereby: see
+``root_votes``.
+
+*Transfers.* A joiner receives the result of every reduction that begins after it attached. So it may
+fetch the committed version as soon as no reduction of that fragment runs without it: whatever is
+committed later, it gets and replays. ``Donate`` goes to the donors before any later ``Commit``, on
+ordered streams, so what they pin is exactly that version.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+from ....protocol.messages import (
+    Commit,
+    Donate,
+    FragmentHead,
+    Hello,
+    RefusalCode,
+    Release,
+    Synced,
+    SyncFailed,
+    SyncFragment,
+)
+from ...planning.bandwidth import Bandwidths
+from ..routes.routes import Roads
+from ..state.context import Context, quoted, said
+from ..state.journal import RootKnown
+from ..state.master_effects import EventKind
+from ..state.roster import Copy, CopyState, Fetch, Member, holds_newest
+from ..state.succession import Succession
+from .catch_up import KeepingUp
+from .copy_states import NEXT_STATE, RECEIVED_STATES, CopyEvent
+from .donor_choice import choose_donors
+from .root_votes import Votes
+
+SYNC_ATTEMPTS_MAX = 5  # transfers that fail in a row before the member has to come back anew
+# Fragments that one member fetches at a time: one that is coming to its end and the next. Of each the
+# results of all rounds since have to be kept meanwhile.
+FETCHES_MAX = 2
+# The same over a valid copy of another version: its blocks wait beside that, in memory.
+BESIDE_MAX = 1
+ROOT_BYTES = 32  # a head without a root says nothing about what is held
+STALL_DEADLINES = 4  # a transfer that has not moved for so many deadlines has failed
+
+
+Excluded = Callable[[Member, int], bool]
+"""Whether a reduction of the fragment is running whose result the member will not get."""
+
+
+class Syncing:
+    """Votes on roots, and all copies' transitions."""
+
+    def __init__(
+        self,
+        context: Context,
+        succession: Succession,
+        bandwidths: Bandwidths,
+        roads: Roads,
+    ) -> None:
+        self.context = context
+        self.succession = succession
+        self.bandwidths = bandwidths
+        self.roads = roads
+        self.keeping_up = KeepingUp(context)
+        self.votes = Votes(context)
+        # Contributors from before the master's restart that are not back yet.
+        self.missing: set[str] = set()
+
+    # ------------------------------------------------------------ coming and going
+
+    def attached(self, member: Member, hello: Hello, committed: Iterable[Commit]) -> None:
+        """Judge what a newly attached member says it holds."""
+        history = self.context.history
+        self.missing.discard(member.peer)
+        if not history.founded or hello.lineage != history.lineage:
+            self.votes.unheard.discard(member.peer)
+            for copy in member.copies:
+                copy.why = (
+                    "it holds another run's state" if hello.lineage else "it holds no state yet"
+                )
+            return
+        member.kept = [
+            kept.heads
+            for kept in hello.kept
+            if [head.fragment for head in kept.heads] == list(range(len(member.copies)))
+        ]
+        told = {commit.fragment: commit.version for commit in committed}
+        for head in hello.heads:
+            if head.fragment < len(member.copies) and len(head.root) == ROOT_BYTES:
+                member.told[head.fragment] = head
+                self._judge(member, head, about_to_apply=told.get(head.fragment) == head.version)
+
+    def _judge(self, member: Member, head: FragmentHead, *, about_to_apply: bool = False) -> None:
+        """Is a stale copy that a member says it holds the run's?
+
+        Args:
+          about_to_apply: it holds the next result, too, and applies it when it reads the Welcome.
+        """
+        copy = member.copies[head.fragment]
+        version = self.context.history.versions[head.fragment]
+        if head.version == version or about_to_apply:
+            copy.version, copy.root = head.version, head.root
+            self.votes.cast(member, head)
+            self._check(member, head.fragment)
+        else:
+            copy.why = f"it holds version {head.version}, the run is at {version}"
+            if head.version + 1 < version:  # it cannot be about to apply the newest one
+                self.votes.unheard.discard(member.peer)
+
+    def judge_again(self, fragment: int) -> None:
+        """The committed version is another one than it was, without a round: who holds it?"""
+        newest = self.context.history.versions[fragment]
+        self.votes.forget_beyond(fragment, newest)
+        for member in self.context.roster.by_number():
+            copy, head = member.copies[fragment], member.told.get(fragment)
+            if copy.state in RECEIVED_STATES:
+                why = f"the run has gone to version {newest} of fragment {fragment}"
+                self._move(member, fragment, CopyEvent.LATE, why)
+            elif copy.fetch is not None:
+                self._move(member, fragment, CopyEvent.FAILED, "the run has changed its version")
+            copy.version, copy.root = 0, b""
+            if head is not None:
+                self._judge(member, head)
+
+    def beyond(self, member: Member, head: FragmentHead) -> None:
+        """A member holds a version that this master knows nothing of: a branch not taken, or lost
+        with the journal's end.
+        """
+        member.told[head.fragment] = head
+        copy = member.copies[head.fragment]
+        if copy.fetch is None:
+            newest = self.context.history.versions[head.fragment]
+            why = f"it holds version {head.version}, the run is at {newest}"
+            self._move(member, head.fragment, CopyEvent.LATE, why)
+
+    def founded(self, founder: Member | None) -> None:
+        """Every member gets copies; the founder's are right by definition."""
+        history = self.context.history
+        for member in self.context.roster:
+            member.copies = [Copy() for _ in history.versions]
+        if founder is not None:
+            for head in history.heads():
+                self.report(founder, head)
+
+    def removed(self, member: Member) -> None:
+        """Forget a member that is no longer in the roster: its votes, pins and transfers."""
+        self.keeping_up.removed(member.peer)
+        self.votes.forget_peer(member.peer)
+        for copy in member.copies:
+            self._release(member, copy)
+        for other in self.context.roster:
+            for fragment, copy in enumerate(other.copies):
+                if copy.fetch is None or member.peer not in copy.fetch.donors:
+                    continue
+                copy.fetch.donors.remove(member.peer)
+                if not copy.fetch.donors:  # nobody's fault: it is tried again at once
+                    self._move(other, fragment, CopyEvent.FAILED, "its donors are gone")
+
+    # ------------------------------------------------------------ what members report
+
+    def report(self, member: Member, head: FragmentHead) -> None:
+        """A member says that it holds this version with this root."""
+        copy = member.copies[head.fragment]
+        if copy.state is CopyState.FETCHING:
+            return  # what it holds is being replaced; its Synced will say
+        member.told[head.fragment] = head
+        self.votes.cast(member, head)
+        copy.version, copy.root, copy.mute = head.version, head.root, False
+        newest = self.context.history.versions[head.fragment]
+        if copy.state is not CopyState.STALE or head.version == newest:
+            # A stale copy that is still behind may lack a result: it cannot catch up by itself.
+            self._check(member, head.fragment)
+
+    def synced(self, member: Member, message: Synced) -> None:
+        head = message.head
+        copy = member.copies[head.fragment]
+        if copy.fetch is None:
+            self.report(member, head)
+            return
+        wanted = copy.fetch.head
+        if head.version < wanted.version:
+            self._fail(
+                member, head.fragment, f"it reports version {head.version}, not {wanted.version}"
+            )
+            return
+        self._name_bad_donors(member, copy.fetch, message.bad_donors)
+        member.told[head.fragment] = head
+        copy.version, copy.root = head.version, head.root
+        self._check(member, head.fragment)
+        if copy.state in RECEIVED_STATES:
+            member.sync_failures = 0
+            self.votes.cast(member, head)
+
+    def failed(self, member: Member, message: SyncFailed) -> None:
+        if message.fragment >= len(member.copies):
+            return
+        copy = member.copies[message.fragment]
+        if copy.fetch is None:
+            self.late(member, message.fragment, quoted(message.reason))
+            return
+        if copy.fetch.head.version != message.version:
+            return  # about a transfer that was replaced in the meantime
+        self._name_bad_donors(member, copy.fetch, message.bad_donors)
+        self._fail(member, message.fragment, quoted(message.reason))
+
+    def _name_bad_donors(self, member: Member, fetch: Fetch, bad: Iterable[str]) -> None:
+        """Announce and count donors of a transfer that served blocks with wrong digests."""
+        for peer in bad:
+            donor = self.context.roster.get(peer)
+            if donor is None or peer not in fetch.donors:
+                continue
+            member.bad_donors.add(peer)
+            donor.bad_blocks_count += 1
+            donor.called_bad_donor.add(member.peer)
+            text = f"{said(donor)} served wrong blocks of fragment {fetch.head.fragment} to "
+            if len(donor.called_bad_donor) > 1:
+                self.context.announce(EventKind.BAD, peer, f"{text}{said(member)}")
+            else:
+                who = f"{text}{said(member)}, which alone says so"
+                self.context.announce(EventKind.SYNC, peer, who)
+
+    def moved(self, member: Member, *, state: bool) -> None:
+        """Bytes arrive at the member: of a state transfer (``state``), or of a reduction."""
+        now_s = self.context.now_s
+        for copy in member.copies:
+            if copy.fetch is not None:
+                self.keeping_up.heard(member, copy.fetch)
+            if state and copy.fetch is not None:
+                copy.fetch.moved_s = now_s
+            elif not math.isinf(copy.due_s):
+                copy.due_s = now_s + self.context.spec.membership.deadline_s
+
+    def late(self, member: Member, fragment: int, why: str, version: int | None = None) -> None:
+        """The member did not get, or did not apply, what was committed.
+
+        Args:
+          version: before the round that it lacks. A transfer of a later version brings it further
+            than that; one of this version or an earlier one does not, and is broken off.
+        """
+        copy = member.copies[fragment]
+        if copy.fetch is None:
+            self._move(member, fragment, CopyEvent.LATE, why)
+        elif version is not None and version >= copy.fetch.head.version:
+            self._outrun(member, fragment, why)
+
+    def committed(self, commit: Commit, receivers: Iterable[str], wrong: dict[str, str]) -> None:
+        """A version was committed: who gets its result has a deadline, who does not is stale.
+
+        Args:
+          receivers: who was sent the result.
+          wrong: receivers that are known not to hold it, and why.
+        """
+        deadline_s = self.context.now_s + self.context.spec.membership.deadline_s
+        got = set(receivers)
+        self.keeping_up.committed(commit.fragment, got)
+        for member in self.context.roster:
+            if not member.copies:
+                continue
+            copy = member.copies[commit.fragment]
+            if copy.fetch is not None and self.keeping_up.log_full(copy.fetch):
+                self._outrun(member, commit.fragment, "more rounds are committed than it can keep")
+            if member.peer in wrong:
+                self.late(member, commit.fragment, wrong[member.peer], commit.version)
+            elif member.peer not in got and (copy.state in RECEIVED_STATES or copy.fetch):
+                # Of a copy that is on its way the result could not be replayed.
+                why = f"it was not among the receivers of round {commit.round}"
+                if copy.fetch is None:
+                    self.late(member, commit.fragment, why)
+                else:
+                    self._end_fetch(member, copy.fetch, why)
+            elif copy.state in RECEIVED_STATES and math.isinf(copy.due_s):
+                copy.due_s = deadline_s
+        self.votes.prune()
+
+    # ------------------------------------------------------------ deciding
+
+    def decide(self, fragment: int, version: int, *, force: bool = False) -> bytes:
+        """The version's root, agreed now if it can be; ``b""`` while it cannot.
+
+        Args:
+          force: do not wait for members that have not reported.
+        """
+        history = self.context.history
+        known = history.root(fragment, version)
+        if known:
+            return known
+        best = self.votes.winner(fragment, version, force=force)
+        if not best:
+            return b""
+        self.context.record(RootKnown(FragmentHead(fragment, version, best)))
+        for member in self.context.roster.by_number():
+            copy = member.copies[fragment]
+            if copy.state is CopyState.UNCHECKED and copy.version == version:
+                self._check(member, fragment)
+        return best
+
+    def settle(self, excluded: Excluded) -> bool:
+        """Agree on roots and settle who is in sync. True if anything changed."""
+        history = self.context.history
+        if not history.founded:
+            return False
+        changed = False
+        for fragment, version in self.votes.asked():
+            if not history.root(fragment, version):
+                changed |= bool(self.decide(fragment, version))
+        for member in self.context.roster.by_number():
+            changed |= self._late_copies(member)
+            changed |= self._settle_in_sync(member, excluded)
+        return changed
+
+    def transfer(self, excluded: Excluded) -> bool:
+        """Start every transfer that may start. True if one did."""
+        if not self.context.history.founded:
+            return False
+        stale = [m for m in self.context.roster.by_number() if self._may_fetch(m)]
+        in_line = self.context.in_line() if stale else ()
+        changed = False
+        for member in stale:
+            if member.peer not in in_line:
+                changed |= self._start_transfers(member, excluded)
+        return changed
+
+    def _may_fetch(self, member: Member) -> bool:
+        return any(copy.state is CopyState.STALE for copy in member.copies) and not (
+            member.relay or member.draining or self.keeping_up.waits(member)
+        )
+
+    def _settle_in_sync(self, member: Member, excluded: Excluded) -> bool:
+        """In sync: from holding the newest of everything until a copy is found wanting."""
+        if member.in_sync:
+            in_sync = all(copy.state in RECEIVED_STATES for copy in member.copies)
+        else:
+            in_sync = holds_newest(member, self.context.history.versions) and not any(
+                excluded(member, fragment) for fragment in range(len(member.copies))
+            )
+        if in_sync == member.in_sync:
+            return False
+        member.in_sync = in_sync
+        if in_sync:
+            member.bad_donors.clear()
+            member.kept.clear()
+            member.sync_failures = 0
+            self.keeping_up.in_sync(member)
+            self.context.announce(EventKind.SYNC, member.peer, f"{said(member)} is in sync")
+        else:
+            whys = [copy.why for copy in member.copies if copy.state not in RECEIVED_STATES]
+            self.context.announce(
+                EventKind.SYNC, member.peer, f"{said(member)} is no longer in sync: {whys[0]}"
+            )
+        return True
+
+    def _late_copies(self, member: Member) -> bool:
+        now_s = self.context.now_s
+        stall_s = STALL_DEADLINES * self.context.spec.membership.deadline_s
+        changed = False
+        for fragment, copy in enumerate(member.copies):
+            if now_s >= copy.due_s:
+                self.late(member, fragment, "it did not apply the last commit in time")
+                copy.mute = True
+                changed = True
+            elif copy.fetch is not None and now_s >= copy.fetch.moved_s + stall_s:
+                self._stalled(member, fragment, f"nothing has arrived for {stall_s:g} s")
+                changed = True
+        return changed
+
+    def _start_transfers(self, member: Member, excluded: Excluded) -> bool:
+        changed = False
+        running = sum(copy.fetch is not None for copy in member.copies)
+        for fragment, copy in enumerate(member.copies):
+            if running >= FETCHES_MAX:
+                break
+            if copy.state is not CopyState.STALE or excluded(member, fragment):
+                continue
+            head = self.context.history.head(fragment)
+            told = member.told.get(fragment)
+            beside = told is not None or bool(copy.root)
+            if beside and running >= BESIDE_MAX:
+                continue
+            newer = told is not None and told.version > head.version
+            if newer and self.context.history.behind and (self.succession.waiting or self.missing):
+                continue  # what it holds may turn out to be the run's: see ``lineage``
+            if not head.root:
+                continue
+            donors = choose_donors(self.context.roster, member, head, self.bandwidths, self.roads)
+            if not (donors or member.has_on_disk(head)):
+                continue
+            copy.fetch = Fetch(head, [donor.peer for donor in donors], self.context.now_s)
+            self.keeping_up.began(member, copy.fetch)
+            self._move(member, fragment, CopyEvent.FETCH)
+            member.told.pop(fragment, None)  # it gives up what it has
+            for donor in donors:
+                self.context.send(donor.peer, Donate(head, member.peer))
+            self.context.send(member.peer, SyncFragment(head, tuple(copy.fetch.donors), newer))
+            running += 1
+            changed = True
+        return changed
+
+    # ------------------------------------------------------------ one copy
+
+    def _outrun(self, member: Member, fragment: int, why: str) -> None:
+        """The rounds have left a copy behind: it cannot end in sync any more."""
+        fetch = member.copies[fragment].fetch
+        assert fetch is not None
+        slow = self.keeping_up.give_up(member, fetch)
+        self._end_fetch(member, fetch, slow or why)
+
+    def _end_fetch(self, member: Member, fetch: Fetch, why: str) -> None:
+        """The receiver is told, too: what it has fetched is of no use."""
+        head = fetch.head
+        self.context.send(member.peer, Release(head.fragment, head.version, member.peer))
+        self._move(member, head.fragment, CopyEvent.FAILED, why)
+
+    def _stalled(self, member: Member, fragment: int, why: str) -> None:
+        """No block has come for long; perhaps because results take all of the line."""
+        fetch = member.copies[fragment].fetch
+        assert fetch is not None
+        if fetch.log_count and self.keeping_up.carries(member, fetch):
+            self._outrun(member, fragment, why)
+        else:
+            self._fail(member, fragment, why)
+
+    def _check(self, member: Member, fragment: int) -> None:
+        """Compare what the member reported with the run's root of that version."""
+        copy = member.copies[fragment]
+        history = self.context.history
+        known = history.root(fragment, copy.version)
+        behind = history.versions[fragment] - copy.version
+        if known and known != copy.root:
+            why = f"its version {copy.version} of fragment {fragment} differs from the run's"
+            self.context.announce(EventKind.SYNC, member.peer, f"{said(member)}: {why}")
+            if copy.fetch is not None:
+                self._fail(member, fragment, why)
+            else:
+                self._move(member, fragment, CopyEvent.DIFFERS, why)
+            return
+        self._move(member, fragment, CopyEvent.AGREES if known else CopyEvent.UNKNOWN)
+        deadline_s = self.context.spec.membership.deadline_s
+        copy.due_s = self.context.now_s + deadline_s if behind else math.inf
+
+    def _fail(self, member: Member, fragment: int, why: str) -> None:
+        member.sync_failures += 1
+        fetch = member.copies[fragment].fetch
+        if fetch is not None and not fetch.donors:  # what it had on its disk was no good
+            member.kept = [heads for heads in member.kept if heads[fragment] != fetch.head]
+        self.context.announce(
+            EventKind.SYNC,
+            member.peer,
+            f"{said(member)} could not fetch fragment {fragment}: {why} "
+            f"(failure {member.sync_failures} of {SYNC_ATTEMPTS_MAX})",
+        )
+        self._move(member, fragment, CopyEvent.FAILED, why)
+
+    def _move(self, member: Member, fragment: int, event: CopyEvent, why: str = "") -> None:
+        copy = member.copies[fragment]
+        copy.state, copy.mute = NEXT_STATE[copy.state, event], False
+        if copy.state is not CopyState.FETCHING:
+            self._release(member, copy)
+        if copy.state in (CopyState.STALE, CopyState.FETCHING):
+            copy.due_s = math.inf
+            copy.why = why or copy.why
+
+    def _release(self, member: Member, copy: Copy) -> None:
+        if copy.fetch is not None:
+            head = copy.fetch.head
+            for donor in copy.fetch.donors:
+                self.context.send(donor, Release(head.fragment, head.version, member.peer))
+            copy.fetch = None
+
+    # ------------------------------------------------------------ for the others
+
+    def hopeless(self) -> list[tuple[Member, RefusalCode, str]]:
+        """Members whose transfers failed too often; they have to come back anew."""
+        return [
+            (member, RefusalCode.LAGGING, f"{SYNC_ATTEMPTS_MAX} state transfers in a row failed")
+            for member in self.context.roster.by_number()
+            if member.sync_failures >= SYNC_ATTEMPTS_MAX
+        ]
+
+    def is_only_donor(self, member: Member) -> bool:
+        """Somebody's transfer would have to start over if this member left."""
+        return any(
+            copy.fetch is not None and copy.fetch.donors == [member.peer]
+            for other in self.context.roster
+            for copy in other.copies
+        )
+
+    def next_deadline_s(self) -> float:
+        stall_s = STALL_DEADLINES * self.context.spec.membership.deadline_s
+        stalled_s = min(
+            (
+                min(copy.due_s, copy.fetch.moved_s + stall_s if copy.fetch else math.inf)
+                for member in self.context.roster
+                for copy in member.copies
+            ),
+            default=math.inf,
+        )
+        return min(stalled_s, self.keeping_up.next_deadline_s())

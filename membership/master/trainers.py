@@ -1,0 +1,106 @@
+"""Members' trainers: whether one runs, why not, and whose place goes to somebody whose trainer does.
+
+A place holder that loses its trainer keeps the place while nobody could fill it. A spare with a
+warm trainer steps in after ``settle_s``: it contributes at once and moves no state, while a process
+takes seconds to start; the other comes back as a spare that is warm. Who has given its trainer up
+gives up the place in any case.
+
+Whoever has been late for ``LATE_MAX`` rounds in a row rests: it gives up the place and is tried again
+after a while, each time a longer one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+from ...protocol.messages import Remedy, TrainerFailed
+from .state.context import Context, quoted, said
+from .state.master_effects import EventKind
+from .state.roster import Member, can_contribute, next_to_seat
+
+NO_STEP = "its trainer has taken no step"  # so a daemon's word about one that stands still begins
+LATE_MAX = 3  # rounds in a row that went on without a contributor
+REST_DEADLINES = 4  # until it is tried again; doubled each time
+REST_S_MAX = 3_600.0
+
+
+def failed(context: Context, member: Member, message: TrainerFailed) -> None:
+    """The member says why its trainer failed, and what it does about it."""
+    what = f"{message.kind.value}: {quoted(message.reason)}"
+    if message.remedy is Remedy.RELOAD:
+        then = "it goes on with the shared state"
+    else:
+        member.failed, member.failed_s = message, context.now_s
+        then = f"restarting in {message.restart_s:.0f} s, failure {message.failure_count} in a row"
+        if message.remedy is Remedy.NONE:
+            then = f"given up after {message.failure_count} failures in a row"
+    context.announce(EventKind.ROLE, member.peer, f"{said(member)}'s trainer: {what}; {then}")
+
+
+def unseated(context: Context) -> Member | None:
+    """A place holder without a trainer whose place is to be vacated now."""
+    history, roster, spec = context.history, context.roster, context.spec
+    for member in roster.by_number():
+        if member.peer not in history.places or member.layout is not None:
+            continue
+        if given_up(member):
+            return member
+        if context.now_s < (member.trainerless_s or 0.0) + spec.settle_s:
+            continue
+        others = history.places - {member.peer}
+        limit, vacancies = spec.membership.contributors, history.vacancies + 1
+        versions, now_s = history.versions, context.now_s
+        if next_to_seat(roster, others, vacancies, limit, versions, now_s) is not None:
+            return member
+    return None
+
+
+def too_late(context: Context) -> Member | None:
+    """A place holder that is late again and again; each time there was a quorum without it."""
+    history = context.history
+    able = (m for m in context.roster.by_number() if can_contribute(m, history.places))
+    return next((member for member in able if member.late_count >= LATE_MAX), None)
+
+
+def rest(context: Context, member: Member) -> str:
+    """The member takes no place for a while; says for how long."""
+    rest_s = REST_DEADLINES * context.spec.membership.deadline_s * 2.0 ** min(member.rest_count, 16)
+    rest_s = min(REST_S_MAX, rest_s)
+    late_count, member.late_count = member.late_count, 0
+    member.rest_count += 1
+    member.rests_until_s = context.now_s + rest_s
+    return f"{late_count} rounds in a row went on without it; it is tried again in {rest_s:.0f} s"
+
+
+def next_deadline_s(context: Context) -> float:
+    """When somebody's time without a trainer, or of rest, may be over."""
+    dues = (
+        member.trainerless_s + context.spec.settle_s
+        for member in context.roster
+        if member.layout is None
+        and member.trainerless_s is not None
+        and member.peer in context.history.places
+    )
+    rests = (member.rests_until_s for member in context.roster)
+    times_s = itertools.chain(dues, rests)
+    return min((due_s for due_s in times_s if due_s > context.settled_s), default=math.inf)
+
+
+def given_up(member: Member) -> bool:
+    return member.failed is not None and member.failed.remedy is Remedy.NONE
+
+
+def state_of(member: Member, now_s: float) -> str:
+    """For people: what the member's trainer does."""
+    if member.layout is not None:
+        return "running"
+    known = member.failed
+    if known is None:
+        return "none"
+    why = f"{known.kind.value} ({quoted(known.reason)})"
+    if known.remedy is Remedy.NONE:
+        return f"given up after {known.failure_count} failures in a row, the last one: {why}"
+    left_s = member.failed_s + known.restart_s - now_s
+    when = f"restarting in {left_s:.0f} s" if left_s > 0.5 else "starting again"
+    return f"{when} after {why}, failure {known.failure_count} in a row"

@@ -1,0 +1,246 @@
+"""What the members' lines can carry, learned from what they did carry.
+
+After every reduction a peer reports bytes and busy seconds (``Measured``), each way. Their sums,
+in which the past fades, give a rate. Three things follow from how it is measured:
+
+- A rate is what went through, so it is a lower bound. For the uplink it is a good one: a sender
+  offers frames to everybody at once. What comes in may be slow because the senders are; so a peer
+  counts as able to receive at least as fast as it sends, as nearly every line can. Without this a
+  fast peer among slow ones would look slow for ever, and own little for ever.
+- A line that was hardly busy says nothing. What was sent counts as under way until the other side
+  has said that it came, some tenths of a second later at most; as much for one peer as for another.
+- A peer nobody has measured yet counts as the median of the others.
+
+Members behind one line are a *site*. What leaves it is counted apart, as bytes to others than site
+mates in the seconds in which the member sent at all, and the line's rate is its members' sum: they
+send at once, in stars as in trees, and within the site bytes take little time. It is a little too
+low where they do not, and too high, for some rounds, when the work within a site is dealt anew. What
+comes in is counted whole, mates' bytes too: where the way in is the narrow one, the line may look up
+to as many times too wide as it has members, and a tree is then not planned that would pay.
+
+Before any reduction a probe (``probing``) gives a first idea of an uplink. Its receiver has timed it,
+so it is believed however short it was; but it counts as little work, which rounds soon outweigh.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Collection, Mapping, Sequence
+
+from attrs import Factory, define, frozen
+
+from ...protocol.messages import MEMBERS_MAX, Measured, Probed
+
+BUSY_HALF_LIFE_S = 10.0  # busy seconds after which what a line carried before counts half
+BUSY_S_MIN = 0.1  # a line busy for less has mostly waited for a word that it is not any more
+INNER_TIMES = 10.0  # its rate to the outside, at which a member reaches site mates, if unknown
+PROBE_COUNTS_S = 0.5  # busy seconds that a probe stands for
+DEFAULT_BYTES_PER_S = 2.5e6  # 20 Mbit/s, each way, while nobody is known: a home's uplink
+# Bounds on what is believed, so that no report can make a plan of infinities or zeros.
+RATE_MIN_BYTES_PER_S = 1e3
+RATE_MAX_BYTES_PER_S = 1e11
+
+
+@frozen
+class Bandwidth:
+    """What a peer can send and receive, in bytes per second."""
+
+    up_bytes_per_s: float
+    down_bytes_per_s: float
+
+
+NO_CAP = Bandwidth(math.inf, math.inf)
+
+
+@frozen
+class SiteLine:
+    """Members behind one line.
+
+    Attributes:
+      members: at least two.
+      line: to the outside, theirs together.
+      inner: what each can do itself, within the site and to the outside.
+    """
+
+    members: tuple[str, ...]
+    line: Bandwidth
+    inner: Mapping[str, Bandwidth]
+
+
+@frozen
+class Lines:
+    """What a plan has to know about the network.
+
+    Attributes:
+      rates: of every member that takes part.
+      pair_limits: bytes per second from one peer to another, where a pair can do less than its
+        members' own lines; 0: the first cannot send to the second at all.
+      guessed: whose rates are only assumed.
+      delay_s: the longest one-way delay between two members; 0 while nobody measures it.
+      sites: whose lines are known; no member is in two of them.
+    """
+
+    rates: Mapping[str, Bandwidth]
+    pair_limits: Mapping[tuple[str, str], float] = Factory(dict)
+    guessed: frozenset[str] = frozenset()
+    delay_s: float = 0.0
+    sites: tuple[SiteLine, ...] = ()
+
+
+@define
+class _Carried:
+    """Bytes and busy seconds of one direction; the past fades."""
+
+    carried_bytes: float = 0.0
+    busy_s: float = 0.0
+
+    def add(self, carried_bytes: float, busy_s: float) -> None:
+        kept = 0.5 ** (busy_s / BUSY_HALF_LIFE_S)
+        self.carried_bytes = kept * self.carried_bytes + carried_bytes
+        self.busy_s = kept * self.busy_s + busy_s
+
+    def rate(self) -> float | None:
+        """Bytes per second; None while too little is known."""
+        return _believable(self.carried_bytes / self.busy_s) if self.busy_s >= BUSY_S_MIN else None
+
+
+@define
+class _Line:
+    up: _Carried = Factory(_Carried)
+    out: _Carried = Factory(_Carried)  # of that, what was not for site mates
+    down: _Carried = Factory(_Carried)
+
+
+class Bandwidths:
+    """The master's knowledge of all peers' lines, of those that are away too.
+
+    Attributes:
+      links: bytes per second from one peer (first key) to another, as last measured. What a link
+        carried beside others is no limit of the pair, so no plan depends on it.
+    """
+
+    def __init__(self) -> None:
+        self._lines: dict[str, _Line] = {}
+        self.links: dict[str, dict[str, float]] = {}
+
+    def measured(self, peer: str, report: Measured, mates: Collection[str] = ()) -> None:
+        """Add a peer's report to what is known of it; mates: who else is in its site."""
+        line = self._line(peer)
+        inside_bytes = sum(link.sent_bytes for link in report.links if link.peer in mates)
+        line.up.add(report.sent_bytes, report.sending_s)
+        line.out.add(max(0, report.sent_bytes - inside_bytes), report.sending_s)
+        line.down.add(report.received_bytes, report.receiving_s)
+        self.links.pop(peer, None)
+        self.links[peer] = {
+            link.peer: link.sent_bytes / link.sending_s for link in report.links if link.sending_s
+        }
+
+    def probed(self, report: Probed) -> None:
+        """Add what a probe has found of its sender's uplink, if anything."""
+        if report.carried_bytes and report.seconds:
+            rate = _believable(report.carried_bytes / report.seconds)
+            line = self._line(report.sender)
+            for carried in (line.up, line.out):
+                carried.add(rate * PROBE_COUNTS_S, PROBE_COUNTS_S)
+
+    def _line(self, peer: str) -> _Line:
+        """A peer's, which is now the one heard of last; the one not heard of for longest may go."""
+        line = self._lines[peer] = self._lines.pop(peer, _Line())
+        if len(self._lines) > MEMBERS_MAX:
+            oldest = next(iter(self._lines))
+            del self._lines[oldest]
+            self.links.pop(oldest, None)
+        return line
+
+    def known(self, peer: str) -> Bandwidth | None:
+        """What was measured of a peer; None if too little was."""
+        line = self._lines.get(peer)
+        up, down = (line.up.rate(), line.down.rate()) if line is not None else (None, None)
+        if up is None:
+            return None
+        return Bandwidth(up, max(up, down or 0.0))
+
+    def lines(
+        self,
+        peers: Sequence[str],
+        caps: Mapping[str, Bandwidth],
+        sites: Sequence[tuple[str, ...]] = (),
+        sending: Collection[str] = (),
+    ) -> Lines:
+        """The lines of these peers, for a plan.
+
+        Args:
+          sites: groups of these peers that share a line each.
+          sending: those that contribute. Of a site in which nobody does nothing is known.
+          caps: what a peer's person allows it to carry; infinite: no cap that way; peers without
+            any are left out.
+        """
+        known = {peer: rate for peer in peers if (rate := self.known(peer)) is not None}
+        usual = Bandwidth(
+            _median([rate.up_bytes_per_s for rate in known.values()]),
+            _median([rate.down_bytes_per_s for rate in known.values()]),
+        )
+        rates = {}
+        for peer in peers:
+            rate = known.get(peer, usual)
+            rates[peer] = _capped(rate, caps.get(peer, NO_CAP))
+        return Lines(
+            rates,
+            guessed=frozenset(peers) - known.keys(),
+            sites=tuple(
+                line
+                for site in sites
+                if (line := self._site_line(site, sending, rates, caps)) is not None
+            ),
+        )
+
+    def _site_line(
+        self,
+        members: tuple[str, ...],
+        sending: Collection[str],
+        rates: Mapping[str, Bandwidth],
+        caps: Mapping[str, Bandwidth],
+    ) -> SiteLine | None:
+        """What is believed of a site; None unless somebody in it sends, and all who do are known.
+
+        Who only listens counts by what it received: a probe of its uplink says what the whole line
+        can do, while everybody else's rates are shares of it.
+        """
+        senders = [peer for peer in members if peer in sending]
+        if not senders or any(self.known(peer) is None for peer in senders):
+            return None
+        up = down = 0.0
+        inner = {}
+        for peer in members:
+            cap, line = caps.get(peer, NO_CAP), self._lines.get(peer, _Line())
+            out_rate = line.out.rate() or rates[peer].up_bytes_per_s
+            if peer in senders:
+                up += min(out_rate, _believable(cap.up_bytes_per_s))
+                down += rates[peer].down_bytes_per_s
+            else:
+                down += min(line.down.rate() or 0.0, _believable(cap.down_bytes_per_s))
+            mates = [mate for mate in members if mate != peer]
+            sent = max(self.links.get(peer, {}).get(mate, 0.0) for mate in mates)
+            taken = max(self.links.get(mate, {}).get(peer, 0.0) for mate in mates)
+            within = Bandwidth(
+                max(out_rate, _believable(sent or INNER_TIMES * out_rate)),
+                max(out_rate, _believable(taken or INNER_TIMES * out_rate)),
+            )
+            inner[peer] = _capped(within, cap)
+        return SiteLine(members, Bandwidth(up, down), inner)
+
+
+def _capped(rate: Bandwidth, cap: Bandwidth) -> Bandwidth:
+    return Bandwidth(
+        min(_believable(cap.up_bytes_per_s), rate.up_bytes_per_s),
+        min(_believable(cap.down_bytes_per_s), rate.down_bytes_per_s),
+    )
+
+
+def _median(rates: Sequence[float]) -> float:
+    return statistics.median(rates) if rates else DEFAULT_BYTES_PER_S
+
+
+def _believable(rate: float) -> float:
+    return min(RATE_MAX_BYTES_PER_S, max(RATE_MIN_BYTES_PER_S, rate))

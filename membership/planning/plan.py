@@ -1,0 +1,304 @@
+"""How a fragment is cut into chunks, who owns which, and how long that should take.
+
+``shares`` says how much each contributor should own, ``sites`` whether a tree pays and who leads in
+it; here that becomes whole chunks. The estimate is made from the chunks as they are, so it contains
+what rounding costs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from itertools import groupby
+
+from attrs import evolve, frozen
+
+from ...protocol.messages import FragmentSize, OwnerRun, Plan, SiteLeads
+from ..spec.spec import MEAN, TOPK_CODECS, RunSpec
+from .bandwidth import Lines, SiteLine
+from .shares import SharedLine, Workload, best_shares, bound_s, reduction_s, ring_s
+from .sites import Site, SitePlan, TreePlan, plan_tree, tree_s
+
+VALUE_BYTES = 4  # float32
+COUNTER_BYTES = 8  # int64, sent verbatim
+CHUNK_ALIGNMENT = 256  # elements; blocks of a codec do not straddle chunks
+CHUNK_ELEMENTS_MIN = 4_096  # smaller chunks cost more in headers than they balance
+CHUNKS_PER_OWNER = 4  # a small fragment is cut finer, so that shares can be unequal
+
+# Of variable length: what it leaves out has to come back by its senders' error feedback, which the
+# sums that leaders send have not.
+STAR_CODECS = frozenset(TOPK_CODECS)
+
+# What a value takes on the wire, scales included; a codec that is not listed counts as verbatim.
+WIRE_BYTES_PER_VALUE = {
+    "fp32": 4.0,
+    "bf16": 2.0,
+    "int8": 1 + 2 / 256,
+    "nf4": 1 / 2 + 2 / 64,
+    "e2m1": 1 / 2 + 2 / 64,
+    "e3m0": 1 / 2 + 2 / 64,
+    "topk": 9.5 / 8 / 64,  # what independent values take; it varies
+    "topk16": 7.5 / 8 / 16,
+    "topk8": 6.4 / 8 / 8,
+    "topk4": 5.3 / 8 / 4,
+}
+
+
+@frozen
+class PlanEstimate:
+    """What a plan should need, and what to measure it against.
+
+    Attributes:
+      predicted_s: of this plan, if the lines carry what is believed of them.
+      bound_s: no plan can be faster over these lines.
+      ring_s: what a ring of the same contributors would need.
+      tree_s, star_s: what the best tree and the best star should need; None: there are no sites, or
+        no tree is possible.
+      guessed_count: members whose lines are not measured yet; all of them: the times mean nothing.
+    """
+
+    predicted_s: float
+    bound_s: float
+    ring_s: float
+    guessed_count: int
+    tree_s: float | None = None
+    star_s: float | None = None
+
+
+def make_plan(
+    size: FragmentSize,
+    contributors: Sequence[str],
+    receivers: Sequence[str],
+    lines: Lines,
+    spec: RunSpec,
+    *,
+    fragment: int = 0,
+    star_only: bool = False,
+    barred: Collection[str] = (),
+) -> tuple[Plan, PlanEstimate]:
+    """Cut a fragment into chunks and give each an owner; and a leader in each site, if that pays.
+
+    Args:
+      size: of the fragment.
+      contributors: peer ids in order of member number; owners come from among them.
+      receivers: everybody who gets the result, contributors too.
+      lines: of all receivers, and their sites.
+      spec: chunk size and codecs.
+      fragment: which of the spec's codecs.
+      star_only: plan no tree, whatever it would save.
+      barred: contributors that own nothing, unless nobody else could.
+
+    Returns:
+      A plan and its estimate. A star's runs follow the order of ``contributors``. Who owns nothing
+      is left out. All bandwidths times k gives the same plan, as long as rounding allows.
+
+    Raises:
+      NobodyReachableError: no contributor can be reached by all the others.
+    """
+    up, down = spec.reduce.codecs(fragment)
+    cut = _Cut.of(size, len(contributors), spec.reduce.chunk_bytes, up, down)
+    members = [*contributors, *(peer for peer in receivers if peer not in set(contributors))]
+    number = {peer: index for index, peer in enumerate(members)}
+    work = Workload(
+        rates=tuple(lines.rates[peer] for peer in members),
+        contributor_count=len(contributors),
+        up_bytes=cut.wire_bytes(0, cut.chunk_count, cut.up_bytes_per_value),
+        down_bytes=cut.wire_bytes(0, cut.chunk_count, cut.down_bytes_per_value),
+        pair_limits={
+            (number[sender], number[receiver]): limit
+            for (sender, receiver), limit in lines.pair_limits.items()
+            if sender in number and receiver in number
+        },
+        delay_s=lines.delay_s,
+    )
+    estimate = PlanEstimate(
+        predicted_s=bound_s(work),  # of nothing at all; else see below
+        bound_s=bound_s(work),
+        ring_s=ring_s(work),
+        guessed_count=len(lines.guessed.intersection(members)),
+    )
+    rule, audited = spec.reduce.combine, spec.reduce.audit > 0
+    # A leader's sum hides what a robust rule must see, and has nobody's seal.
+    star_only |= rule != MEAN or audited or bool(barred)
+    bare = Plan(cut.chunk_elements, (), up, down, combine=rule, sealed=audited)
+    if cut.chunk_count == 0:
+        return bare, estimate
+    # What a limited pair would do to a tree nobody has thought through; nobody measures any either.
+    sited = None if work.pair_limits else _Sited.of(cut, members, work, lines.sites)
+    if sited is None:
+        shares = tuple(best_shares(work))
+    else:
+        work, shares = sited.star, sited.best.star
+        possible = not star_only and not {up, down} & STAR_CODECS
+        estimate = evolve(
+            estimate,
+            bound_s=sited.best.star_bound_s,
+            star_s=sited.best.star_s,
+            tree_s=sited.best.tree_s if possible else None,
+        )
+        if possible and sited.best.pays:
+            owners, leads, needed_s = sited.deal()
+            return (
+                evolve(bare, owners=owners, sites=leads),
+                evolve(estimate, predicted_s=needed_s, bound_s=sited.best.tree_bound_s),
+            )
+    owned = _apportion(cut.chunk_count, _without(shares, contributors, barred))
+    return (
+        evolve(bare, owners=_runs(_dealt(contributors, owned))),
+        evolve(estimate, predicted_s=_star_s(cut, work, owned)),
+    )
+
+
+def _without(
+    shares: Sequence[float], contributors: Sequence[str], barred: Collection[str]
+) -> Sequence[float]:
+    """What is left of the shares when some own nothing, for the others in proportion."""
+    left = [0.0 if p in barred else s for p, s in zip(contributors, shares, strict=True)]
+    total = sum(left)
+    return [share / total for share in left] if barred and total > 0 else shares
+
+
+def _star_s(cut: _Cut, work: Workload, owned: Sequence[int]) -> float:
+    """What a star should need whose contributors own so many chunks."""
+    own_up, own_down, first = [], [], 0
+    for chunk_count in owned:
+        end = first + chunk_count
+        own_up.append(cut.wire_bytes(first, end, cut.up_bytes_per_value))
+        own_down.append(cut.wire_bytes(first, end, cut.down_bytes_per_value))
+        first = end
+    return reduction_s(work, own_up, own_down)
+
+
+@frozen
+class _Sited:
+    """A workload whose members share lines.
+
+    Attributes:
+      work: with what each member can do within its site.
+      best: the best tree, and the best star.
+    """
+
+    cut: _Cut
+    members: Sequence[str]
+    work: Workload
+    sites: tuple[Site, ...]
+    best: TreePlan
+
+    @classmethod
+    def of(
+        cls, cut: _Cut, members: Sequence[str], work: Workload, lines: Sequence[SiteLine]
+    ) -> _Sited | None:
+        """None if nobody is known to share a line."""
+        if not lines:
+            return None
+        number = {peer: index for index, peer in enumerate(members)}
+        inner = {peer: rate for site in lines for peer, rate in site.inner.items()}
+        sites = tuple(
+            Site(tuple(sorted(number[p] for p in site.members)), site.line) for site in lines
+        )
+        rates = tuple(inner.get(peer, rate) for peer, rate in zip(members, work.rates, strict=True))
+        work = evolve(work, rates=rates)
+        best = plan_tree(work, sites, inner_up_bytes=cut.inner_bytes, chunk_count=cut.chunk_count)
+        return cls(cut, members, work, sites, best)
+
+    @property
+    def star(self) -> Workload:
+        lines = (SharedLine(frozenset(site.members), site.line) for site in self.sites)
+        return evolve(self.work, shared=tuple(lines))
+
+    def deal(self) -> tuple[tuple[OwnerRun, ...], tuple[SiteLeads, ...], float]:
+        """The tree in whole chunks: owners, leaders, and what it should need."""
+        count = self.cut.chunk_count
+        owned = _apportion(count, [site.owned for site in self.best.sites])
+        owners: list[str] = []
+        leads, dealt = [], []
+        for site, own_count in zip(self.best.sites, owned, strict=True):
+            peers = [self.members[member] for member in site.members]
+            first = len(owners)
+            # Of what is owned here the owners are the leaders; the rest is dealt likewise.
+            owners += _dealt(peers, _apportion(own_count, site.leading))
+            rest = _dealt(peers, _apportion(count - own_count, site.leading))
+            leaders = [*rest[:first], *owners[first:], *rest[first:]]
+            if len(peers) > 1:
+                leads.append(SiteLeads(tuple(peers), _runs(leaders)))
+            leading = Counter(leaders)
+            shares = tuple(leading[peer] / count for peer in peers)
+            dealt.append(SitePlan(site.members, own_count / count, shares))
+        needed_s = tree_s(
+            self.work,
+            self.sites,
+            dealt,
+            inner_up_bytes=self.cut.inner_bytes,
+            chunk_count=count,
+        )
+        return _runs(owners), tuple(leads), needed_s
+
+
+def wire_bytes_per_value(codec: str) -> float:
+    """What a codec makes of a value; what a compression behind it saves is not known before."""
+    return WIRE_BYTES_PER_VALUE.get(codec.partition("+")[0], VALUE_BYTES)
+
+
+def chunk_elements_of(size: FragmentSize, owner_count: int, chunk_bytes: int) -> int:
+    """Into chunks of how many values a fragment is cut for so many contributors."""
+    most = max(CHUNK_ALIGNMENT, chunk_bytes // VALUE_BYTES)
+    wanted = -(-size.value_count // (owner_count * CHUNKS_PER_OWNER))
+    wanted = -(-wanted // CHUNK_ALIGNMENT) * CHUNK_ALIGNMENT
+    return min(most, max(CHUNK_ELEMENTS_MIN, wanted))
+
+
+@frozen
+class _Cut:
+    """A fragment's chunks: those of the values, then one of the counters if there are any."""
+
+    size: FragmentSize
+    chunk_elements: int
+    up_bytes_per_value: float
+    down_bytes_per_value: float
+
+    @classmethod
+    def of(cls, size: FragmentSize, owner_count: int, chunk_bytes: int, up: str, down: str) -> _Cut:
+        return cls(
+            size,
+            chunk_elements_of(size, owner_count, chunk_bytes),
+            wire_bytes_per_value(up),
+            wire_bytes_per_value(down),
+        )
+
+    @property
+    def chunk_count(self) -> int:
+        values = -(-self.size.value_count // self.chunk_elements)
+        return values + (1 if self.size.counter_count else 0)
+
+    @property
+    def inner_bytes(self) -> float:
+        """A whole contribution within a site, where values travel as they are."""
+        return self.wire_bytes(0, self.chunk_count, VALUE_BYTES)
+
+    def wire_bytes(self, first: int, end: int, bytes_per_value: float) -> float:
+        """What the chunks from ``first`` to before ``end`` take on the wire."""
+        value_count = min(end * self.chunk_elements, self.size.value_count) - min(
+            first * self.chunk_elements, self.size.value_count
+        )
+        has_counters = self.size.counter_count and first < end == self.chunk_count
+        counter_bytes = COUNTER_BYTES * self.size.counter_count if has_counters else 0
+        return value_count * bytes_per_value + counter_bytes
+
+
+def _apportion(chunk_count: int, shares: Sequence[float]) -> list[int]:
+    """Whole chunks by largest remainder; a tie goes to the one who came first."""
+    exact = [share * chunk_count for share in shares]
+    owned = [int(amount) for amount in exact]
+    by_remainder = sorted(range(len(shares)), key=lambda i: (owned[i] - exact[i], i))
+    for index in by_remainder[: chunk_count - sum(owned)]:
+        owned[index] += 1
+    return owned
+
+
+def _dealt(peers: Sequence[str], chunk_counts: Sequence[int]) -> list[str]:
+    """By chunk: the first peer's, then the second's, and so on."""
+    return [peer for peer, n in zip(peers, chunk_counts, strict=True) for _chunk in range(n)]
+
+
+def _runs(by_chunk: Sequence[str]) -> tuple[OwnerRun, ...]:
+    return tuple(OwnerRun(peer, len(list(run))) for peer, run in groupby(by_chunk))

@@ -1,0 +1,399 @@
+"""How much each contributor should own, so that a reduction ends soonest.
+
+Every contributor sends each chunk to its owner; the owner adds up and sends the result to every
+receiver. With ``n`` contributors, ``r`` receivers, contributions of ``S_up`` bytes, a result of
+``S_down`` bytes and an owner's share ``w``, that owner moves
+
+    up    S_up   (1 - w) + S_down (r - 1) w
+    down  S_down (1 - w) + S_up   (n - 1) w
+
+and a receiver that only listens takes ``S_down``. All is linear in the shares, and the least time T
+in which every line moves what it must is a linear program. Where only the members' own lines limit
+anybody, each owner's load depends on nothing but its own share, so T is found by bisection: the
+shares that fit into T must reach 1 together (*filling*). For ``S_up = S_down = S``, equal up and
+down rates b, and everybody a contributor (n > 2), that is the weighted butterfly
+
+    T* = S * max(1 / min b, 2 (n - 1) / sum b),    w_i  proportional to  max(0, b_i T* / S - 1)
+
+A pair of members with a limit of its own (a relayed one), or a line that several members share (a
+site's), ties shares together: then the program is solved as such. No shares can beat ``bound_s``; a
+ring needs ``ring_s``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from attrs import Factory, frozen
+
+from ...protocol.errors import HoldfastError, LocalProtocolError
+from .bandwidth import Bandwidth
+
+BISECTIONS = 60  # halvings of an interval: exact to the last bits of a float
+ROUNDING = 1e-12  # relative; what sums of floats may be off by
+PROGRAM_SLACK = 1e-7  # relative; what the solver takes for equal
+
+# Of a line: its speed, what a member without any share moves over it, and what all shares add.
+Direction = tuple[float, float, float]
+
+
+class NobodyReachableError(HoldfastError):
+    """There is no contributor that all the others can reach. Change who takes part."""
+
+
+@frozen
+class SharedLine:
+    """A line to everybody else that some members use together, besides lines of their own.
+
+    Attributes:
+      members: who is behind it, by number.
+      rate: what all of them can send to others and receive from them.
+    """
+
+    members: frozenset[int]
+    rate: Bandwidth
+
+
+@frozen
+class Workload:
+    """One reduction and the lines it runs over.
+
+    Members are numbers: contributors from 0 in order of member number, then those who only receive.
+
+    Attributes:
+      rates: of all members.
+      contributor_count: so many of them contribute, the first ones.
+      up_bytes: one whole contribution on the wire.
+      down_bytes: the whole result on the wire.
+      pair_limits: bytes per second from one member to another, where that is less than their lines;
+        0: the first cannot send to the second.
+      delay_s: the longest one-way delay between two members.
+      shared: lines of several members; no member is behind two of them.
+    """
+
+    rates: tuple[Bandwidth, ...]
+    contributor_count: int
+    up_bytes: float
+    down_bytes: float
+    pair_limits: Mapping[tuple[int, int], float] = Factory(dict)
+    delay_s: float = 0.0
+    shared: tuple[SharedLine, ...] = ()
+
+    @property
+    def contributor_rates(self) -> tuple[Bandwidth, ...]:
+        return self.rates[: self.contributor_count]
+
+    def barred(self) -> set[int]:
+        """Who cannot own anything: somebody cannot reach them, or they cannot reach somebody."""
+        count = self.contributor_count
+        barred: set[int] = set()
+        for pair, limit in self.pair_limits.items():
+            if limit <= 0 and pair[0] < count:  # those who only receive send nothing
+                barred.update(member for member in pair if member < count)
+        return barred
+
+
+# ---------------------------------------------------------------- what shares cost
+
+
+def reduction_s(work: Workload, own_up: Sequence[float], own_down: Sequence[float]) -> float:
+    """When the busiest line is done, if contributor ``i`` owns so many bytes.
+
+    Args:
+      own_up: bytes that one contribution to its chunks takes.
+      own_down: bytes that the result of its chunks takes.
+    """
+    count, receivers = work.contributor_count, len(work.rates)
+    slowest = 0.0
+    for member, rate in enumerate(work.rates):
+        if member < count:
+            sent = work.up_bytes - own_up[member] + (receivers - 1) * own_down[member]
+            received = work.down_bytes - own_down[member] + (count - 1) * own_up[member]
+            slowest = max(slowest, sent / rate.up_bytes_per_s, received / rate.down_bytes_per_s)
+        else:
+            slowest = max(slowest, work.down_bytes / rate.down_bytes_per_s)
+    for (sender, receiver), limit in work.pair_limits.items():
+        if sender < count:
+            carried = own_down[sender] + (own_up[receiver] if receiver < count else 0.0)
+            if carried > 0:
+                slowest = max(slowest, carried / limit if limit > 0 else math.inf)
+    for line in work.shared:
+        owned_up = sum(own_up[member] for member in line.members if member < count)
+        owned_down = sum(own_down[member] for member in line.members if member < count)
+        inside, listening = _behind(work, line)
+        sent = inside * (work.up_bytes - owned_up) + (receivers - listening) * owned_down
+        received = listening * (work.down_bytes - owned_down) + (count - inside) * owned_up
+        slowest = max(
+            slowest, sent / line.rate.up_bytes_per_s, received / line.rate.down_bytes_per_s
+        )
+    return slowest + (2 * work.delay_s if receivers > 1 else 0.0)
+
+
+def _behind(work: Workload, line: SharedLine) -> tuple[int, int]:
+    """How many contributors and how many receivers, those included, are behind a shared line."""
+    contributors = sum(member < work.contributor_count for member in line.members)
+    return contributors, len(line.members)
+
+
+def shares_s(work: Workload, shares: Sequence[float]) -> float:
+    """As ``reduction_s``, for shares of everything."""
+    return reduction_s(
+        work,
+        [share * work.up_bytes for share in shares],
+        [share * work.down_bytes for share in shares],
+    )
+
+
+def bound_s(work: Workload) -> float:
+    """No plan in which every chunk has one owner is faster, whatever the shares.
+
+    Each line must carry at least what its member sends and receives anyway, and all lines together
+    every contribution that is not its owner's, and every result. With ``S_up = S_down = S`` and
+    nobody who only receives, for n > 2:
+
+        S * max(max 1/u_i, max 1/d_i, 2 (n - 1) / sum u_i, 2 (n - 1) / sum d_i) + 2 delays
+    """
+    count, receivers = work.contributor_count, len(work.rates)
+    if receivers == 1:
+        return 0.0
+    others, up, down = receivers - 1, work.up_bytes, work.down_bytes
+    ups = [rate.up_bytes_per_s for rate in work.contributor_rates]
+    downs = [rate.down_bytes_per_s for rate in work.contributor_rates]
+    least_sent = min(up, others * down) if count > 1 else others * down
+    least_received = min(down, (count - 1) * up)
+    listening = [down / rate.down_bytes_per_s for rate in work.rates[count:]]
+    shared = []
+    for line in work.shared:
+        inside, receiving = _behind(work, line)
+        least_out = min(inside * up, (receivers - receiving) * down)
+        least_in = min(receiving * down, (count - inside) * up)
+        shared.append(least_out / line.rate.up_bytes_per_s)
+        shared.append(least_in / line.rate.down_bytes_per_s)
+    return (
+        max(
+            least_sent / min(ups),
+            least_received / min(downs),
+            ((count - 1) * up + others * down) / sum(ups),
+            (count - 1) * (up + down) / sum(downs),
+            *listening,
+            *shared,
+        )
+        + 2 * work.delay_s
+    )
+
+
+def ring_s(work: Workload) -> float:
+    """What a ring of the contributors would need: the slowest line carries nearly everything twice.
+
+    Shared lines are left out: a ring in a good order crosses each of them once.
+    """
+    count = work.contributor_count
+    slowest = min(
+        min(rate.up_bytes_per_s, rate.down_bytes_per_s) for rate in work.contributor_rates
+    )
+    passed = (count - 1) / count * (work.up_bytes + work.down_bytes)
+    return passed / slowest + 2 * (count - 1) * work.delay_s
+
+
+# ---------------------------------------------------------------- the best shares
+
+
+def best_shares(work: Workload) -> list[float]:
+    """Shares of the contributors, adding up to 1, that end the reduction soonest.
+
+    Raises:
+      NobodyReachableError: nobody can own anything.
+    """
+    if len(work.barred()) == work.contributor_count:
+        raise NobodyReachableError("no contributor can be reached by all who take part")
+    if work.shared or any(limit > 0 for limit in work.pair_limits.values()):
+        return program_shares(work)
+    return filled_shares(work)
+
+
+def filled_shares(work: Workload) -> list[float]:
+    """The best shares where no pair has a limit but 0, and no line is shared."""
+    barred = work.barred()
+    count = work.contributor_count
+    if count == 1:
+        return [1.0]
+    alone = [
+        [float(member == owner) for member in range(count)]
+        for owner in range(count)
+        if owner not in barred
+    ]
+    return fill(
+        [_directions(work, rate) for rate in work.contributor_rates],
+        barred,
+        low_s=bound_s(work) - 2 * work.delay_s,  # those who only listen are in it
+        # Twice what one of them needs for everything: in that time shares fit, rounded or not.
+        high_s=2 * min(_without_pairs_s(work, shares) for shares in alone),
+    )
+
+
+def fill(
+    lines: Sequence[Sequence[Direction]], barred: set[int], low_s: float, high_s: float
+) -> list[float]:
+    """Shares, adding up to 1, with which the busiest line is done soonest.
+
+    Args:
+      lines: each member's directions.
+      barred: members that must have no share.
+      low_s: no shares are faster.
+      high_s: in which some shares fit.
+    """
+    fitting = _fitting(lines, barred, low_s)
+    if fitting is None:
+        for _halving in range(BISECTIONS):
+            middle_s = (low_s + high_s) / 2
+            if _fitting(lines, barred, middle_s) is None:
+                low_s = middle_s
+            else:
+                high_s = middle_s
+        fitting = _fitting(lines, barred, high_s)
+    if fitting is None:
+        raise LocalProtocolError("no shares fit into the time that one owner needs for everything")
+    least, most = fitting
+    spread = sum(most) - sum(least)
+    part = (1 - sum(least)) / spread if spread > 0 else 0.0
+    return _normal([a + part * (b - a) for a, b in zip(least, most, strict=True)])
+
+
+def _without_pairs_s(work: Workload, shares: Sequence[float]) -> float:
+    lines_only = Workload(work.rates, work.contributor_count, work.up_bytes, work.down_bytes)
+    return shares_s(lines_only, shares)
+
+
+def _directions(work: Workload, rate: Bandwidth) -> tuple[Direction, Direction]:
+    """An owner's up and down."""
+    receivers, count = len(work.rates), work.contributor_count
+    up, down = work.up_bytes, work.down_bytes
+    return (
+        (rate.up_bytes_per_s, up, (receivers - 1) * down - up),
+        (rate.down_bytes_per_s, down, (count - 1) * up - down),
+    )
+
+
+def _fitting(
+    lines: Sequence[Sequence[Direction]], barred: set[int], seconds: float
+) -> tuple[list[float], list[float]] | None:
+    """The least and the most that each member can have; None if that does not make a whole."""
+    least, most = [], []
+    for member, directions in enumerate(lines):
+        low, high = 0.0, math.inf
+        for speed, base, slope in directions:
+            room = seconds * speed - base
+            if abs(room) <= ROUNDING * base:
+                room = 0.0
+            if slope > 0:
+                high = min(high, room / slope)
+            elif slope < 0:  # results are so small that owning is less work
+                low = max(low, room / slope)
+            elif room < 0:
+                return None
+        high = high if high < math.inf else 1.0
+        if high < low or (member in barred and low > 0):
+            return None
+        least.append(low)
+        most.append(0.0 if member in barred else high)
+    if sum(least) > 1 + ROUNDING or sum(most) < 1 - ROUNDING:
+        return None
+    return least, most
+
+
+def program_shares(work: Workload) -> list[float]:
+    """The best shares in general, by a linear program; then, in that time, the most even ones.
+
+    *Even*: nobody owns a larger part than need be of what its line could own in that time. A
+    solver's own choice among equally fast shares would load one line to the brim and spare others.
+    """
+    from scipy.optimize import linprog  # slow to import; few masters have limited pairs
+
+    count = work.contributor_count
+    if count == 1:
+        return [1.0]
+    barred = work.barred()
+    rows, limits = _program(work)
+    open_bounds = [(0.0, 0.0 if member in barred else 1.0) for member in range(count)]
+    # Variables: the shares, then what is to be small: the time, in units of the bound.
+    last = [0.0] * count + [1.0]
+    whole = {"A_eq": [[1.0] * count + [0.0]], "b_eq": [1.0], "bounds": [*open_bounds, (0.0, None)]}
+    fastest = linprog(
+        c=last,
+        A_ub=[[*row, -1.0] for row in rows],
+        b_ub=limits,
+        method="highs",
+        **whole,
+    )
+    if fastest.status != 0:
+        raise LocalProtocolError(f"the plan's linear program has no solution: {fastest.message}")
+    units = float(fastest.x[count]) * (1 + PROGRAM_SLACK)
+    most = _most(work, units * (bound_s(work) - 2 * work.delay_s))
+    parts = [
+        [*(float(i == member) for i in range(count)), -high] for member, high in enumerate(most)
+    ]
+    even = linprog(
+        c=last,
+        A_ub=[*([*row, 0.0] for row in rows), *parts],
+        b_ub=[*(limit + units for limit in limits), *([0.0] * count)],
+        method="highs",
+        **whole,
+    )
+    best = even if even.status == 0 else fastest
+    shares = [float(share) for share in best.x[:count]]
+    return _normal([0.0 if member in barred else share for member, share in enumerate(shares)])
+
+
+def _program(work: Workload) -> tuple[list[list[float]], list[float]]:
+    """Rows ``load . shares - time <= limit``, in units of the bound."""
+    count, up, down = work.contributor_count, work.up_bytes, work.down_bytes
+    unit_s = bound_s(work) - 2 * work.delay_s
+    rows: list[list[float]] = []
+    limits: list[float] = []
+
+    def add(loads: Mapping[int, float], base: float, rate: float) -> None:
+        row = [0.0] * count
+        for member, load in loads.items():
+            row[member] += load / (rate * unit_s)
+        rows.append(row)
+        limits.append(-base / (rate * unit_s))
+
+    for member, rate in enumerate(work.contributor_rates):
+        for speed, base, slope in _directions(work, rate):
+            add({member: slope}, base, speed)
+    for rate in work.rates[count:]:
+        add({}, down, rate.down_bytes_per_s)
+    for (sender, receiver), limit in work.pair_limits.items():
+        if limit > 0 and sender < count:
+            loads = {sender: down}
+            if receiver < count:
+                loads[receiver] = up
+            add(loads, 0.0, limit)
+    for line in work.shared:
+        owners = [member for member in line.members if member < count]
+        inside, receiving = _behind(work, line)
+        sends = (len(work.rates) - receiving) * down - inside * up
+        takes = (count - inside) * up - receiving * down
+        add(dict.fromkeys(owners, sends), inside * up, line.rate.up_bytes_per_s)
+        add(dict.fromkeys(owners, takes), receiving * down, line.rate.down_bytes_per_s)
+    return rows, limits
+
+
+def _most(work: Workload, seconds: float) -> list[float]:
+    """What each contributor's own line could own in that time, at most everything."""
+    most = []
+    for rate in work.contributor_rates:
+        high = math.inf
+        for speed, base, slope in _directions(work, rate):
+            if slope > 0:
+                high = min(high, max(0.0, seconds * speed - base) / slope)
+        most.append(high if high < math.inf else 1.0)
+    return most
+
+
+def _normal(shares: Sequence[float]) -> list[float]:
+    """Without what rounding left below 0, adding up to 1."""
+    positive = [max(0.0, share) for share in shares]
+    total = sum(positive)
+    return [share / total for share in positive]

@@ -1,0 +1,1 @@
+"""``run.toml``: its keys, its checks and its warnings."""

@@ -1,0 +1,478 @@
+"""``run.toml``: what the run's owner decides, parsed once, checked at once.
+
+Every other timeout of the system is derived from ``membership.deadline_s``:
+
+    deadline_s        a member silent for so long is gone; nobody waits longer for the dead
+    heartbeat_s       deadline / 5: four may be lost before somebody is taken for dead
+    link_deadline_s   deadline / 2: so long a peer waits for a link that is not up
+    link_silence_s    a second more: peers notice a stalled link and say so before the master, which sees
+                      only that nothing moves, has to ask; after a gap of half the deadline a line has time
+                      to carry something again
+    settle_s          deadline / 10: after "I lost B" the master waits so long for B's own
+                      connection to break before it removes somebody who still looks alive
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+import tomllib
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+from attrs import Factory, field, frozen
+
+from ...protocol.errors import UserError
+from ...protocol.messages import FRAGMENTS_MAX, LANES_OPEN_MAX, MEMBERS_MAX
+from .algorithm import ALGORITHMS, AUTO, Algorithm, algorithm_named, resolved
+
+SPEC_EXIT_CODE = 3
+SPEC_CHARS_MAX = 65_536  # what a Welcome can carry
+# What a codec_up or codec_down may be; the collectives have the same list and say what each means.
+FIXED_CODECS = ("fp32", "bf16", "int8", "nf4", "e2m1", "e3m0")
+TOPK_CODECS = ("topk", "topk16", "topk8", "topk4")
+CODECS = (*FIXED_CODECS, *TOPK_CODECS, *(f"{codec}+zstd" for codec in FIXED_CODECS))
+SYNC_EVERY = 100  # DiLoCo's own is 500; Streaming DiLoCo's are between 30 and 100
+CHUNK_BYTES_MIN = 4_096
+CHUNK_BYTES_MAX = 4 * 1024 * 1024  # half of what one frame may carry
+STEPS_MAX = 10**9
+# Steps of an automatic overlap. A result is merged as soon as it is there, so a longer one would
+# cost nothing in a run that keeps up; but in one that does not, results come so many steps late.
+OVERLAP_AUTO_MAX = 10
+SECONDS_MAX = 86_400.0
+RETRANSMIT_S = (
+    1.0  # after a gap, until the kernel tries again at the latest (see ``sockets.retry_soon``)
+)
+SILENCE_SHARE_MAX = 0.75  # of the deadline
+CHECKPOINT_S_MAX = 366 * 86_400.0
+CHECKPOINTS_MAX = 10_000
+EVERY, ASKED = "every", "asked"  # peers that write checkpoints
+MEAN = "mean"  # of contributions; the other rules are robust, and have a number from below to above
+ROBUST = {"trimmed": (0.0, 0.5), "clipped": (0.0, 1e6)}
+RULE_DIGITS_MAX = 12  # of that number
+
+
+def _whole(low: int, high: int) -> Any:
+    def check(_instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+        if type(value) is not int:
+            raise ValueError(f"{attribute.name} must be a whole number, got {value!r}")
+        if not low <= value <= high:
+            raise ValueError(f"{attribute.name} must be from {low} to {high}, got {value}")
+
+    return check
+
+
+def _number(low: float, high: float) -> Any:
+    def check(_instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+        if type(value) not in (int, float):
+            raise ValueError(f"{attribute.name} must be a number, got {value!r}")
+        if not (math.isfinite(value) and low <= value <= high):  # type: ignore[arg-type, operator]
+            raise ValueError(f"{attribute.name} must be from {low:g} to {high:g}, got {value}")
+
+    return check
+
+
+def _truth(_instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    if type(value) is not bool:
+        raise ValueError(f"{attribute.name} must be true or false, got {value!r}")
+
+
+def _one_of(*options: str) -> Any:
+    def check(_instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+        if value not in options:
+            named = ", ".join(option for option in options if option)
+            raise ValueError(f"{attribute.name} must be one of {named}; got {value!r}")
+
+    return check
+
+
+def _name(_instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    if not isinstance(value, str) or not 1 <= len(value) <= 64 or not value.isprintable():
+        raise ValueError(f"{attribute.name} must be 1 to 64 printable characters, got {value!r}")
+
+
+def _word(_instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    if not isinstance(value, str) or not re.fullmatch(r"[a-z0-9_-]{0,15}", value):
+        raise ValueError(f"{attribute.name} must be up to 15 letters and digits, got {value!r}")
+
+
+def _merge(_instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    kind, _, amount = value.partition(":") if isinstance(value, str) else ("", "", "")
+    if kind == "delta" and not amount:
+        return
+    try:
+        if kind == "lerp" and 0.0 <= float(amount) <= 1.0:
+            return
+    except ValueError:
+        pass
+    raise ValueError(f'{attribute.name} must be "delta" or "lerp:A" with A from 0 to 1: {value!r}')
+
+
+def _rule(_instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    kind, colon, amount = value.partition(":") if isinstance(value, str) else ("", "", "")
+    if value == MEAN or (kind in ROBUST and not colon):
+        return
+    try:
+        low, high = ROBUST[kind]
+        if low < float(amount) < high and len(amount) <= RULE_DIGITS_MAX:
+            return
+    except (KeyError, ValueError):
+        pass
+    raise ValueError(
+        f'{attribute.name} must be "mean", "trimmed:A" with A over 0 and below 0.5, or "clipped:R" '
+        f"with R over 0: {value!r}"
+    )
+
+
+def _as_tuples(value: Any) -> Any:
+    """TOML's lists, which can change, as tuples, also within each other; anything else as it is."""
+    return tuple(_as_tuples(each) for each in value) if isinstance(value, list) else value
+
+
+def _groups(_instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    if not isinstance(value, tuple) or not all(isinstance(group, tuple) for group in value):
+        raise ValueError(f"{attribute.name} must be a list of lists of names, got {value!r}")
+    if len(value) > FRAGMENTS_MAX:
+        raise ValueError(f"{attribute.name} must be {FRAGMENTS_MAX} at most, got {len(value)}")
+    for number, group in enumerate(value):
+        if not group or not all(isinstance(name, str) and name for name in group):
+            raise ValueError(f"group {number} of {attribute.name} must be names, got {group!r}")
+
+
+def _codecs(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    for each in value if isinstance(value, tuple) else (value,):
+        _one_of(*CODECS)(instance, attribute, each)
+
+
+def _overlap(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    if isinstance(value, str) and value != AUTO:
+        raise ValueError(f'{attribute.name} must be "{AUTO}" or a whole number, got {value!r}')
+    if value != AUTO:
+        _whole(0, STEPS_MAX)(instance, attribute, value)
+
+
+def _writers(_instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    if value not in (EVERY, ASKED) and not (type(value) is int and 1 <= value <= MEMBERS_MAX):
+        raise ValueError(
+            f'{attribute.name} must be "{EVERY}", "{ASKED}" or a number from 1 to {MEMBERS_MAX}; '
+            f"got {value!r}"
+        )
+
+
+@frozen
+class RunTable:
+    """``[run]``"""
+
+    name: str = field(default="run", validator=_name)
+    rounds: int = field(default=0, validator=_whole(0, STEPS_MAX))  # commits wanted; 0: no end
+
+
+@frozen
+class DilocoTable:
+    """``[diloco]``"""
+
+    # What the keys below are when they are not given; see ``algorithm``. Empty: their own defaults.
+    algorithm: str = field(default="", validator=_one_of("", *ALGORITHMS))
+    sync_every: int = field(default=SYNC_EVERY, validator=_whole(1, STEPS_MAX))  # inner steps, H
+    fragments: int = field(default=1, validator=_whole(1, FRAGMENTS_MAX))  # P
+    pattern: str = field(default="strided", validator=_one_of("strided", "sequential"))
+    # Patterns of tensors' names, for each fragment; instead of dealing out layers by ``pattern``.
+    groups: tuple[tuple[str, ...], ...] = field(default=(), converter=_as_tuples, validator=_groups)
+    overlap: int | str = field(default=0, validator=_overlap)  # steps taken while a round runs
+    outer_lr: float = field(default=0.7, validator=_number(0.0, 100.0))
+    outer_momentum: float = field(default=0.9, validator=_number(0.0, 1.0))
+    nesterov: bool = field(default=True, validator=_truth)
+    merge: str = field(default="delta", validator=_merge)
+    # "elastic": a round is when the fastest contributor comes to its step, the others give what they
+    # have. "lockstep": it is when all have come to its step; for comparisons.
+    pace: str = field(default="elastic", validator=_one_of("elastic", "lockstep"))
+
+    @property
+    def overlap_steps(self) -> int:
+        """Steps that a trainer takes at most before it waits for a round's result.
+
+        ``auto`` is as many as pass until the next fragment's turn, but ``OVERLAP_AUTO_MAX`` at most:
+        a result is merged as soon as it is there, so it need not be known how long a round takes.
+        """
+        if isinstance(self.overlap, int):
+            return self.overlap
+        steps = min(self.sync_every // self.fragments, OVERLAP_AUTO_MAX)
+        return min(max(steps, 1), self.sync_every - 1)
+
+    @property
+    def preview(self) -> bool:
+        """Whether trainers go on from a guess of a round's result until that comes."""
+        return self._algorithm.preview
+
+    @property
+    def overlap_max(self) -> int:
+        """What ``overlap`` may be."""
+        return self.sync_every if self._algorithm.fills_phase else self.sync_every - 1
+
+    @property
+    def _algorithm(self) -> Algorithm:
+        return algorithm_named(self.algorithm)
+
+
+@frozen
+class MembershipTable:
+    """``[membership]``"""
+
+    contributors: int = field(default=0, validator=_whole(0, MEMBERS_MAX))  # places; 0: no limit
+    min_members: int = field(default=1, validator=_whole(1, MEMBERS_MAX))  # to open a round
+    # Members that are kept in sync beyond the places; more of them wait in line. -1: no limit.
+    spares: int = field(default=-1, validator=_whole(-1, MEMBERS_MAX))
+    quorum: float = field(default=0.6, validator=_number(0.0, 1.0))  # share that must be ready
+    grace_s: float = field(default=5.0, validator=_number(0.0, SECONDS_MAX))  # after the quorum
+    deadline_s: float = field(default=15.0, validator=_number(0.1, SECONDS_MAX))
+    # When nobody holds the newest version any more, the run goes on from an older one after so
+    # long; 0: never.
+    rewind_s: float = field(default=300.0, validator=_number(0.0, SECONDS_MAX))
+    approve: bool = field(
+        default=False, validator=_truth
+    )  # newcomers, by hand, whatever the invite
+
+
+@frozen
+class ReduceTable:
+    """``[reduce]``"""
+
+    # One for all fragments, or one for each.
+    codec_up: str | tuple[str, ...] = field(default="fp32", converter=_as_tuples, validator=_codecs)
+    codec_down: str | tuple[str, ...] = field(
+        default="fp32", converter=_as_tuples, validator=_codecs
+    )
+    # What a lossy codec_up left out of a contribution goes into the peer's next one, times this.
+    error_feedback: bool = field(default=True, validator=_truth)
+    feedback_decay: float = field(default=1.0, validator=_number(0.0, 1.0))
+    # How owners make a result of contributions; see ``collectives.combine``.
+    combine: str = field(default=MEAN, validator=_rule)
+    # Of each result's chunks, by chance, so many are looked at by another contributor before it is
+    # committed: did its owner add up what it was given? See ``audits``.
+    audit: float = field(default=0.0, validator=_number(0.0, 1.0))
+    chunk_bytes: int = field(
+        default=1_048_576, validator=_whole(CHUNK_BYTES_MIN, CHUNK_BYTES_MAX)
+    )  # of float32 values, before encoding
+    lanes: int = field(default=2, validator=_whole(1, LANES_OPEN_MAX))  # of a link, to begin with
+    lanes_max: int = field(default=16, validator=_whole(1, LANES_OPEN_MAX))  # while they carry more
+    congestion: str = field(default="bbr", validator=_word)  # TCP's, of lanes; where there is it
+
+    def codecs(self, fragment: int) -> tuple[str, str]:
+        """Of contributions to a fragment's rounds, and of their results."""
+        up, down = (
+            each if isinstance(each, str) else each[fragment]
+            for each in (self.codec_up, self.codec_down)
+        )
+        return up, down
+
+
+@frozen
+class TrainerTable:
+    """``[trainer]``"""
+
+    # A trainer that takes longer for a step hangs; the first step has more time. 0: no deadline.
+    step_deadline_s: float = field(default=300.0, validator=_number(0.0, SECONDS_MAX))
+    # So many losses in a row that are not finite, and its weights are given up. 0: never.
+    nan_steps: int = field(default=10, validator=_whole(0, STEPS_MAX))
+
+
+@frozen
+class SyncTable:
+    """``[sync]``"""
+
+    # What a peer gives to copies of the state, of what it can send, while its rounds send too.
+    donor_share: float = field(default=0.05, validator=_number(0.0, 1.0))
+
+
+@frozen
+class CheckpointTable:
+    """``[checkpoint]``"""
+
+    # Who writes: every peer, so many of those who are longest in sync, or only who was asked by its
+    # own command line.
+    peers: int | str = field(default=EVERY, validator=_writers)
+    every_rounds: int = field(default=0, validator=_whole(0, STEPS_MAX))  # 0: not by rounds
+    # 0: not by time.
+    every_s: float = field(default=600.0, validator=_number(0.0, CHECKPOINT_S_MAX))
+    keep_count: int = field(default=2, validator=_whole(1, CHECKPOINTS_MAX))
+    keep_s: float = field(default=0.0, validator=_number(0.0, CHECKPOINT_S_MAX))  # 0: for ever
+    trainer: bool = field(default=False, validator=_truth)  # optimizer and random numbers, too
+
+
+TABLES: dict[str, type] = {
+    "run": RunTable,
+    "diloco": DilocoTable,
+    "membership": MembershipTable,
+    "reduce": ReduceTable,
+    "trainer": TrainerTable,
+    "sync": SyncTable,
+    "checkpoint": CheckpointTable,
+}
+
+
+@frozen
+class Contradiction:
+    """Settings that are right by themselves and cannot be together.
+
+    Attributes:
+      keys: ``table.key`` of them.
+    """
+
+    keys: tuple[str, ...]
+    text: str
+
+
+def contradictions(
+    diloco: DilocoTable, members: MembershipTable, reduce: ReduceTable
+) -> Iterator[Contradiction]:
+    """All there are between keys."""
+    if diloco.groups and len(diloco.groups) != diloco.fragments:
+        yield Contradiction(
+            ("diloco.fragments", "diloco.groups"),
+            f"there are {len(diloco.groups)} groups, each of which is a fragment, and fragments "
+            f"is {diloco.fragments}: leave fragments out",
+        )
+    if diloco.groups and diloco.pattern != "strided":
+        yield Contradiction(
+            ("diloco.pattern", "diloco.groups"),
+            "groups say what each fragment is: leave pattern out",
+        )
+    if diloco.fragments > diloco.sync_every:
+        yield Contradiction(
+            ("diloco.fragments", "diloco.sync_every"),
+            f"fragments ({diloco.fragments}) must not exceed sync_every ({diloco.sync_every}):"
+            " there would be several rounds per step",
+        )
+    if diloco.overlap_steps > diloco.overlap_max:
+        bound = "not exceed" if diloco.overlap_max == diloco.sync_every else "be less than"
+        yield Contradiction(
+            ("diloco.overlap", "diloco.sync_every"),
+            f"overlap ({diloco.overlap}) must {bound} sync_every ({diloco.sync_every})",
+        )
+    if diloco.preview and not diloco.overlap_steps:
+        yield Contradiction(
+            ("diloco.overlap", "diloco.algorithm"),
+            "eager with an overlap of 0 has no time to go on from a guess; use diloco",
+        )
+    for key in ("codec_up", "codec_down"):
+        codecs = getattr(reduce, key)
+        if isinstance(codecs, tuple) and len(codecs) != diloco.fragments:
+            yield Contradiction(
+                (f"reduce.{key}", "diloco.fragments"),
+                f"{key} has {len(codecs)} codecs for {diloco.fragments} fragments: name one for "
+                "each, or one for all",
+            )
+    trims = reduce.combine.startswith("trimmed")
+    codecs = (reduce.codec_up,) if isinstance(reduce.codec_up, str) else reduce.codec_up
+    if trims and set(codecs) & set(TOPK_CODECS):
+        yield Contradiction(
+            ("reduce.combine", "reduce.codec_up"),
+            f"combine ({reduce.combine}) leaves out what few send, and with a topk codec_up everybody "
+            "sends other values: use clipped, or another codec_up",
+        )
+    if reduce.lanes > reduce.lanes_max:
+        yield Contradiction(
+            ("reduce.lanes", "reduce.lanes_max"),
+            f"lanes ({reduce.lanes}) must not exceed lanes_max ({reduce.lanes_max})",
+        )
+    if members.contributors and members.min_members > members.contributors:
+        yield Contradiction(
+            ("membership.min_members", "membership.contributors"),
+            f"min_members ({members.min_members}) must not exceed contributors "
+            f"({members.contributors}): no round could ever open",
+        )
+
+
+@frozen
+class RunSpec:
+    """The whole file; tables that are left out have their defaults."""
+
+    run: RunTable = Factory(RunTable)
+    diloco: DilocoTable = Factory(DilocoTable)
+    membership: MembershipTable = Factory(MembershipTable)
+    reduce: ReduceTable = Factory(ReduceTable)
+    trainer: TrainerTable = Factory(TrainerTable)
+    sync: SyncTable = Factory(SyncTable)
+    checkpoint: CheckpointTable = Factory(CheckpointTable)
+    toml_text: str = ""  # as the owner wrote it; peers get it verbatim
+
+    def __attrs_post_init__(self) -> None:
+        for contradiction in contradictions(self.diloco, self.membership, self.reduce):
+            raise ValueError(contradiction.text)
+
+    @classmethod
+    def parse(cls, toml_text: str) -> RunSpec:
+        """Parse and check ``run.toml``.
+
+        Raises:
+          UserError: not TOML, an unknown table or key (with the one that was probably meant), or a
+            value out of range.
+        """
+        if len(toml_text) > SPEC_CHARS_MAX:
+            raise _wrong(f"it is longer than {SPEC_CHARS_MAX} characters")
+        try:
+            document = tomllib.loads(toml_text)
+        except tomllib.TOMLDecodeError as error:
+            raise _wrong(str(error)) from error
+        except RecursionError as error:
+            raise _wrong("its values are nested too deeply") from error
+        _refuse_unknown(document, list(TABLES), "table")
+        given: dict[str, dict[str, Any]] = {}
+        for name, kind in TABLES.items():
+            values = document.get(name, {})
+            if not isinstance(values, dict):
+                raise _wrong(f"{name} must be a table: [{name}]")
+            _refuse_unknown(values, [a.name for a in attrs.fields(kind)], f"key in [{name}]")
+            given[name] = values
+        tables: dict[str, Any] = {}
+        groups = given["diloco"].get("groups")
+        if groups and isinstance(groups, list):
+            given["diloco"] = {"fragments": len(groups), **given["diloco"]}
+        try:
+            given["diloco"], given["reduce"] = resolved(
+                given["diloco"], given["reduce"], SYNC_EVERY
+            )
+            for name, kind in TABLES.items():
+                try:
+                    tables[name] = kind(**given[name])
+                except ValueError as error:
+                    raise ValueError(f"[{name}] {error}") from error
+            return cls(**tables, toml_text=toml_text)
+        except ValueError as error:
+            raise _wrong(str(error)) from error
+
+    @property
+    def heartbeat_s(self) -> float:
+        """Seconds between signs of life."""
+        return self.membership.deadline_s / 5
+
+    @property
+    def link_deadline_s(self) -> float:
+        """Seconds without a byte after which a peer calls another peer lost."""
+        return self.membership.deadline_s / 2
+
+    @property
+    def link_silence_s(self) -> float:
+        """Seconds without a byte after which a link is lost: a line may be away for ``link_deadline_s``."""
+        return min(
+            self.link_deadline_s + RETRANSMIT_S, SILENCE_SHARE_MAX * self.membership.deadline_s
+        )
+
+    @property
+    def settle_s(self) -> float:
+        """Seconds between an accusation and the removal of an accused who looks alive."""
+        return self.membership.deadline_s / 10
+
+
+def _wrong(reason: str, hint: str = "") -> UserError:
+    return UserError(f"run.toml: {reason}", exit_code=SPEC_EXIT_CODE, hint=hint)
+
+
+def _refuse_unknown(values: dict[str, Any], known: list[str], what: str) -> None:
+    for name in values:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+            raise _wrong(f"unknown {what}: {name!r} ({hint})", hint=hint)

@@ -1,0 +1,162 @@
+"""All that is wrong with a ``run.toml``, and what in it speaks against good sense, with the lines.
+
+``RunSpec.parse`` stops at the first error, as a master should; a person wants to know of all of them.
+Nothing here decides what is right: the spec's own validators and contradictions do.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import attrs
+from attrs import frozen
+
+from ...protocol.errors import UserError
+from .algorithm import resolved
+from .spec import SPEC_CHARS_MAX, SYNC_EVERY, TABLES, RunSpec, contradictions
+from .spec_warnings import doubts
+
+_TABLE = re.compile(r"\s*\[\s*([^\[\]]+?)\s*\]\s*(#.*)?")
+_KEY = re.compile(r"""\s*([\w.-]+|"[^"]*"|'[^']*')\s*=""")
+_AT_LINE = re.compile(r"\(at line (\d+), column \d+\)")
+
+
+@frozen
+class SpecFault:
+    """One thing that is wrong, or doubtful.
+
+    Attributes:
+      line: in the file, from 1 on; 0: of no line in particular.
+      key: ``table.key``, ``table`` or empty.
+      near: the known name that was probably meant, or empty.
+    """
+
+    line: int
+    key: str
+    text: str
+    near: str = ""
+
+
+def look_at(toml_text: str) -> tuple[list[SpecFault], list[SpecFault]]:
+    """Errors and warnings, by line. Warnings are only looked for where there is no error."""
+    if len(toml_text) > SPEC_CHARS_MAX:
+        return [SpecFault(0, "", f"it is longer than {SPEC_CHARS_MAX} characters")], []
+    try:
+        document = tomllib.loads(toml_text)
+    except tomllib.TOMLDecodeError as error:
+        found = _AT_LINE.search(str(error))  # else it is at the end of the document
+        line = int(found.group(1)) if found else len(toml_text.splitlines())
+        return [SpecFault(line, "", str(error))], []
+    except RecursionError:
+        return [SpecFault(0, "", "its values are nested too deeply")], []
+    lines = _lines(toml_text)
+    errors = list(_errors(document, lines))
+    warnings: list[SpecFault] = []
+    if not errors:
+        try:
+            spec = RunSpec.parse(toml_text)
+        except UserError as error:  # what only the whole shows: a setting beside its algorithm
+            text = str(error).removeprefix("run.toml: ")
+            key = _key_in(text, lines)
+            errors.append(SpecFault(lines.get(key, 0), key, text))
+        else:
+            warnings = [
+                SpecFault(lines.get(doubt.key, 0), doubt.key, doubt.text) for doubt in doubts(spec)
+            ]
+    return sorted(errors, key=_by_line), sorted(warnings, key=_by_line)
+
+
+def _key_in(text: str, lines: Mapping[str, int]) -> str:
+    """The key of the file that an error speaks of; the algorithm only if of nothing else."""
+    words = set(re.findall(r"\w+", text))
+    named = [key for key in lines if "." in key and key.partition(".")[2] in words]
+    return min(named, key=lambda key: key == "diloco.algorithm", default="")
+
+
+def _by_line(fault: SpecFault) -> tuple[int, str]:
+    return fault.line, fault.key
+
+
+def _errors(document: Mapping[str, Any], lines: Mapping[str, int]) -> Iterator[SpecFault]:
+    made: dict[str, Any] = {}
+    for name in document:
+        if name not in TABLES:
+            yield _unknown(name, list(TABLES), "table", name, lines)
+    for name, kind in TABLES.items():
+        values = document.get(name, {})
+        if not isinstance(values, dict):
+            yield SpecFault(lines.get(name, 0), name, f"must be a table: [{name}]")
+            continue
+        known = [attribute.name for attribute in attrs.fields(kind)]
+        for key in values:
+            if key not in known:
+                yield _unknown(key, known, "key", f"{name}.{key}", lines)
+        faults = list(_values(name, kind, values, lines))
+        yield from faults
+        if not faults:
+            made[name] = {key: value for key, value in values.items() if key in known}
+    if {"diloco", "membership", "reduce"} <= set(made):
+        yield from _between(made, lines)
+
+
+def _unknown(
+    name: str, known: list[str], what: str, key: str, lines: Mapping[str, int]
+) -> SpecFault:
+    near = next(iter(difflib.get_close_matches(name, known, n=1)), "")
+    told = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
+    return SpecFault(lines.get(key, 0), key, f"unknown {what} ({told})", near)
+
+
+def _values(
+    table: str, kind: type, values: Mapping[str, Any], lines: Mapping[str, int]
+) -> Iterator[SpecFault]:
+    for attribute in attrs.fields(kind):
+        if attribute.name not in values or attribute.validator is None:
+            continue
+        value = values[attribute.name]
+        convert: Any = attribute.converter
+        try:
+            attribute.validator(None, attribute, value if convert is None else convert(value))
+        except ValueError as error:
+            key = f"{table}.{attribute.name}"
+            yield SpecFault(lines.get(key, 0), key, str(error))
+
+
+def _between(made: Mapping[str, Any], lines: Mapping[str, int]) -> Iterator[SpecFault]:
+    """Contradictions among values that are right by themselves."""
+    diloco, groups = made["diloco"], made["diloco"].get("groups")
+    if groups:
+        diloco = {"fragments": len(groups), **diloco}
+    try:
+        diloco, reduce = resolved(diloco, made["reduce"], SYNC_EVERY)
+    except ValueError:
+        return  # told by the whole
+    tables = [
+        TABLES[name](**values)
+        for name, values in (
+            ("diloco", diloco),
+            ("membership", made["membership"]),
+            ("reduce", reduce),
+        )
+    ]
+    for each in contradictions(*tables):
+        key = next((key for key in each.keys if key in lines), each.keys[0])
+        yield SpecFault(lines.get(key, 0), key, each.text)
+
+
+def _lines(toml_text: str) -> dict[str, int]:
+    """Where each ``table`` and ``table.key`` stands; the first time, as TOML allows no other."""
+    found: dict[str, int] = {}
+    table = ""
+    for number, line in enumerate(toml_text.splitlines(), 1):
+        if header := _TABLE.fullmatch(line):
+            table = header.group(1).replace(" ", "")
+            found.setdefault(table, number)
+        elif assigned := _KEY.match(line):
+            key = assigned.group(1).strip("\"'")
+            found.setdefault(f"{table}.{key}" if table else key, number)
+    return found

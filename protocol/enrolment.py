@@ -1,0 +1,281 @@
+"""How a newcomer gets its certificate: the only thing that a stranger can do.
+
+    newcomer                                        master
+       │  TLS 1.3, the newcomer shows nothing          │
+       │ EnrolHello(versions) ───────────────────────► │
+       │ ◄──────────────── EnrolAuthority(certificate) │
+       │   Is that the authority of the invite? Did it │
+       │   sign the certificate behind this very TLS   │
+       │   connection, and does that say "master"?     │
+       │ EnrolRequest(token, request, name) ─────────► │   Is the token good?
+       │ ◄─────────── Enrolled(certificate) or Refused │
+
+Instead of the last two lines it may ask to be looked at: see ``machine_check``.
+
+The token is sent only after all three answers were yes, so nobody who stands in for the master gets
+to see it, not even a member of the run.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import trio
+from attrs import frozen
+from cryptography import x509
+
+from .addresses import Address
+from .connection_phases import ADMITTING, NEWCOMER
+from .errors import (
+    WRONG_CLOCK_EXIT_CODE,
+    WRONG_CLOCK_HINT,
+    EvictedError,
+    HoldfastError,
+    RemoteProtocolError,
+    UserError,
+)
+from .messages import (
+    VERSION_MAX,
+    VERSION_MIN,
+    CheckRequest,
+    EnrolAuthority,
+    EnrolHello,
+    Enrolled,
+    EnrolRequest,
+    RefusalCode,
+    Refused,
+    Role,
+)
+from .network.interface import Channel
+from .network.sockets import handshake, open_tcp
+from .network.stream import MessageStream
+from .text import plain
+from .trust.authority import (
+    Authority,
+    Party,
+    check_issued,
+    fingerprint_of,
+    holder_of,
+    load_certificate,
+)
+from .trust.identity import NOT_X509, Identity
+from .trust.invite import Invite
+
+ENROL_S = 20.0  # for the whole conversation, on either side: some round trips
+
+
+class Refusal(HoldfastError):
+    """Why a newcomer may not enter; it is told so.
+
+    Attributes:
+      code: what it should do about it.
+      reason: a sentence for the person at the other end.
+    """
+
+    def __init__(self, code: RefusalCode, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = plain(reason)
+
+
+@frozen
+class Admission:
+    """Who was let in, and as what."""
+
+    peer: str
+    name: str
+    role: Role
+
+
+# ---------------------------------------------------------------- the newcomer
+
+
+async def enrol(invite: Invite, identity: Identity, name: str) -> tuple[bytes, bytes]:
+    """Get a certificate with an invite, trying its addresses in order.
+
+    Returns:
+      Our certificate and the authority's, in PEM: what ``Credentials`` wants.
+
+    Raises:
+      EvictedError: the master refuses, and why.
+      OSError: nobody answers at any address.
+      RemoteProtocolError: who answers is not the run's master; it has not seen the token.
+      UserError: this machine's clock is wrong.
+    """
+    failure: OSError | RemoteProtocolError | None = None
+    for address in invite.addresses:
+        try:
+            with trio.fail_after(ENROL_S):
+                return await _enrol_at(address, invite, identity, name)
+        except trio.TooSlowError:
+            failure = failure or OSError(f"{address} did not answer within {ENROL_S:.0f} s")
+        except (trio.BrokenResourceError, trio.EndOfChannel) as error:
+            failure = failure or OSError(f"{address} hung up: {error}")
+        except OSError as error:
+            failure = failure or error
+        except RemoteProtocolError as error:
+            # Says more than that another address did not answer.
+            failure = failure if isinstance(failure, RemoteProtocolError) else error
+    assert failure is not None  # an invite has an address
+    raise failure
+
+
+async def _enrol_at(
+    address: Address, invite: Invite, identity: Identity, name: str
+) -> tuple[bytes, bytes]:
+    async with newcomers_channel(address) as channel:
+        return await ask_for_certificate(channel, invite, identity, name)
+
+
+@asynccontextmanager
+async def newcomers_channel(address: Address) -> AsyncIterator[Channel]:
+    """TLS to whoever is there, who has shown a certificate that nobody verified yet.
+
+    Raises: as ``sockets.open_tcp`` and ``sockets.handshake``.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE  # we know the authority only by its fingerprint so far
+    stream = await open_tcp(address)
+    try:
+        tls = trio.SSLStream(stream, context)
+        await handshake(tls, address)
+        leaf_der: bytes | None = tls.getpeercert(binary_form=True)
+        yield Channel(tls, Party.NEWCOMER, "", leaf_der or b"", str(address))
+    finally:
+        await trio.aclose_forcefully(stream)
+
+
+async def ask_for_certificate(
+    channel: Channel, invite: Invite, identity: Identity, name: str
+) -> tuple[bytes, bytes]:
+    """The newcomer's side of the conversation, over TLS whose other end nobody verified yet.
+
+    Args:
+      channel: ``certificate_der`` is what the TLS server showed (and proved to hold the key of).
+
+    Returns, raises: as ``enrol``.
+    """
+    messages = MessageStream(channel.stream, ADMITTING)
+    served = await meet_master(messages, channel, invite)
+    await messages.send(EnrolRequest(invite.token, identity.request_pem(name), name))
+    answer = await messages.receive_expected(Enrolled, Refused)
+    if isinstance(answer, Refused):
+        raise EvictedError(answer.code.value, answer.reason)
+    certificate = load_certificate(answer.certificate_pem)
+    check_issued(certificate, load_certificate(served.authority_pem))
+    holder = holder_of(certificate)
+    if (holder.peer, holder.party) != (identity.peer_id, Party.PEER):
+        raise RemoteProtocolError(f"{channel.remote_address} sent a certificate that is not ours")
+    return answer.certificate_pem, served.authority_pem
+
+
+async def meet_master(messages: MessageStream, channel: Channel, invite: Invite) -> EnrolAuthority:
+    """Say hello, and see that this is the master that the invite speaks of.
+
+    Raises: as ``enrol``.
+    """
+    await messages.send(EnrolHello(VERSION_MIN, VERSION_MAX))
+    served = await messages.receive_expected(EnrolAuthority, Refused)
+    if isinstance(served, Refused):
+        raise EvictedError(served.code.value, served.reason)
+    _check_master(channel, served, invite)
+    return served
+
+
+def _check_master(channel: Channel, served: EnrolAuthority, invite: Invite) -> None:
+    """Raises unless the other end of the channel is the master that the invite speaks of."""
+    where = channel.remote_address
+    authority = load_certificate(served.authority_pem)
+    if fingerprint_of(authority) != invite.fingerprint or served.run_id != invite.run_id:
+        raise RemoteProtocolError(f"{where} is not the master of the invite's run")
+    try:
+        leaf = x509.load_der_x509_certificate(channel.certificate_der)
+    except NOT_X509:
+        raise RemoteProtocolError(f"{where} showed no certificate") from None
+    check_issued(leaf, authority)
+    holder = holder_of(leaf)
+    if holder.party is not Party.MASTER or holder.run_id != invite.run_id:
+        raise RemoteProtocolError(f"{where} is a {holder.party.value} of the run, not its master")
+    now = datetime.datetime.now(datetime.UTC)
+    if not leaf.not_valid_before_utc <= now <= leaf.not_valid_after_utc:
+        raise UserError(
+            f"by this machine's clock it is {now:%Y-%m-%d %H:%M} UTC, but the master's certificate"
+            f" is valid from {leaf.not_valid_before_utc:%Y-%m-%d %H:%M}"
+            f" to {leaf.not_valid_after_utc:%Y-%m-%d %H:%M}",
+            exit_code=WRONG_CLOCK_EXIT_CODE,
+            hint=WRONG_CLOCK_HINT,
+        )
+
+
+# ---------------------------------------------------------------- the master
+
+
+async def answer_newcomer(
+    channel: Channel,
+    authority: Authority,
+    redeem: Callable[[EnrolRequest, str], Awaitable[Role]],
+    *,
+    admitted: Callable[[Admission], Awaitable[None]] | None = None,
+    check: Callable[[MessageStream, CheckRequest], Awaitable[None]] | None = None,
+    known: Callable[[str], Role | None] = lambda _peer: None,
+) -> Admission | None:
+    """The master's side of the conversation, on a channel of ``Party.NEWCOMER``.
+
+    Args:
+      redeem: takes the request and the id of the key that has signed it, uses the token up and gives
+        the role, or raises ``Refusal``. Called once, last, when nothing but the reply is left to do.
+      admitted: called before the certificate is sent: write it down here; may raise ``Refusal``.
+      known: the role of a peer that was admitted before: by its key, which has signed the request, it
+        gets another certificate, and no token is used up. None: it was not.
+      check: goes on with who only wants to be looked at; may raise ``Refusal``.
+
+    Returns:
+      Who was let in; None if it was refused (and told why), or did not want in.
+
+    Raises:
+      RemoteProtocolError: it does not speak this protocol; and what ``MessageStream`` raises.
+      trio.TooSlowError: it took too long.
+    """
+    messages = MessageStream(channel.stream, NEWCOMER)
+    with trio.fail_after(ENROL_S):
+        hello = await messages.receive_expected(EnrolHello)
+        if hello.version_min > VERSION_MAX or hello.version_max < VERSION_MIN:
+            reason = (
+                f"this run speaks protocol {VERSION_MIN} to {VERSION_MAX},"
+                f" you speak {hello.version_min} to {hello.version_max}"
+            )
+            await messages.send_final(Refused(RefusalCode.VERSION, reason))
+            return None
+        await messages.send(EnrolAuthority(authority.run_id, authority.certificate_pem))
+        request = (
+            await messages.receive_expected(EnrolRequest)
+            if check is None
+            else await messages.receive_expected(EnrolRequest, CheckRequest)
+        )
+        if isinstance(request, CheckRequest):
+            assert check is not None
+            try:
+                await check(messages, request)
+            except Refusal as refusal:
+                await messages.send_final(Refused(refusal.code, refusal.reason))
+            return None
+        certificate_pem = authority.issue(request.request_pem, request.name, Party.PEER)
+        peer = holder_of(load_certificate(certificate_pem)).peer
+        try:
+            if (role := known(peer)) is not None:
+                await messages.send_final(Enrolled(certificate_pem))
+                return Admission(peer, request.name, role)
+            role = await redeem(request, peer)
+            admission = Admission(peer, request.name, role)
+            if admitted is not None:
+                await admitted(admission)
+        except Refusal as refusal:
+            await messages.send_final(Refused(refusal.code, refusal.reason))
+            return None
+        await messages.send_final(Enrolled(certificate_pem))
+        return admission

@@ -1,0 +1,245 @@
+"""How a machine is looked at before it takes part: what only the master can tell it.
+
+    newcomer                                        master
+       │ EnrolHello, EnrolAuthority as ever (see ``enrol``)
+       │ CheckRequest(token, addresses, nonce) ──────► │   Is the token good? It is not used up.
+       │ ◄───────────────── one connection per port    │   Is the nonce said there?
+       │ ◄───────────────────────────── CheckAnswer    │   its clock, what it saw, what is needed
+       │ Junk ... Junk(last) ────────────────────────► │   64 KiB; timed by who receives
+       │ ◄──────────────── JunkCounted, Junk(last) ... │   as much; then four times as much, and so
+       │                                               │   on while it takes no time to speak of
+
+Nothing is admitted, journaled or kept. Who asks has an invite; even so, only little is done for it,
+and for few at a time. The master dials nothing but the address that the connection comes from, at the
+ports that the newcomer names, and says only whether the nonce came back, as late for a port that is
+closed as for one that is filtered: an invite is no means to look at other machines, or at names, from
+where the master is.
+"""
+
+from __future__ import annotations
+
+import hmac
+import math
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+
+import trio
+from attrs import evolve, frozen
+
+from .addresses import Address
+from .connection_phases import ADMITTING
+from .enrolment import Refusal, meet_master, newcomers_channel
+from .errors import EvictedError, RemoteProtocolError, UserError
+from .messages import (
+    CHECKED_ADDRESSES_MAX,
+    JUNK_BYTES_MAX,
+    CheckAnswer,
+    CheckRequest,
+    Junk,
+    JunkCounted,
+    RefusalCode,
+    Refused,
+)
+from .network.interface import Network
+from .network.stream import MessageStream
+from .trust.invite import Invite
+
+CHECKS_MAX = 4  # at a time; who comes then is told to come back
+DIAL_BACK_S = 5.0  # for the nonce to come back; it takes as long to say that it did not
+CHECKED_PORTS_MAX = (
+    2  # of a newcomer, that are dialled: it listens on one, or two are forwarded to it
+)
+JUNK_BYTES_FIRST = 64 * 2**10  # each way; then four times as much
+JUNK_BYTES_LAST = 4 * 2**20
+TIMED_S_MIN = 0.5  # what takes so long says enough: a slow line need not carry more
+NONCE_BYTES = 32
+
+
+@frozen
+class Rates:
+    """A line, timed with a little junk. Where it took no time, infinite."""
+
+    up_bytes_per_s: float
+    down_bytes_per_s: float
+    junk_bytes: int  # that were sent and received for it
+    round_trip_s: float
+
+
+@frozen
+class Seen:
+    """What came of a checkup.
+
+    Attributes:
+      clock_ahead_s: of ours before the master's; wrong by half a round trip at most.
+    """
+
+    answer: CheckAnswer
+    clock_ahead_s: float
+    rates: Rates
+
+
+# ---------------------------------------------------------------- the newcomer
+
+
+async def ask_master(
+    address: Address, invite: Invite, advertised: Sequence[str], nonce: bytes
+) -> Seen:
+    """Have the run's master look at us.
+
+    Args:
+      advertised: where it dials us back; somebody must say ``nonce`` there meanwhile.
+
+    Raises:
+      EvictedError: it refuses, and why.
+      OSError: nobody answers, or hangs up.
+      RemoteProtocolError: it is not the run's master, or knows no checkups.
+      UserError: this machine's clock is wrong.
+    """
+    try:
+        async with newcomers_channel(address) as channel:
+            messages = MessageStream(channel.stream, ADMITTING)
+            before_s = trio.current_time()
+            await meet_master(messages, channel, invite)
+            round_trip_s = trio.current_time() - before_s
+            request = CheckRequest(invite.token, tuple(advertised[:CHECKED_ADDRESSES_MAX]), nonce)
+            await messages.send(request)
+            answer = await messages.receive_expected(CheckAnswer, Refused)
+            now_s = time.time()
+            if isinstance(answer, Refused):
+                raise EvictedError(answer.code.value, answer.reason)
+            ahead_s = now_s - round_trip_s / 2 - answer.now_s
+            return Seen(answer, ahead_s, await _time_line(messages, round_trip_s))
+    except (trio.BrokenResourceError, trio.EndOfChannel) as error:
+        raise OSError(f"{address} hung up: {error}") from error
+
+
+async def _time_line(messages: MessageStream, round_trip_s: float) -> Rates:
+    size_bytes, junk_bytes = JUNK_BYTES_FIRST, 0
+    while True:
+        await _send_junk(messages, size_bytes)
+        up = await messages.receive_expected(JunkCounted)
+        down = await _count_junk(messages)
+        junk_bytes += 2 * size_bytes
+        slow = max(up.took_s, down.took_s) >= TIMED_S_MIN
+        if slow or size_bytes >= JUNK_BYTES_LAST:
+            return Rates(_rate(up), _rate(down), junk_bytes, round_trip_s)
+        size_bytes *= 4
+
+
+def _rate(counted: JunkCounted) -> float:
+    """The first message starts the clock, so it is not counted."""
+    if counted.took_s <= 0 or counted.count_bytes <= JUNK_BYTES_MAX:
+        return math.inf
+    return (counted.count_bytes - JUNK_BYTES_MAX) / counted.took_s
+
+
+# ---------------------------------------------------------------- the master
+
+
+class Checkups:
+    """The master's side.
+
+    Args:
+      look_at_token: raises ``Refusal`` unless it would admit somebody.
+      needs: what a member needs; the rest of the answer is filled in here.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        look_at_token: Callable[[str], Awaitable[None]],
+        needs: Callable[[], CheckAnswer],
+    ) -> None:
+        self._network = network
+        self._look_at_token = look_at_token
+        self._needs = needs
+        self._count = 0
+
+    async def answer(self, messages: MessageStream, request: CheckRequest, host: str) -> None:
+        """Look at who asks; raises ``Refusal``, and what ``MessageStream`` raises."""
+        await self._look_at_token(request.token)
+        if self._count >= CHECKS_MAX:
+            raise Refusal(RefusalCode.BUSY, "the master looks at others; try again in a minute")
+        self._count += 1
+        try:
+            faults = await self._dial_back(request, host)
+            await messages.send(evolve(self._needs(), now_s=time.time(), host=host, faults=faults))
+            size_bytes = JUNK_BYTES_FIRST
+            while size_bytes <= JUNK_BYTES_LAST:  # whoever asks hangs up when it knows enough
+                await messages.send(await _count_junk(messages))
+                await _send_junk(messages, size_bytes)
+                size_bytes *= 4
+        finally:
+            self._count -= 1
+
+    async def _dial_back(self, request: CheckRequest, host: str) -> tuple[str, ...]:
+        """Per address, why we do not reach its port at the host that asks; empty: we do."""
+        ports = [_port_of(text) for text in request.addresses]
+        named = dict.fromkeys(port for port in ports if port and host)
+        dialled = list(named)[:CHECKED_PORTS_MAX]
+        reached: set[int] = set()
+
+        async def look(port: int) -> None:
+            if await self._is_reached(Address(host, port), request.nonce):
+                reached.add(port)
+
+        async with trio.open_nursery() as nursery:
+            for port in dialled:
+                nursery.start_soon(look, port)
+        return tuple(
+            ""
+            if port in reached
+            else f"no answer of this machine at {Address(host, port)}"
+            if port in dialled
+            else f"not looked at: only {CHECKED_PORTS_MAX} ports are"
+            for port in ports
+        )
+
+    async def _is_reached(self, address: Address, nonce: bytes) -> bool:
+        """Whether the nonce is said there. If not, that is known after ``DIAL_BACK_S``, whatever it was."""
+        with trio.move_on_after(DIAL_BACK_S):
+            with suppress(OSError, trio.BrokenResourceError):
+                async with await self._network.dial_lane(address) as stream:
+                    said = b""
+                    while len(said) < len(nonce) and (more := await stream.receive_some(64)):
+                        said += more
+                if hmac.compare_digest(said, nonce):
+                    return True
+            await trio.sleep_forever()
+        return False
+
+
+def _port_of(text: str) -> int:
+    """0: that is no address."""
+    try:
+        return Address.parse(text).port
+    except UserError:
+        return 0
+
+
+# ---------------------------------------------------------------- both
+
+
+async def _send_junk(messages: MessageStream, size_bytes: int) -> None:
+    junk = bytes(JUNK_BYTES_MAX)
+    for left_bytes in range(size_bytes - JUNK_BYTES_MAX, -1, -JUNK_BYTES_MAX):
+        await messages.send(Junk(junk, last=left_bytes == 0))
+
+
+async def _count_junk(messages: MessageStream) -> JunkCounted:
+    """How much came, and how long it took from the first of it on.
+
+    Raises:
+      RemoteProtocolError: more than was agreed.
+    """
+    began_s, count_bytes = None, 0
+    while True:
+        junk = await messages.receive_expected(Junk)
+        now_s = trio.current_time()
+        began_s = now_s if began_s is None else began_s
+        count_bytes += len(junk.data)
+        if junk.last:
+            return JunkCounted(count_bytes, now_s - began_s)
+        if count_bytes > JUNK_BYTES_LAST:
+            raise RemoteProtocolError("more junk than was agreed")

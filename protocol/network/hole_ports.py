@@ -1,0 +1,82 @@
+"""Holes: local TCP ports from which both ends of a stream dial at once.
+
+A router lets in what answers something that went out. When both ends dial each other from ports that both
+know, each one's first packet is an answer to the other's in the eyes of its own router, and TCP makes one
+connection of the two (simultaneous open, RFC 9293, 3.5). That takes routers that keep the port which a
+connection has inside.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import struct
+from contextlib import suppress
+
+import trio
+
+from ..addresses import Address
+
+AGAIN_S = 0.05  # before a dial is repeated that was refused: the other end is a little late
+# What was refused, or lost, may be answered the next time.
+_LATE = (errno.ECONNREFUSED, errno.ECONNRESET, errno.ETIMEDOUT, errno.EHOSTUNREACH)
+_NO_LINGER = struct.pack("ii", 1, 0)
+
+
+def share_port(sock: trio.socket.SocketType) -> None:
+    """Let others be bound to a stream's local port."""
+    with suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+
+
+class SocketHole:
+    """``network.Hole`` of real sockets."""
+
+    def __init__(self, family: int, held: trio.socket.SocketType) -> None:
+        self.port = int(held.getsockname()[1])
+        self._family = family
+        self._held: trio.socket.SocketType | None = held
+
+    @classmethod
+    async def open(cls, towards: Address, port: int) -> SocketHole:
+        family = socket.AF_INET6 if ":" in towards.host else socket.AF_INET
+        return cls(family, await _bound(family, port))
+
+    async def connect(self, address: Address) -> trio.SocketStream:
+        """See ``network.Hole.connect``."""
+        while True:
+            sock, self._held = self._held, None
+            if sock is None:
+                sock = await _bound(self._family, self.port)
+            try:
+                await sock.connect((address.host, address.port))
+            except OSError as error:
+                sock.close()
+                if error.errno not in _LATE:
+                    raise
+                await trio.sleep(AGAIN_S)
+            except BaseException:
+                sock.close()
+                raise
+            else:
+                stream = trio.SocketStream(sock)
+                # No TIME_WAIT, during which the same two ports could not meet again.
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+                return stream
+
+    def close(self) -> None:
+        """See ``network.Hole.close``."""
+        if self._held is not None:
+            self._held.close()
+            self._held = None
+
+
+async def _bound(family: int, port: int) -> trio.socket.SocketType:
+    sock = trio.socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        await sock.bind(("::" if family == socket.AF_INET6 else "0.0.0.0", port))
+    except BaseException:
+        sock.close()
+        raise
+    return sock

@@ -1,0 +1,426 @@
+"""Lanes: bulk bytes between two peers, one TCP connection each, AES-256-GCM records.
+
+A lane has no handshake of its own. Both sides know its two keys before it exists, from secrets that
+they exchanged inside their link's TLS control stream, so all that travels in clear is the preamble
+(which link, which lane) and the frames' headers:
+
+    dialer -> acceptor    magic 'H', version, kind of preamble, lane number, link id     24 bytes
+    then, both ways       frames: header (32 bytes, in clear) + records
+    record                ciphertext of up to 512 KiB of the payload + tag (16 bytes)
+
+A frame's payload is cut into records that stay in a core's cache between the cipher and the socket;
+an empty payload is one record with nothing but its tag. The frame's header is the associated data
+of each of its records. Each direction has its own key and counts its records; the count is the
+nonce and never travels, so a record that was replayed, reordered, dropped, moved to another frame or
+sent back to its author fails authentication. The first frame of each side is ``OPEN``, without
+payload: it proves that the other end has the keys.
+
+``Sealer`` and ``Opener`` are that format without any I/O. ``Lane`` uses them over any stream of trio;
+``socket_lane.SocketLane`` in threads over a real socket.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Awaitable, Callable, Iterator
+
+import trio
+from attrs import field, frozen
+from attrs.validators import and_, ge, in_, le, max_len, min_len
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from ..errors import LocalProtocolError, RemoteProtocolError
+
+MAGIC = 0x48  # 'H': a TLS connection starts with 0x16
+VERSION = 1
+LINK_ID_BYTES = 16
+SECRET_BYTES = 32
+LANES_MAX = 2**32  # numbers of lanes of one link: a lane that is replaced never comes back
+PAYLOAD_BYTES_MAX = 8 * 2**20  # a chunk is about 1 MiB; what a lane buffers for the other side
+SOCKET_READ_BYTES = 2**18  # asked of a stream that cannot read into our buffer
+
+KEY_BYTES = 32
+TAG_BYTES = 16
+# Of a payload in one record: small enough for a core's caches, with its ciphertext and what numpy does
+# next; with half of it threads spend a tenth more on their calls.
+PIECE_BYTES = 2**19
+
+Buffer = bytes | bytearray | memoryview
+Place = Callable[["FrameHeader"], Awaitable[memoryview | None]]
+
+_PREAMBLE = struct.Struct(">BBHI16s")
+_HEADER = struct.Struct(">B3xQIIII4x")
+_NONCE = struct.Struct(">4xQ")
+
+PREAMBLE_BYTES = _PREAMBLE.size
+HEADER_BYTES = _HEADER.size
+
+
+class Direction(enum.IntEnum):
+    """Who sent the preamble; one that comes back to its author is no preamble."""
+
+    FROM_DIALER = 1
+
+
+class FrameKind(enum.IntEnum):
+    OPEN = 0  # first record of each side; empty
+    CONTRIBUTION = 1  # contributor -> owner: a chunk's encoded pseudo-gradient
+    RESULT = 2  # owner -> receivers: a chunk's encoded mean, forwarded verbatim
+    BLOCK = 3  # donor -> joiner: a block of state
+    PARTIAL = 4  # a RESULT without some contributors: its last bytes say which are in it
+
+
+_KINDS = tuple(FrameKind)
+
+
+@frozen
+class FrameHeader:
+    """What a record carries; readable by anybody on the way, changeable by nobody.
+
+    Attributes:
+      index: of the chunk in its round, or of the block in its fragment.
+      transfer: the fragment for contributions and results, the joiner's number for blocks.
+    """
+
+    kind: FrameKind
+    round: int = field(validator=and_(ge(0), le(2**64 - 1)))
+    attempt: int = field(validator=and_(ge(0), le(2**32 - 1)))
+    index: int = field(validator=and_(ge(0), le(2**32 - 1)))
+    transfer: int = field(validator=and_(ge(0), le(2**32 - 1)))
+    payload_bytes: int = field(validator=and_(ge(0), le(PAYLOAD_BYTES_MAX)))
+
+    def pack(self) -> bytes:
+        return _HEADER.pack(
+            self.kind, self.round, self.attempt, self.index, self.transfer, self.payload_bytes
+        )
+
+    @classmethod
+    def unpack(cls, data: Buffer) -> FrameHeader:
+        """Raises RemoteProtocolError: no such kind, over-long, or padding that is not zero."""
+        kind, round_, attempt, index, transfer, payload_bytes = _HEADER.unpack(data)
+        if kind >= len(_KINDS):
+            raise RemoteProtocolError(f"no kind of frame is {kind}")
+        if payload_bytes > PAYLOAD_BYTES_MAX:
+            raise RemoteProtocolError(f"a frame of {payload_bytes} bytes is over-long")
+        header = cls(_KINDS[kind], round_, attempt, index, transfer, payload_bytes)
+        if header.pack() != data:
+            raise RemoteProtocolError("a frame's padding is not zero")
+        return header
+
+
+OPEN = FrameHeader(FrameKind.OPEN, 0, 0, 0, 0, 0)
+
+
+@frozen
+class Preamble:
+    """The first bytes of a lane, from its dialer: which link's keys to use."""
+
+    link_id: bytes = field(
+        validator=and_(min_len(LINK_ID_BYTES), max_len(LINK_ID_BYTES)),
+    )
+    lane: int = field(validator=and_(ge(0), le(LANES_MAX - 1)))
+    version: int = field(default=VERSION, validator=in_((VERSION,)))
+    direction: Direction = Direction.FROM_DIALER
+
+    def pack(self) -> bytes:
+        return _PREAMBLE.pack(MAGIC, self.version, self.direction, self.lane, self.link_id)
+
+    @classmethod
+    def unpack(cls, data: Buffer) -> Preamble:
+        """Raises RemoteProtocolError: that is no preamble of this version."""
+        if len(data) != PREAMBLE_BYTES:
+            raise RemoteProtocolError(f"a lane's preamble has {PREAMBLE_BYTES} bytes")
+        magic, version, direction, lane, link_id = _PREAMBLE.unpack(data)
+        if magic != MAGIC or direction != Direction.FROM_DIALER or lane >= LANES_MAX:
+            raise RemoteProtocolError("not a lane's preamble")
+        if version != VERSION:
+            raise RemoteProtocolError(f"a lane of version {version}, {VERSION} is spoken here")
+        return cls(link_id, lane)
+
+
+async def send_preamble(stream: trio.abc.Stream, link_id: bytes, lane: int) -> None:
+    """The dialer's first bytes."""
+    await stream.send_all(Preamble(link_id, lane).pack())
+
+
+async def receive_preamble(stream: trio.abc.Stream) -> Preamble:
+    """The acceptor reads which lane this is; the caller bounds the time.
+
+    Raises:
+      RemoteProtocolError: it is none.
+    """
+    data = bytearray()
+    while len(data) < PREAMBLE_BYTES:
+        more = await stream.receive_some(PREAMBLE_BYTES - len(data))
+        if not more:
+            raise RemoteProtocolError("a lane ended before its preamble")
+        data += more
+    return Preamble.unpack(data)
+
+
+def derive_lane_keys(
+    secret_dialer: bytes, secret_acceptor: bytes, link_id: bytes, lane: int
+) -> tuple[bytes, bytes]:
+    """Both keys of one lane, by HKDF-SHA256: (dialer to acceptor, acceptor to dialer).
+
+    ``dialer`` is who dialled the link's control stream and dials its lanes.
+    """
+    if len(secret_dialer) != SECRET_BYTES or len(secret_acceptor) != SECRET_BYTES:
+        raise LocalProtocolError(f"a link's secrets have {SECRET_BYTES} bytes")
+    material = HKDF(
+        algorithm=hashes.SHA256(),
+        length=2 * KEY_BYTES,
+        salt=link_id,
+        info=b"holdfast lane v1 " + lane.to_bytes(4, "big"),
+    ).derive(secret_dialer + secret_acceptor)
+    return material[:KEY_BYTES], material[KEY_BYTES:]
+
+
+def frame_bytes(payload_bytes: int) -> int:
+    """What a frame takes on the wire: header, ciphertext and tags."""
+    record_count = max(1, -(-payload_bytes // PIECE_BYTES))
+    return HEADER_BYTES + payload_bytes + TAG_BYTES * record_count
+
+
+class Sealer:
+    """Turns frames into records, in order; one direction of one lane.
+
+    Args:
+      key: of this direction (32 bytes); never used by any other lane.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self._cipher = AESGCM(key)
+        self._count = 0
+        # Header, one piece and its tag; grows to the largest piece that came by.
+        self._buffer = bytearray(HEADER_BYTES + TAG_BYTES)
+
+    def seal(self, header: FrameHeader, payload: Buffer) -> Iterator[memoryview]:
+        """The frame's bytes, a record at a time (the first one after its header).
+
+        Each is sealed when it is asked for and overwritten by the next one. A frame that is begun
+        must be used up: its records are counted.
+
+        Raises:
+          LocalProtocolError: at once: the header is of another payload, or the lane is not open.
+        """
+        view = memoryview(payload).cast("B")
+        if header.payload_bytes != len(view):
+            raise LocalProtocolError(f"{len(view)} bytes under a header of {header.payload_bytes}")
+        if (header.kind is FrameKind.OPEN) != (self._count == 0):
+            raise LocalProtocolError("OPEN is the first record of a lane, and only the first")
+        return self._records(header.pack(), view)
+
+    def _records(self, head: bytes, view: memoryview) -> Iterator[memoryview]:
+        room_bytes = HEADER_BYTES + min(len(view), PIECE_BYTES) + TAG_BYTES
+        if len(self._buffer) < room_bytes:
+            self._buffer = bytearray(room_bytes)
+        buffer = memoryview(self._buffer)
+        buffer[:HEADER_BYTES] = head
+        at = 0
+        for start in range(0, max(1, len(view)), PIECE_BYTES):
+            piece = view[start : start + PIECE_BYTES]
+            end = HEADER_BYTES + len(piece) + TAG_BYTES
+            nonce = _NONCE.pack(self._count)
+            self._count += 1
+            self._cipher.encrypt_into(nonce, piece, head, buffer[HEADER_BYTES:end])
+            yield buffer[at:end]
+            at = HEADER_BYTES
+
+
+class Opener:
+    """Checks and opens what a ``Sealer`` made, in order; one direction of one lane.
+
+    Args:
+      key: of this direction (32 bytes).
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self._cipher = AESGCM(key)
+        self._count = 0
+        self._head = b""
+        # One piece and its tag; grows to the largest piece that came by.
+        self._buffer = bytearray(TAG_BYTES)
+
+    def header(self, data: Buffer) -> FrameHeader:
+        """Read a frame's header; it is authentic only when the frame's records are.
+
+        Raises:
+          RemoteProtocolError: junk, or not where it belongs.
+        """
+        header = FrameHeader.unpack(data)
+        if (header.kind is FrameKind.OPEN) != (self._count == 0):
+            raise RemoteProtocolError("OPEN is the first record of a lane, and only the first")
+        if header.kind is FrameKind.OPEN and header != OPEN:
+            raise RemoteProtocolError("an OPEN record is empty")
+        self._head = bytes(data)
+        return header
+
+    def records(
+        self, header: FrameHeader, target: memoryview | None
+    ) -> Iterator[tuple[memoryview, memoryview]]:
+        """The frame's records: for each where to read it to, and where ``open`` puts its content.
+
+        Args:
+          target: where the payload goes, of exactly its size; None: it is checked and dropped.
+
+        Raises:
+          LocalProtocolError: at once: the target has another size.
+        """
+        if target is not None and target.nbytes != header.payload_bytes:
+            raise LocalProtocolError(f"a place of {target.nbytes} bytes for {header}")
+        return self._records(header.payload_bytes, None if target is None else target.cast("B"))
+
+    def _records(
+        self, payload_bytes: int, target: memoryview | None
+    ) -> Iterator[tuple[memoryview, memoryview]]:
+        room_bytes = min(payload_bytes, PIECE_BYTES) + TAG_BYTES
+        if len(self._buffer) < room_bytes:
+            self._buffer = bytearray(room_bytes)
+        for start in range(0, max(1, payload_bytes), PIECE_BYTES):
+            piece_bytes = min(PIECE_BYTES, payload_bytes - start)
+            sealed = memoryview(self._buffer)[: piece_bytes + TAG_BYTES]
+            into = sealed[:piece_bytes] if target is None else target[start : start + piece_bytes]
+            yield sealed, into
+
+    def open(self, sealed: memoryview, into: memoryview) -> None:
+        """Open the next record of the frame whose header came last.
+
+        Raises:
+          RemoteProtocolError: not authentic, or out of sequence.
+        """
+        try:
+            self._cipher.decrypt_into(_NONCE.pack(self._count), sealed, self._head, into)
+        except InvalidTag:
+            raise RemoteProtocolError("a record is not authentic or out of sequence") from None
+        self._count += 1
+
+
+class Lane:
+    """Authenticated frames over a byte stream, both ways.
+
+    One task sends and one task receives at a time. Cancelling a send, or a receive in the middle of
+    a frame, breaks that direction for good, as losing the connection would; close the lane then.
+    Cancelling a receive that still waits for a frame loses nothing.
+
+    Attributes:
+      sealer: what was sent so far, for who sends on in another way.
+      opener: what was received so far, likewise.
+      sent_bytes: headers, ciphertexts and tags of all frames sent.
+      received_bytes: the same of all frames received.
+
+    Args:
+      send_key: of this direction (32 bytes); never used by any other lane.
+      receive_key: of the other direction.
+    """
+
+    def __init__(self, stream: trio.abc.Stream, send_key: bytes, receive_key: bytes) -> None:
+        if send_key == receive_key:
+            raise LocalProtocolError("both directions of a lane share a key")
+        self._stream = stream
+        self.sealer = Sealer(send_key)
+        self.opener = Opener(receive_key)
+        self._send_torn = False
+        self._receive_torn = False
+        self.sent_bytes = 0
+        self.received_bytes = 0
+
+    async def open(self) -> None:
+        """Prove to the other side that we hold the keys; the first thing either side sends."""
+        await self.send(OPEN, b"")
+
+    async def wait_open(self) -> None:
+        """Wait for the other side's proof; the caller bounds the time.
+
+        Raises:
+          RemoteProtocolError: it has other keys, or is no lane.
+        """
+        await self.receive(_nowhere)
+
+    async def send(self, header: FrameHeader, payload: Buffer) -> None:
+        """Send one frame. ``payload`` must not change until this returns.
+
+        Raises:
+          LocalProtocolError: the header is of another payload, or the lane is not open yet.
+          trio.BrokenResourceError: the connection is gone, or a send was cancelled before.
+        """
+        records = self.sealer.seal(header, payload)
+        if self._send_torn:
+            raise trio.BrokenResourceError("an earlier send was cancelled")
+        self._send_torn = True
+        for record in records:
+            await self._stream.send_all(record)
+        self._send_torn = False
+        self.sent_bytes += frame_bytes(header.payload_bytes)
+
+    async def receive(self, place: Place) -> tuple[FrameHeader, memoryview | bytearray]:
+        """Receive one frame.
+
+        Args:
+          place: told the header, *before it is authenticated*, returns where the payload goes (a
+            writable view of ``payload_bytes`` bytes) or None: the payload is checked and dropped.
+            Neither the header nor the view's bytes may be used before this method returns.
+
+        Returns:
+          The header and the view that ``place`` gave; an empty buffer if it gave none.
+
+        Raises:
+          RemoteProtocolError: not authentic, out of sequence, or junk.
+          trio.EndOfChannel: the other side closed, between two frames.
+          trio.BrokenResourceError: the connection is gone, in the middle of a frame perhaps, or a
+            receive was cancelled before.
+        """
+        if self._receive_torn:
+            raise trio.BrokenResourceError("an earlier receive was cancelled")
+        head = bytearray(HEADER_BYTES)
+        if not await self._read_into(memoryview(head)):
+            raise trio.EndOfChannel
+        header = self.opener.header(head)
+        target = await place(header)
+        for sealed, into in self.opener.records(header, target):
+            if not await self._read_into(sealed):
+                raise trio.BrokenResourceError("a lane ended in the middle of a frame")
+            self.opener.open(sealed, into)
+        self._receive_torn = False
+        self.received_bytes += frame_bytes(header.payload_bytes)
+        return header, bytearray() if target is None else target
+
+    async def aclose(self) -> None:
+        """Close the connection; the other side sees its end."""
+        await self._stream.aclose()
+
+    async def _read_into(self, view: memoryview) -> bool:
+        """Fill ``view``; False if the stream ended before its first byte."""
+        done = 0
+        stream = self._stream
+        if isinstance(stream, trio.SocketStream):
+            while done < len(view):  # straight into our buffer: no copy by Python
+                try:
+                    count = await stream.socket.recv_into(view[done:])
+                except OSError as error:
+                    if stream.socket.fileno() == -1:
+                        raise trio.ClosedResourceError("this side closed the lane") from None
+                    raise trio.BrokenResourceError(str(error)) from error
+                if not count:
+                    break
+                done += count
+                self._receive_torn = True
+        else:
+            while done < len(view):
+                data = await stream.receive_some(min(len(view) - done, SOCKET_READ_BYTES))
+                if not data:
+                    break
+                view[done : done + len(data)] = data
+                done += len(data)
+                self._receive_torn = True
+        if 0 < done < len(view):
+            raise trio.BrokenResourceError("a lane ended in the middle of a frame")
+        return done > 0
+
+
+async def _nowhere(_header: FrameHeader) -> None:
+    return None

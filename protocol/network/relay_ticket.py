@@ -1,0 +1,74 @@
+"""What is said on a connection to a relay before it forwards: a ticket, then one byte back.
+
+The ticket is a secret of the master's making that both ends and the relay have. One end *parks*: it is
+answered when the other one has come. The other end *calls*, as often as it needs a stream, and finds
+who is parked. Behind the answer every byte is the other end's; it is a TLS connection or a lane of the
+two, so the relay sees ciphertext.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+
+import trio
+from attrs import frozen
+
+from ..errors import RemoteProtocolError
+
+MAGIC = 0x52  # neither a TLS record nor a lane
+VERSION = 1
+TICKET_BYTES = 32
+PAIRED = b"\x01"
+
+_PREAMBLE = struct.Struct(f">BBB{TICKET_BYTES}s")
+PREAMBLE_BYTES = _PREAMBLE.size
+
+
+class Part(enum.IntEnum):
+    PARK = 0
+    CALL = 1
+
+
+@frozen
+class Preamble:
+    part: Part
+    ticket: bytes
+
+    def pack(self) -> bytes:
+        return _PREAMBLE.pack(MAGIC, VERSION, self.part, self.ticket)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Preamble:
+        """Raises RemoteProtocolError: that is none of this version."""
+        if len(data) != PREAMBLE_BYTES:
+            raise RemoteProtocolError(f"a relay's preamble has {PREAMBLE_BYTES} bytes")
+        magic, version, part, ticket = _PREAMBLE.unpack(data)
+        if magic != MAGIC or version != VERSION or part > Part.CALL:
+            raise RemoteProtocolError("not a relay's preamble")
+        return cls(Part(part), ticket)
+
+
+async def receive_preamble(stream: trio.abc.ReceiveStream) -> Preamble:
+    """Raises RemoteProtocolError, also when it ends before; the caller bounds the time."""
+    return Preamble.unpack(await _exactly(stream, PREAMBLE_BYTES))
+
+
+async def wait_paired(stream: trio.abc.ReceiveStream) -> None:
+    """Wait until the relay has found the other end; raises OSError if it hangs up instead."""
+    try:
+        answer = await _exactly(stream, len(PAIRED))
+    except (RemoteProtocolError, trio.BrokenResourceError):
+        raise OSError("the relay hung up") from None
+    if answer != PAIRED:
+        raise RemoteProtocolError("the relay answers what no relay does")
+
+
+async def _exactly(stream: trio.abc.ReceiveStream, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        more = await stream.receive_some(count - len(data))
+        if not more:
+            raise RemoteProtocolError("it hung up before it had said what it wants")
+        data += more
+    return data

@@ -1,0 +1,512 @@
+"""The real network: TCP, TLS 1.3 for control streams, plain lanes, threads for heavy work.
+
+    serve                one nursery
+    ├── _accept          one per bound socket; runs out of file descriptors without dying of it
+    └── _greet           one per connection: looks at the first byte within a deadline, then
+        └── handler      on_channel (after the TLS handshake) or on_lane
+
+Until a connection has shown that it belongs to the run it holds one of a limited number of places,
+in all and per address, and only for some seconds; a newcomer holds another one for as long as it stays.
+An address whose connections come to nothing is soon not looked at any more: see ``accept_limits``.
+"""
+
+from __future__ import annotations
+
+import datetime
+import errno
+import gc
+import logging
+import math
+import socket
+import ssl
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TypeVar
+
+import trio
+from attrs import frozen
+from cryptography import x509
+
+from ..addresses import Address
+from ..errors import RemoteProtocolError, UserError, WrongClockError
+from ..trust.authority import Party, holder_of
+from ..trust.credentials import Credentials
+from . import lane, relay_ticket
+from .accept_limits import Door, Line, Place, line_of
+from .hole_ports import SocketHole, share_port
+from .host_lookup import given_by
+from .interface import Channel, ChannelHandler, Hole, LaneFacts, LaneHandler
+from .stream import CONNECTION_ENDS, run_handler
+
+T = TypeVar("T")
+
+TLS_FIRST_BYTE = 0x16  # a handshake record; a ClientHello cannot start otherwise
+FIRST_BYTE_S = 2.0  # who dials speaks first, so it is here after a round trip and a lost packet
+GREETING_S = 10.0  # for the first byte and the TLS handshake: three round trips and slow hashing
+# trio.SSLStream is part of a reference cycle, some 48 KiB of which the collector sees a dozen small
+# objects. So that strangers' connections do not pile up, it is asked after so many of them.
+TLS_UNCOLLECTED_MAX = 64
+BACKLOG_COUNT_MAX = 1_024  # connections that the kernel keeps for us
+CAPACITY_PAUSE_S = 0.1  # when the process has no file descriptor left for another connection
+OUT_OF_TIME = (9, 10)  # OpenSSL's: a certificate is not valid yet, or has expired
+TAKEN_EXIT_CODE = 4
+SAME_PORT_ATTEMPTS_MAX = 10  # to find one free port for IPv4 and IPv6
+
+# On an idle connection the kernel asks after so many seconds, and again; routers forget after 60 or more.
+KEEPALIVE_S = 20
+KEEPALIVE = {"TCP_KEEPIDLE": KEEPALIVE_S, "TCP_KEEPINTVL": KEEPALIVE_S, "TCP_KEEPCNT": 6}
+
+# A packet that is not acknowledged is sent again after longer and longer times. Where a line was away
+# for seconds it would stand still for seconds more after it is back; never longer than this. Linux from
+# 6.15 on, in milliseconds, no fewer; Python has no name for it.
+TCP_RTO_MAX_MS, RETRANSMIT_MS_MAX = 44, 1_000
+
+CONGESTION_NAME_BYTES = 16  # as the kernel has them
+MIN_RTT_OFFSET = 148  # of tcpi_min_rtt in Linux's struct tcp_info
+
+_CAPACITY_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
+
+_log = logging.getLogger(__name__)
+
+
+def _name_of(sockaddr: object) -> str:
+    if isinstance(sockaddr, tuple) and len(sockaddr) >= 2:
+        host, port = str(sockaddr[0]), int(sockaddr[1])
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return str(sockaddr)
+
+
+def _remote_sockaddr(stream: trio.SocketStream) -> object:
+    try:
+        return stream.socket.getpeername()
+    except OSError:
+        return "somebody who left"
+
+
+@frozen
+class _Handlers:
+    """What takes accepted connections, by what they begin with; None: nothing does."""
+
+    on_channel: ChannelHandler
+    on_lane: LaneHandler | None
+    on_relay: LaneHandler | None
+
+
+class SocketNetwork:
+    """``network.Network`` over TCP.
+
+    Args:
+      credentials: ours; a renewed certificate in them is used from the next connection on.
+      newcomers: let in clients without a certificate, as ``Party.NEWCOMER`` (the master does).
+      greeting_s: for a connection to show who it is.
+    """
+
+    def __init__(
+        self,
+        credentials: Credentials,
+        *,
+        newcomers: bool = False,
+        greeting_s: float = GREETING_S,
+    ) -> None:
+        self._credentials = credentials
+        self._newcomers = newcomers
+        self._greeting_s = greeting_s
+        self._door: Door | None = None  # made where there is a clock
+        self._unproven: dict[trio.abc.Stream, Place] = {}  # accepted lanes that hold a place
+        self._uncollected = 0  # accepted TLS connections since garbage was last collected
+
+    # ------------------------------------------------------------ accepting
+
+    async def serve(
+        self,
+        bind: Sequence[Address],
+        on_channel: ChannelHandler,
+        on_lane: LaneHandler | None,
+        *,
+        on_relay: LaneHandler | None = None,
+        task_status: trio.TaskStatus[Sequence[Address]] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """See ``network.Network.serve``. Addresses with port 0 get one free port in common."""
+        handlers = _Handlers(on_channel, on_lane, on_relay)
+        listeners = await bind_all(bind)
+        self._door = self._door or Door()
+        try:
+            async with trio.open_nursery() as nursery:
+                for listener in listeners:
+                    nursery.start_soon(self._accept, listener, nursery, handlers)
+                task_status.started([_bound_address(listener) for listener in listeners])
+        finally:
+            for listener in listeners:
+                listener.socket.close()
+
+    async def _accept(
+        self,
+        listener: trio.SocketListener,
+        nursery: trio.Nursery,
+        handlers: _Handlers,
+    ) -> None:
+        while True:
+            try:
+                stream = await listener.accept()
+            except OSError as error:
+                if error.errno not in _CAPACITY_ERRNOS:
+                    raise
+                _log.warning("cannot take another connection: %s", error)
+                await trio.sleep(CAPACITY_PAUSE_S)
+                continue
+            keep_alive(stream.socket)
+            retry_soon(stream.socket)
+            nursery.start_soon(self._greet, stream, handlers)
+
+    async def _greet(self, stream: trio.SocketStream, handlers: _Handlers) -> None:
+        sockaddr = _remote_sockaddr(stream)
+        remote = _name_of(sockaddr)
+        line = line_of(str(sockaddr[0]) if isinstance(sockaddr, tuple) else remote)
+        door = self._door
+        assert door is not None
+        if not door.open_to(line):
+            await trio.aclose_forcefully(stream)  # unread, and without a word
+            return
+        with door.strangers.place(line, known=door.knows(line)) as place:
+            if place is None:
+                await trio.aclose_forcefully(stream)
+                return
+            with place.scope:
+                await self._sort(stream, handlers, remote, place)
+            if place.gave_way:
+                door.charge(line)
+
+    async def welcome(
+        self,
+        stream: trio.abc.Stream,
+        on_channel: ChannelHandler,
+        on_lane: LaneHandler,
+        name: str,
+    ) -> None:
+        """See ``network.Network.welcome``."""
+        assert isinstance(stream, trio.SocketStream)
+        await self._sort(stream, _Handlers(on_channel, on_lane, None), name, None)
+
+    async def _sort(
+        self,
+        stream: trio.SocketStream,
+        handlers: _Handlers,
+        remote: str,
+        place: Place | None,
+    ) -> None:
+        """Find out by its first byte what a connection is, and run its handler.
+
+        Args:
+          place: what it holds until it has shown who it is; None: the master arranged it.
+        """
+        handler = channel = None
+        line = None if place is None else place.line
+        try:
+            with trio.fail_after(self._greeting_s):
+                with trio.fail_after(self._greeting_s if place is None else FIRST_BYTE_S):
+                    first = await stream.socket.recv(1, socket.MSG_PEEK)
+                if place is not None:
+                    place.silent = False
+                if first == bytes([TLS_FIRST_BYTE]):
+                    channel = await self._shake_hands(stream, remote)
+                elif first == bytes([lane.MAGIC]):
+                    handler = handlers.on_lane
+                elif first == bytes([relay_ticket.MAGIC]):
+                    handler = handlers.on_relay
+                if channel is None and handler is None:
+                    raise RemoteProtocolError(f"starts with {first!r}")
+        except CONNECTION_ENDS as error:
+            _log.debug("connection from %s refused: %s", remote, error)
+            self._charge(line)
+            await trio.aclose_forcefully(stream)
+            return
+        except BaseException:
+            await trio.aclose_forcefully(stream)
+            raise
+        if place is not None:
+            place.release()
+        if handler is not None:
+            await self._keep_plain(stream, line, remote, handler)
+        elif channel is not None and channel.party is Party.NEWCOMER:
+            await self._keep_newcomer(channel, line, handlers)
+        elif channel is not None:
+            if line is not None and self._door is not None:
+                self._door.member_came(line)
+            await run_handler(handlers.on_channel, channel, channel.stream, remote)
+
+    def _charge(self, line: Line | None) -> None:
+        if line is not None and self._door is not None:
+            self._door.charge(line)
+
+    async def _keep_newcomer(
+        self, channel: Channel, line: Line | None, handlers: _Handlers
+    ) -> None:
+        """It has a place of its own, for as long as it stays."""
+        if line is None or self._door is None:  # no road is arranged for a newcomer
+            await trio.aclose_forcefully(channel.stream)
+            return
+        self._charge(line)  # whatever comes of it: enrolment is not for every second
+        with self._door.newcomers.place(line, known=self._door.knows(line)) as place:
+            if place is None:
+                await trio.aclose_forcefully(channel.stream)
+                return
+            place.silent = False
+            with place.scope:
+                where = channel.remote_address
+                await run_handler(handlers.on_channel, channel, channel.stream, where)
+
+    async def _keep_plain(
+        self, stream: trio.SocketStream, line: Line | None, remote: str, handler: LaneHandler
+    ) -> None:
+        """A lane, or a relayed stream, has a place of its own until it is ``proven``."""
+        if line is None:
+            await run_handler(handler, stream, stream, remote)
+            return
+        assert self._door is not None
+        with self._door.lanes.place(line, known=self._door.knows(line)) as place:
+            if place is None:
+                await trio.aclose_forcefully(stream)
+                return
+            place.silent = False
+            self._unproven[stream] = place
+            try:
+                with place.scope:
+                    await run_handler(handler, stream, stream, remote)
+            finally:
+                if self._unproven.pop(stream, None) is not None:
+                    self._charge(line)
+
+    def proven(self, stream: trio.abc.Stream) -> None:
+        """See ``network.Network.proven``."""
+        if (place := self._unproven.pop(stream, None)) is not None:
+            place.release()
+
+    async def _shake_hands(self, stream: trio.SocketStream, remote: str) -> Channel:
+        self._uncollected += 1
+        if self._uncollected >= TLS_UNCOLLECTED_MAX:
+            self._uncollected = 0
+            gc.collect()
+        context = self._credentials.ssl_server_context(self._newcomers)
+        tls = trio.SSLStream(stream, context, server_side=True)
+        await tls.do_handshake()
+        return self._channel(tls, remote)
+
+    def _channel(self, tls: trio.SSLStream[trio.SocketStream], remote: str) -> Channel:
+        """Who is at the other end of a finished handshake."""
+        der: bytes | None = tls.getpeercert(binary_form=True)
+        if not der:
+            return Channel(tls, Party.NEWCOMER, "", b"", remote)
+        port = int(tls.transport_stream.socket.getsockname()[1])
+        holder = holder_of(x509.load_der_x509_certificate(der))
+        if holder.run_id != self._credentials.run_id:
+            raise RemoteProtocolError(f"{remote} belongs to another run")
+        return Channel(tls, holder.party, holder.peer, der, remote, port)
+
+    # ------------------------------------------------------------ dialling
+
+    async def dial(self, address: Address, *, party: Party, peer: str | None = None) -> Channel:
+        """See ``network.Network.dial``.
+
+        TLS 1.3 lets the dialer finish first: a certificate of ours that the other side refuses
+        shows as ``trio.BrokenResourceError`` at the first receive.
+        """
+        giver = None if party is Party.MASTER else peer or address.host
+        stream = await open_tcp(address, giver)
+        return await self._dial_over(stream, party, peer, str(address))
+
+    async def dial_over(
+        self, stream: trio.abc.Stream, *, party: Party, peer: str, name: str
+    ) -> Channel:
+        """See ``network.Network.dial_over``."""
+        assert isinstance(stream, trio.SocketStream)
+        return await self._dial_over(stream, party, peer, name)
+
+    async def _dial_over(
+        self, stream: trio.SocketStream, party: Party, peer: str | None, name: str
+    ) -> Channel:
+        try:
+            share_port(stream.socket)
+            tls = trio.SSLStream(stream, self._credentials.ssl_client_context())
+            await handshake(tls, name)
+            channel = self._channel(tls, name)
+            if channel.party is not party or peer not in (None, channel.peer):
+                wanted = party.value if peer is None else f"{party.value} {peer[:8]}"
+                found = f"{channel.party.value} {channel.peer[:8]}"
+                raise RemoteProtocolError(f"{name} is {found}, not {wanted}")
+            return channel
+        except BaseException:
+            await trio.aclose_forcefully(stream)
+            raise
+
+    async def open_hole(self, towards: Address, port: int = 0) -> Hole:
+        """See ``network.Network.open_hole``."""
+        return await SocketHole.open(towards, port)
+
+    async def dial_relay(self, address: Address) -> trio.abc.Stream:
+        """See ``network.Network.dial_relay``."""
+        return await open_tcp(address, address.host)
+
+    async def dial_lane(self, address: Address) -> trio.abc.Stream:
+        """See ``network.Network.dial_lane``."""
+        return await open_tcp(address, address.host)
+
+    def prepare_lane(self, stream: trio.abc.Stream, congestion: str) -> LaneFacts:
+        """See ``network.Network.prepare_lane``."""
+        assert isinstance(stream, trio.SocketStream)
+        self.proven(stream)
+        choose_congestion(stream.socket, congestion)
+        return LaneFacts(congestion_of(stream.socket), shortest_round_trip_s(stream.socket))
+
+    async def run_sync(
+        self, function: Callable[[], T], limiter: trio.CapacityLimiter | None = None
+    ) -> T:
+        """Run it in a thread. Once begun it runs to its end, whatever is cancelled."""
+        return await trio.to_thread.run_sync(function, limiter=limiter)
+
+
+def keep_alive(sock: trio.socket.SocketType) -> None:
+    """Let the kernel say something on an idle connection now and then.
+
+    Routers forget those that are idle, some after a minute; nothing of ours need know which. A dead
+    end is found by what is sent, long before the kernel gives it up.
+    """
+    with suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in KEEPALIVE.items():
+            if (option := getattr(socket, name, None)) is not None:
+                sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def retry_soon(sock: trio.socket.SocketType) -> None:
+    """Have the kernel try again soon after a gap, if it can."""
+    if sys.platform == "linux":
+        with suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS, RETRANSMIT_MS_MAX)
+
+
+def choose_congestion(sock: trio.socket.SocketType, name: str) -> None:
+    """Use this congestion control, if the kernel has it and lets us; else what it uses anyway."""
+    if name and hasattr(socket, "TCP_CONGESTION"):
+        with suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
+
+
+def congestion_of(sock: trio.socket.SocketType) -> str:
+    """The congestion control of what is sent; empty where the kernel does not say."""
+    if not hasattr(socket, "TCP_CONGESTION"):
+        return ""
+    try:
+        name = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, CONGESTION_NAME_BYTES)
+    except OSError:
+        return ""
+    return name.partition(b"\0")[0].decode("ascii", "replace")
+
+
+def shortest_round_trip_s(sock: trio.socket.SocketType) -> float:
+    """The shortest that the kernel saw on this connection; infinite where it does not say."""
+    if not hasattr(socket, "TCP_INFO"):
+        return math.inf
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, MIN_RTT_OFFSET + 4)
+    except OSError:
+        return math.inf
+    if len(info) < MIN_RTT_OFFSET + 4:
+        return math.inf
+    microseconds = int.from_bytes(info[MIN_RTT_OFFSET:], sys.byteorder)
+    return math.inf if microseconds == 2**32 - 1 else microseconds / 1e6
+
+
+async def open_tcp(address: Address, giver: str | None = None) -> trio.SocketStream:
+    """Connect to whatever the name stands for, IPv6 and IPv4 (happy eyeballs).
+
+    Args:
+      giver: who says that this is a host: see ``host_lookup``; None: our own owner.
+
+    Raises:
+      OSError: every way of not answering, also a name that cannot be one.
+    """
+    try:
+        with given_by(giver):
+            stream = await trio.open_tcp_stream(address.host, address.port)
+        keep_alive(stream.socket)
+        retry_soon(stream.socket)
+        return stream
+    except (UnicodeError, OverflowError) as error:
+        raise OSError(errno.EINVAL, f"{address} cannot be an address: {error}") from None
+
+
+async def handshake(tls: trio.SSLStream[trio.SocketStream], address: Address | str) -> None:
+    """The dialer's TLS handshake, with errors that say what to do.
+
+    Raises:
+      OSError: the other side hung up.
+      RemoteProtocolError: it speaks no TLS 1.3, or shows no certificate of this run.
+      WrongClockError: that is one of this run, and not valid now.
+    """
+    try:
+        await tls.do_handshake()
+    except trio.BrokenResourceError as error:
+        cause = error.__cause__
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            if cause.verify_code in OUT_OF_TIME:
+                now = datetime.datetime.now(datetime.UTC)
+                raise WrongClockError(
+                    f"by this machine's clock it is {now:%Y-%m-%d %H:%M} UTC, and at {address} a "
+                    f"certificate of the run is not valid then: {cause.verify_message}"
+                ) from None
+            reason = f"{address} shows no valid certificate of this run: {cause.verify_message}"
+            raise RemoteProtocolError(reason) from None
+        if isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError):
+            raise RemoteProtocolError(f"{address} refuses TLS 1.3: {cause.reason}") from None
+        raise OSError(errno.ECONNRESET, f"{address} hung up: {cause or error}") from None
+
+
+def _bound_address(listener: trio.SocketListener) -> Address:
+    host, port = listener.socket.getsockname()[:2]
+    return Address(host, port)
+
+
+async def bind_all(bind: Sequence[Address]) -> list[trio.SocketListener]:
+    for attempt in range(SAME_PORT_ATTEMPTS_MAX):
+        listeners: list[trio.SocketListener] = []
+        free_port = 0  # what the first address with port 0 got; the others want the same
+        try:
+            for address in bind:
+                port = address.port or free_port
+                listeners += await _bind(address, port)
+                if not address.port:
+                    free_port = listeners[-1].socket.getsockname()[1]
+            return listeners
+        except OSError as error:
+            for listener in listeners:
+                listener.socket.close()
+            guessed = address.port == 0 and free_port != 0
+            if error.errno == errno.EADDRINUSE:
+                if guessed and attempt < SAME_PORT_ATTEMPTS_MAX - 1:
+                    continue
+                raise UserError(
+                    f"port {port} on {address.host} is taken",
+                    exit_code=TAKEN_EXIT_CODE,
+                    hint="another holdfast may run here; choose another port",
+                ) from None
+            raise UserError(
+                f"cannot listen on {address}: {error.strerror or error}",
+                exit_code=TAKEN_EXIT_CODE,
+            ) from None
+    raise AssertionError("unreachable")
+
+
+async def _bind(address: Address, port: int) -> list[trio.SocketListener]:
+    host = address.host
+    try:
+        listeners = await trio.open_tcp_listeners(port, host=host, backlog=BACKLOG_COUNT_MAX)
+        ports = {listener.socket.getsockname()[1] for listener in listeners}
+        if len(ports) > 1:  # a name with several addresses got a free port for each
+            for listener in listeners:
+                listener.socket.close()
+            port = min(ports)
+            listeners = await trio.open_tcp_listeners(port, host=host, backlog=BACKLOG_COUNT_MAX)
+    except UnicodeError as error:
+        raise OSError(errno.EINVAL, f"not a host name: {error}") from None
+    return listeners

@@ -1,0 +1,1 @@
+"""Keys, certificates, invites and signed statements."""

@@ -1,0 +1,132 @@
+"""Who a node is: an Ed25519 key, and the peer id that is that key's fingerprint."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.x509.oid import NameOID
+
+from ..durable_files import write_private
+from ..errors import UserError
+
+PEER_ID_BYTES = 16  # of SHA-256: nobody finds a second key with the same 128 bits
+NAME_CHARS_MAX = 64  # what X.509 allows for one part of a name
+KEY_BYTES_MAX = 8_192  # of a key file; an Ed25519 key takes 119
+# What x509 makes of bytes that are no certificate or request, or have no such part.
+NOT_X509 = (
+    ValueError,
+    TypeError,
+    UnsupportedAlgorithm,
+    x509.InvalidVersion,
+    x509.ExtensionNotFound,
+    x509.DuplicateExtension,
+    x509.UnsupportedGeneralNameType,
+)
+
+
+def peer_id_of_public_key(key: Ed25519PublicKey) -> str:
+    """32 hex digits: the first half of SHA-256 of the key's SubjectPublicKeyInfo."""
+    der = key.public_bytes(
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    return hashlib.sha256(der).digest()[:PEER_ID_BYTES].hex()
+
+
+def read_private(path: Path) -> bytes:
+    """Read a key file.
+
+    Raises:
+      FileNotFoundError: there is none.
+      UserError: others may read it, or it cannot be a key.
+    """
+    with path.open("rb") as file:
+        state = os.fstat(file.fileno())
+        if stat.S_IMODE(state.st_mode) & 0o077:
+            raise UserError(
+                f"others on this machine may read the key {path}",
+                hint=f"chmod 600 {path}, or delete it if somebody may have copied it",
+            )
+        if state.st_size > KEY_BYTES_MAX:
+            raise UserError(f"{path} is not a key: {state.st_size} bytes")
+        return file.read()
+
+
+def load_private_key(path: Path) -> Ed25519PrivateKey:
+    """As ``read_private``, parsed."""
+    data = read_private(path)
+    try:
+        key = serialization.load_pem_private_key(data, password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise UserError(
+            f"{path} is not a private key", hint="restore it, or delete it to get a new one"
+        ) from None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise UserError(f"the key in {path} is not Ed25519")
+    return key
+
+
+def private_key_pem(key: Ed25519PrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+
+
+class Identity:
+    """A node's key pair. The private key leaves this object only into its own file."""
+
+    def __init__(self, key: Ed25519PrivateKey) -> None:
+        self._key = key
+        self.peer_id = peer_id_of_public_key(key.public_key())
+
+    @classmethod
+    def generate(cls) -> Identity:
+        return cls(Ed25519PrivateKey.generate())
+
+    @classmethod
+    def load_or_create(cls, path: Path) -> Identity:
+        """The identity kept in this file; a new one if there is none.
+
+        Raises:
+          UserError: the file can be read by others, or holds no Ed25519 key.
+        """
+        try:
+            return cls(load_private_key(path))
+        except FileNotFoundError:
+            identity = cls.generate()
+            identity.save(path)
+            return identity
+
+    @property
+    def public_bytes(self) -> bytes:
+        """The public key as it is, 32 bytes."""
+        return self._key.public_key().public_bytes_raw()
+
+    def sign(self, data: bytes) -> bytes:
+        """Ed25519, 64 bytes."""
+        return self._key.sign(data)
+
+    def save(self, path: Path) -> None:
+        """Write the private key, readable by its owner only."""
+        write_private(path, private_key_pem(self._key))
+
+    def request_pem(self, name: str) -> bytes:
+        """A certificate request: proves that we hold the key that it names."""
+        attributes = [x509.NameAttribute(NameOID.COMMON_NAME, self.peer_id)]
+        if name:
+            attributes.append(
+                x509.NameAttribute(NameOID.ORGANIZATIONAL_UNIT_NAME, name[:NAME_CHARS_MAX])
+            )
+        request = x509.CertificateSigningRequestBuilder(x509.Name(attributes)).sign(self._key, None)
+        return request.public_bytes(serialization.Encoding.PEM)
+
+    def __repr__(self) -> str:
+        return f"Identity({self.peer_id})"
