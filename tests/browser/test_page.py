@@ -16,6 +16,7 @@ from tests.processes.harness import Fleet, in_sync, member, role
 pytestmark = pytest.mark.slow
 
 PHONE = {"width": 360, "height": 740}
+DRAGS_MAX = 20
 
 
 def figure(page: Page, name: str) -> Locator:
@@ -127,17 +128,29 @@ def test_events_are_filtered_by_kind_and_text(page: Page) -> None:
 
 
 def test_a_chart_is_zoomed_by_a_drag(page: Page) -> None:
-    over = page.locator("#loss-chart .u-over")
-    box = over.bounding_box()
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    for _try in range(DRAGS_MAX):
+        _drag(page)
+        page.wait_for_timeout(500)
+        if zoomed := [
+            url for url in asked if re.search(r"api/history.*from=[\d.]+&to=[\d.]+", url)
+        ]:
+            break
+    assert zoomed
+    whole = page.get_by_role("button", name="Whole run")
+    whole.click()
+    expect(whole).to_be_hidden()
+
+
+def _drag(page: Page) -> None:
+    """Over the middle of the chart; on a busy machine the page may move below the pointer."""
+    box = page.locator("#loss-chart .u-over").bounding_box()
     assert box is not None
     page.mouse.move(box["x"] + box["width"] * 0.3, box["y"] + 40)
     page.mouse.down()
     page.mouse.move(box["x"] + box["width"] * 0.7, box["y"] + 60, steps=4)
-    with page.expect_request(lambda request: "api/history" in request.url) as asked:
-        page.mouse.up()
-    assert re.search(r"from=[\d.]+&to=[\d.]+", asked.value.url)
-    page.get_by_role("button", name="Whole run").click()
-    expect(page.get_by_role("button", name="Whole run")).to_be_hidden()
+    page.mouse.up()
 
 
 def test_a_phone_has_nothing_to_scroll_sideways(page: Page, fleet: Fleet) -> None:
