@@ -123,8 +123,8 @@ def verdict(
     calm: Seen, rough: Seen, *, seed: int, peers: int, minutes: float, left_out: str
 ) -> dict[str, Any]:
     """What was promised, in figures, and whatever of it does not hold, in words."""
-    ledger = check_journal(rough.entries)
-    gone = max(0, ledger.committed - rough.final_held)
+    round_table = check_journal(rough.entries)
+    gone = max(0, round_table.committed - rough.final_held)
     lost = gone + len(rough.parity.rolled_back)
     worth = {}
     for name, seen in (("reference", calm), ("chaos", rough)):
@@ -139,7 +139,7 @@ def verdict(
         *rough.violations,
         *calm.violations,
         *calm.parity.violations,
-        *ledger.faults,
+        *round_table.faults,
     ]
     if gone:
         violations.append(f"{gone} committed rounds are held by nobody")
@@ -163,9 +163,9 @@ def verdict(
         ],
         "heads_compared": rough.parity.heads_seen,
         "parity_violations": len(rough.parity.violations),
-        "rounds_committed": ledger.committed,
+        "rounds_committed": round_table.committed,
         "rounds_lost": lost,
-        "rounds_aborted": ledger.aborted,
+        "rounds_aborted": round_table.aborted,
         "loss_ratio": loss_ratio,
         "losses": losses,
         "loss_version": version,

@@ -21,9 +21,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for when this file itself is run
 from benchmarks.report import Table
-from holdfast.collectives.arithmetic import Layout
+from holdfast.collectives.arithmetic import ChunkLayout
 from holdfast.collectives.combine import Rule, combine_chunk
-from holdfast.collectives.norm_report import Gauge
+from holdfast.collectives.norm_report import NormSums
 from holdfast.protocol.messages import Contributor, FragmentSize, OwnerRun, Plan
 
 COUNT = 2**18  # values: a chunk of 1 MiB
@@ -38,7 +38,7 @@ def took_s(rule: str, contributors: int, codec: str) -> float:
     rng = np.random.default_rng(0)
     peers = [f"{number:032x}" for number in range(contributors)]
     plan = Plan(COUNT, (OwnerRun(peers[0], 1),), codec, codec, combine=rule)
-    layout = Layout.of(plan, FragmentSize(COUNT, COUNT, 0))
+    layout = ChunkLayout.of(plan, FragmentSize(COUNT, COUNT, 0))
     order = [Contributor(peer, 1_000, 1.0) for peer in peers]
     encoded = {}
     for peer in peers:
@@ -53,7 +53,7 @@ def took_s(rule: str, contributors: int, codec: str) -> float:
     best_s = float("inf")
     for _try in range(TRIES):
         began_s = time.perf_counter()
-        gauge = Gauge(momentum)
+        gauge = NormSums(momentum)
         combine_chunk(order, encoded, layout, Rule.of(plan), out, room, gauge)
         best_s = min(best_s, time.perf_counter() - began_s)
     return best_s

@@ -30,15 +30,15 @@ from benchmarks.progress import say
 from benchmarks.report import Table, keep_json, print_tables
 from benchmarks.sections import Measured
 from holdfast.daemon.master.event_log import EVENT_LOG_FILE, EventLog
-from holdfast.daemon.master.journal_store import Store
+from holdfast.daemon.master.journal_store import JournalStore
 from holdfast.daemon.master.master_service import MasterService
-from holdfast.daemon.master.run_recorder import POINT_S, Recorder
-from holdfast.daemon.metrics_store import HISTORY_FILE, History, PastEvent, Point
+from holdfast.daemon.master.run_recorder import POINT_S, RunRecorder
+from holdfast.daemon.metrics_store import HISTORY_FILE, MetricsStore, PastEvent, Point
 from holdfast.daemon.simulation.memory_network import MemoryNetwork, MemoryWorld
 from holdfast.daemon.web.app import Json, make_app
 from holdfast.daemon.web.http_server import bind_http, serve_http
 from holdfast.daemon.web.json_answers import compact
-from holdfast.daemon.web.live_stream import Live
+from holdfast.daemon.web.live_stream import LiveStream
 from holdfast.daemon.web.prometheus import metrics_route
 from holdfast.daemon.web.run_history import past_routes, status_route
 from holdfast.membership.master.coordinator import Coordinator, Grant
@@ -51,23 +51,23 @@ from holdfast.protocol.messages import (
     VERSION_MAX,
     VERSION_MIN,
     Applied,
-    Founded,
     FragmentHead,
     FragmentSize,
     Hello,
-    Layout,
+    ModelLayout,
     Progress,
     Ready,
     Reduced,
     Role,
     Synced,
     TensorSpec,
+    WeightsSupplied,
 )
 from holdfast.protocol.trust.authority import Party
 
 RUN_ID = "5" * 32
 VALUE_COUNT = 2**20
-LAYOUT = Layout((TensorSpec("weights", (VALUE_COUNT,), "float32", "parameter"),))
+LAYOUT = ModelLayout((TensorSpec("weights", (VALUE_COUNT,), "float32", "parameter"),))
 SIZE = FragmentSize(VALUE_COUNT, VALUE_COUNT, 0)
 LINEAGE = b"l" * 32
 ROOT_BYTES = 32
@@ -121,7 +121,7 @@ class Run:
         self.coordinator = Coordinator.restore(spec, RUN_ID, records, 1)
         self.chance = chance
         self.peers = [chance.randbytes(16).hex() for _ in range(members_count)]
-        store = Store(":memory:")
+        store = JournalStore(":memory:")
         world = MemoryWorld(chance)
         network = InPlace(world, world.host("master", "f" * 32, Party.MASTER)._host)
         self.service = MasterService(
@@ -147,7 +147,9 @@ class Run:
         self.coordinator.attach(peer, hello, Grant(Role.CONTRIBUTOR, founder), now_s)
         if founder:
             head = FragmentHead(0, 0, self.root(0))
-            self.coordinator.receive(peer, Founded(LAYOUT, (SIZE,), (head,), LINEAGE), now_s)
+            self.coordinator.receive(
+                peer, WeightsSupplied(LAYOUT, (SIZE,), (head,), LINEAGE), now_s
+            )
         else:
             self.coordinator.receive(
                 peer, Synced(FragmentHead(0, self.version, self.root(self.version)), 0), now_s
@@ -181,8 +183,8 @@ class Run:
 
     def round(self) -> None:
         """All contribute; committed."""
-        (number,) = self.coordinator.conductor.rounds
-        round_ = self.coordinator.conductor.rounds[number]
+        (number,) = self.coordinator.scheduler.rounds
+        round_ = self.coordinator.scheduler.rounds[number]
         version, step = round_.version, round_.at_step
         for peer in self.peers:
             ready = Ready(number, self.chance.randrange(1, 10**6), 1.0, self.root(version), step)
@@ -198,8 +200,8 @@ class Run:
 
 def fill(folder: Path, run: Run, rounds_count: int) -> dict[str, float]:
     """A history as if the run had gone on like this for so many rounds."""
-    history = History(folder / HISTORY_FILE)
-    recorder = Recorder(
+    history = MetricsStore(folder / HISTORY_FILE)
+    recorder = RunRecorder(
         run.service, history, EventLog(folder / EVENT_LOG_FILE), deque(), wall_clock=time.time
     )
     for _ in range(50):
@@ -252,7 +254,7 @@ def _another(row: dict[str, Any], number: int, chance: random.Random) -> dict[st
 async def measure(folder: Path, run: Run) -> dict[str, Any]:
     """Latencies, and the processor's share of an open page."""
     before_s = time.perf_counter()
-    recorder = Recorder.open(run.service, folder)
+    recorder = RunRecorder.open(run.service, folder)
     measured: dict[str, Any] = {"open_s": time.perf_counter() - before_s}
 
     def status(*, past: bool = True) -> Json:
@@ -260,7 +262,7 @@ async def measure(folder: Path, run: Run) -> dict[str, Any]:
         more = {"kind": "master", "version": "0", "run_id": RUN_ID, "name": "x", "uptime_s": 0.0}
         return {**told, **more, "headline": recorder.headline(told["headline"])}
 
-    live = recorder.live = Live(
+    live = recorder.live = LiveStream(
         lambda: status(past=False), lambda: run.coordinator.context.change_count
     )
     app = make_app(

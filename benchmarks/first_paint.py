@@ -36,7 +36,7 @@ from benchmarks.scale import LightPeer
 from benchmarks.sections import Measured
 from holdfast.daemon.master.journal_store import GrantRow
 from holdfast.daemon.master.run_master import Master, MasterOptions
-from holdfast.daemon.metrics_store import HISTORY_FILE, History, PastEvent, Point
+from holdfast.daemon.metrics_store import HISTORY_FILE, MetricsStore, PastEvent, Point
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.messages import Hello, Role
 from holdfast.protocol.network.sockets import SocketNetwork
@@ -93,7 +93,7 @@ class Load:
 # ---------------------------------------------------------------- a long past
 
 
-def fill_curve(history: History, members: int) -> None:
+def fill_curve(history: MetricsStore, members: int) -> None:
     """Points and events of as long as all rounds take, the last of them now."""
     chance = random.Random(1)
     count = int(ROUNDS * ROUND_S / POINT_S)
@@ -134,7 +134,7 @@ def fill_curve(history: History, members: int) -> None:
         history.write(events=events[begin : begin + BATCH])
 
 
-def fill_rounds(history: History) -> None:
+def fill_rounds(history: MetricsStore) -> None:
     """Copies of the rounds that were run, as many as are kept."""
     models = [json.loads(body) for body in history.rounds(REAL_ROUNDS, None)]
     now = time.time()
@@ -171,7 +171,7 @@ async def serve(folder: Path, members: int, use: Callable[[str], list[Load]]) ->
             light = Member(number, master, home)
             nursery.start_soon(light.run, master.coordinator.context.spec.heartbeat_s)
             await trio.sleep(scale.JOIN_EVERY_S)
-        history, past = master.recorder.history, master.coordinator.conductor.ledger.past
+        history, past = master.recorder.history, master.coordinator.scheduler.round_table.past
         say(f"  {members} members come, {REAL_ROUNDS} rounds are run")
         await _until(
             lambda: (
@@ -190,7 +190,7 @@ async def serve(folder: Path, members: int, use: Callable[[str], list[Load]]) ->
 
 
 def _fill_before(state: Path, members: int) -> None:
-    history = History(state / HISTORY_FILE)
+    history = MetricsStore(state / HISTORY_FILE)
     fill_curve(history, members)
     history.close()
 

@@ -21,17 +21,17 @@ import numpy as np
 from blake3 import blake3
 
 from holdfast.client.attach_errors import DaemonGone
-from holdfast.client.daemon_connection import Connection
+from holdfast.client.daemon_connection import DaemonConnection
 from holdfast.protocol.arena import STEP_SLOT, TOKENS_SLOT, WAITING_SLOT, Arena, Values, map_arena
 from holdfast.protocol.messages import (
     VERSION_MAX,
     ArenaOpened,
+    ExtendStepLimit,
     Finished,
     InitialPosted,
-    Layout,
-    Lift,
     Load,
     Message,
+    ModelLayout,
     Posted,
     PostInitial,
     RoundEnded,
@@ -79,7 +79,7 @@ def sets_in(mean: Values) -> list[tuple[int, int]]:
 class Trainer:
     """The hook's conversation with the daemon, for one fragment and no model."""
 
-    def __init__(self, connection: Connection, place: int, seen: Path) -> None:
+    def __init__(self, connection: DaemonConnection, place: int, seen: Path) -> None:
         self._connection = connection
         self._update = update_of(place)
         self._seen = seen
@@ -89,12 +89,12 @@ class Trainer:
         self._version: int | None = None
         self._open: RoundOpened | None = None
         self._waits_for: int | None = None  # the round that was posted
-        self._step = self._hold_step = 0
+        self._step = self._step_limit = 0
         self._contributing, self._loaded = True, False
         self.finished = False
 
     def train(self, step_s: float) -> None:
-        layout = Layout((TensorSpec("values", (VALUES,), "float32", "parameter"),))
+        layout = ModelLayout((TensorSpec("values", (VALUES,), "float32", "parameter"),))
         self._connection.send(TrainerHello(VERSION_MAX, os.getpid(), layout))
         while not self.finished:
             while (message := self._connection.receive_nowait()) is not None:
@@ -121,7 +121,7 @@ class Trainer:
         if not (self._loaded and self._contributing) or self._waits_for is not None:
             return True
         due = self._open is not None and self._open.at_step <= self._step
-        return self._step >= self._hold_step and not due
+        return self._step >= self._step_limit and not due
 
     def _post_due(self) -> None:
         opened = self._open
@@ -146,20 +146,20 @@ class Trainer:
                 self._posted.values(0)[:] = 0.0
                 self._connection.send(InitialPosted())
             case Load():
-                self._step, self._hold_step = message.step, message.hold_step
+                self._step, self._step_limit = message.step, message.step_limit
                 self._loaded, self.finished = True, message.finished
                 self._open = self._waits_for = None
                 self._look(None)
             case SetContributing():
                 self._contributing = message.contributing
-            case Lift():
-                self._hold_step, self._waits_for = message.hold_step, None
+            case ExtendStepLimit():
+                self._step_limit, self._waits_for = message.step_limit, None
             case RoundOpened():
-                self._hold_step = message.hold_step
+                self._step_limit = message.step_limit
                 if message.round != self._waits_for:
                     self._open = message
             case RoundEnded():
-                self._hold_step = message.hold_step
+                self._step_limit = message.step_limit
                 if self._waits_for == message.round:
                     self._waits_for = None
                 if self._open is not None and self._open.round == message.round:
@@ -195,7 +195,7 @@ def main() -> None:
     parser.add_argument("--step-s", type=float, default=0.02)
     parser.add_argument("--seen", type=Path, required=True)
     options = parser.parse_args()
-    connection = Connection.open(os.environ["HOLDFAST_SOCKET"])
+    connection = DaemonConnection.open(os.environ["HOLDFAST_SOCKET"])
     try:
         Trainer(connection, options.place, options.seen).train(options.step_s)
     except DaemonGone:

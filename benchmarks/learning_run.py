@@ -169,7 +169,7 @@ class LearningSwarm(Swarm):
         tensors = find_shared(model)
         fragments = fragments_of(self.layout, self.spec.diloco)
         for number, fragment in enumerate(fragments):
-            copies = [self.peers[name].service.keeper.state.values(number) for name in names]
+            copies = [self.peers[name].service.state_service.state.values(number) for name in names]
             for name, copy in zip(names, copies, strict=True):
                 if copy.tobytes() != copies[0].tobytes():
                     raise DisagreementError(f"{name} and {names[0]} differ in fragment {number}")

@@ -25,7 +25,7 @@ import trio
 from benchmarks.learning_arms import Arm, Recipe
 from benchmarks.learning_script import Learner, draw, warm_start, weights_digest
 from examples.train import CONTEXT
-from holdfast.client.daemon_connection import Connection
+from holdfast.client.daemon_connection import DaemonConnection
 from holdfast.client.hook import attach_over
 from holdfast.daemon.peer.trainer_port import TrainerEvents
 from holdfast.daemon.simulation.drifting_trainer import SimTrainer
@@ -35,8 +35,8 @@ from holdfast.protocol.arena import MAIL_SLOT, Arena, create_arena_file, map_are
 from holdfast.protocol.messages import (
     ArenaOpened,
     FragmentSize,
-    Layout,
     Message,
+    ModelLayout,
     Posted,
     TrainerHello,
 )
@@ -98,7 +98,7 @@ class Turns:
             raise Ended
 
 
-class PatientConnection(Connection):
+class PatientConnection(DaemonConnection):
     """The hook's end of the socket, where waiting is a turn of the other thread's."""
 
     def __init__(self, stream: socket.socket, wait: Callable[[float], None]) -> None:
@@ -131,7 +131,7 @@ class TorchTrainer(SimTrainer):
     def __init__(
         self,
         peer: str,
-        layout: Layout,
+        layout: ModelLayout,
         witness: Witness,
         *,
         step_s: float,
@@ -179,7 +179,7 @@ class TorchTrainer(SimTrainer):
             self._script(PatientConnection(theirs, wait), wait)
 
         with ours, theirs:
-            line, turns = Connection(ours), Turns(play)
+            line, turns = DaemonConnection(ours), Turns(play)
             try:
                 self._now_s = trio.current_time()
                 while (wait_s := turns.go_on()) is not None:
@@ -195,7 +195,7 @@ class TorchTrainer(SimTrainer):
                 turns.end()
         self.finished = True
 
-    def _hear(self, line: Connection) -> None:
+    def _hear(self, line: DaemonConnection) -> None:
         """Pass on what the script has said."""
         assert self._events is not None
         while (message := line.receive_nowait()) is not None:
@@ -227,7 +227,7 @@ class TorchTrainer(SimTrainer):
 
     # ------------------------------------------------------------ the script
 
-    def _script(self, connection: Connection, wait: Callable[[float], None]) -> None:
+    def _script(self, connection: DaemonConnection, wait: Callable[[float], None]) -> None:
         arm, recipe = self._arm, self._recipe
         chance, tokens = recipe.chance(self._replica), recipe.batch * CONTEXT
         learner = Learner(arm, recipe)

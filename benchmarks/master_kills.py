@@ -82,7 +82,7 @@ def run_with_kills(kills: int, seed: int) -> dict[str, Any]:
         took_s = time.monotonic() - began_s
         run.act("pause", {})
         rest = run.until(_at_rest, "all hold the last version", WAIT_S)
-        ledger = check_journal(read_journal(Path(directory) / "master" / "journal.sqlite"))
+        round_table = check_journal(read_journal(Path(directory) / "master" / "journal.sqlite"))
     held = min(int(head["version"]) for m in rest["members"] for head in m["heads"])
     roots = {head["root"] for m in rest["members"] for head in m["heads"]}
     restarts = sum(after[n]["trainer_restarts"] - before[n]["trainer_restarts"] for n in PEERS)
@@ -91,10 +91,10 @@ def run_with_kills(kills: int, seed: int) -> dict[str, Any]:
     return {
         "kills": kills,
         "seconds": took_s,
-        "rounds_committed": ledger.committed,
-        "rounds_lost": ledger.committed - held + len(parity.rolled_back),
-        "rounds_aborted": ledger.aborted,
-        "journal_faults": list(ledger.faults),
+        "rounds_committed": round_table.committed,
+        "rounds_lost": round_table.committed - held + len(parity.rolled_back),
+        "rounds_aborted": round_table.aborted,
+        "journal_faults": list(round_table.faults),
         "parity_violations": len(parity.violations) + (len(roots) > 1),
         "trainer_restarts": restarts,
         "state_bytes_moved": moved,

@@ -30,7 +30,7 @@ from benchmarks.progress import say
 from benchmarks.report import Table
 from benchmarks.sections import Measured
 
-SETTLE_S = 150.0  # for all pairs to have tried their roads, on a busy machine
+SETTLE_S = 150.0  # for all pairs to have tried their routes, on a busy machine
 MASTER_ROUTER = 0
 
 SPEC = """
@@ -174,15 +174,15 @@ def linked(run: NatRun, status: Status) -> Pairs:
         for kind in KINDS
     }
     arranged = {
-        frozenset(names[peer] for peer in row["peers"]): row["road"]
-        for row in status["roads"]
+        frozenset(names[peer] for peer in row["peers"]): row["route"]
+        for row in status["routes"]
         if all(peer in names for peer in row["peers"])
     }
     found = {}
     for one, other in itertools.combinations([kind.name for kind in KINDS], 2):
         up = other in links[one] and one in links[other]
-        road = arranged.get(frozenset((one, other)), "direct").partition(",")[0]
-        found[one, other] = road if up else "none"
+        route = arranged.get(frozenset((one, other)), "direct").partition(",")[0]
+        found[one, other] = route if up else "none"
     return found
 
 
@@ -243,26 +243,26 @@ def measure_run(lab: NatLab, folder: Path, rounds: int) -> dict[str, Any]:
         run.until(lambda s: s["counts"]["contributed"] == 6, "six contribute", 2 * SETTLE_S)
         run.note_trainers()
         first = run.until(
-            lambda s: all(row["works"] for row in s["roads"]), "all roads work", SETTLE_S
+            lambda s: all(row["works"] for row in s["routes"]), "all routes work", SETTLE_S
         )
         settled = first["committed"] + ROUNDS_BEFORE
         run.until(lambda s: s["committed"] >= settled, "rates are known", 2 * SETTLE_S)
         goal = settled + rounds
         status = run.until(lambda s: s["committed"] >= goal, "rounds", 4 * SETTLE_S)
         before = speeds(status, rounds)
-        roads = {" and ".join(row["names"]): row["road"] for row in status["roads"]}
+        routes = {" and ".join(row["names"]): row["route"] for row in status["routes"]}
         run.kill("relay")
         run.start_relay("other", 8, rate=RELAY_MBYTES_S)
         goal = run.master()["committed"] + rounds
         status = run.until(lambda s: s["committed"] >= goal, "rounds after it", 4 * SETTLE_S)
         again = run.until(
-            lambda s: all(row["works"] for row in s["roads"]) and s["counts"]["contributed"] == 6,
-            "all roads work again",
+            lambda s: all(row["works"] for row in s["routes"]) and s["counts"]["contributed"] == 6,
+            "all routes work again",
             2 * SETTLE_S,
         )
         members = {m["name"]: m["number"] for m in again["members"]}
         return {
-            "roads": roads,
+            "routes": routes,
             "before": before,
             "after": speeds(status, rounds),
             "members": members,
@@ -290,7 +290,7 @@ def nat() -> Measured:
         pairs, reach = measure_pairs(lab, Path(folder))
     raw = {
         "run": six,
-        "pairs": {" and ".join(pair): road for pair, road in pairs.items()},
+        "pairs": {" and ".join(pair): route for pair, route in pairs.items()},
         "reach": reach,
     }
     return [_run_table(six), _pairs_table(pairs, reach)], raw
@@ -309,7 +309,7 @@ def _run_table(six: dict[str, Any]) -> Table:
             ("after", "after the relay's death"),
         )
     ]
-    relayed = sum(road.startswith("relayed") for road in six["roads"].values())
+    relayed = sum(route.startswith("relayed") for route in six["routes"].values())
     return Table(
         "Six peers, of which two are behind one router and two behind another; "
         f"{relayed} of 15 pairs need the relay",
@@ -320,16 +320,18 @@ def _run_table(six: dict[str, Any]) -> Table:
             f"Medians of {ROUNDS} rounds; every peer lets {LINE_MBYTES_S:g} MB/s through each way, the "
             f"relay {RELAY_MBYTES_S:g}. Asked: 80 % of the estimate. The relay is killed with SIGKILL "
             f"and another enrols; rounds aborted in all: {six['aborted']}.",
-            "Roads: " + _roads(six["roads"]) + "; the other pairs dial each other.",
+            "Routes: " + _routes(six["routes"]) + "; the other pairs dial each other.",
         ],
     )
 
 
-def _roads(roads: dict[str, str]) -> str:
+def _routes(routes: dict[str, str]) -> str:
     said: dict[str, list[str]] = {}
-    for pair, road in roads.items():
-        said.setdefault(road, []).append(pair)
-    return "; ".join(f"{road}: {', '.join(sorted(pairs))}" for road, pairs in sorted(said.items()))
+    for pair, route in routes.items():
+        said.setdefault(route, []).append(pair)
+    return "; ".join(
+        f"{route}: {', '.join(sorted(pairs))}" for route, pairs in sorted(said.items())
+    )
 
 
 def _pairs_table(pairs: Pairs, reach: dict[str, str]) -> Table:

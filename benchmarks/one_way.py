@@ -134,7 +134,7 @@ def whole(status: Status, count: int = len(PEERS)) -> bool:
         len(members) == count
         and all(member["in_sync"] for member in members)
         and status["places"]["taken"] == count
-        and all(road["works"] for road in status["roads"])
+        and all(route["works"] for route in status["routes"])
     )
 
 

@@ -34,7 +34,7 @@ from benchmarks.progress import say
 from benchmarks.report import Table
 from benchmarks.sections import Measured
 from benchmarks.wan_lab import Host, WanLab
-from holdfast.daemon.cli.plan_table import said_codec, toml_of
+from holdfast.daemon.cli.plan_table import format_codec, toml_of
 from holdfast.membership.master.rounds.round_scheduler import ROUNDS_IN_FLIGHT_MAX
 from holdfast.membership.planning.bandwidth import Bandwidth
 from holdfast.membership.planning.predict import Conditions, predict
@@ -316,7 +316,7 @@ def found(
         fragments=spec.diloco.fragments,
         overlap=spec.diloco.overlap_steps,
         codecs=" and ".join(
-            dict.fromkeys(map(said_codec, (spec.reduce.codec_up, spec.reduce.codec_down)))
+            dict.fromkeys(map(format_codec, (spec.reduce.codec_up, spec.reduce.codec_down)))
         ),
         seconds=statistics.fmean(end["at_s"] - begin["at_s"] for begin, end in spans),
         round_count=len(rounds),

@@ -32,7 +32,7 @@ from blake3 import blake3
 from benchmarks.progress import say
 from benchmarks.report import Table, keep_json, print_tables
 from benchmarks.sections import Measured
-from holdfast.daemon.master.journal_store import GrantRow, Store
+from holdfast.daemon.master.journal_store import GrantRow, JournalStore
 from holdfast.daemon.master.master_service import MasterService
 from holdfast.daemon.peer.peer_parts import LINKS_TOLD_MAX
 from holdfast.daemon.simulation.memory_network import MemoryWorld
@@ -49,7 +49,7 @@ from holdfast.protocol.messages import (
     VERSION_MIN,
     FragmentSize,
     Hello,
-    Layout,
+    ModelLayout,
     Role,
     TensorSpec,
 )
@@ -77,7 +77,7 @@ name = "scale"
 sync_every = 100
 """
 
-LAYOUT = Layout((TensorSpec("weights", (VALUE_COUNT,), "float32", "parameter"),))
+LAYOUT = ModelLayout((TensorSpec("weights", (VALUE_COUNT,), "float32", "parameter"),))
 SIZE = FragmentSize(VALUE_COUNT, VALUE_COUNT, 0)
 CURVE_CHARS = 40
 PARTS = ("decide", "decode", "encode", "journal")
@@ -130,7 +130,7 @@ class Meter:
         finally:
             wire.encode, wire.decode_counted = encode, decode
 
-    def watch(self, coordinator: Coordinator, store: Store) -> None:
+    def watch(self, coordinator: Coordinator, store: JournalStore) -> None:
         """Meter what the master decides and records."""
         for name in ("attach", "receive", "settle", "detach", "tick", "next_deadline_s"):
             setattr(coordinator, name, self.timed("decide", getattr(coordinator, name)))
@@ -323,7 +323,7 @@ async def _measured(peers: int) -> Scale:
     began_s = time.monotonic()
     meter, chance = Meter(), random.Random(peers)
     world = MemoryWorld(chance, delay_s=DELAY_S, jitter_s=0.0, bytes_per_s=1e9)
-    store = Store(":memory:", now=lambda: 0.0)
+    store = JournalStore(":memory:", now=lambda: 0.0)
     records = [RunCreated(RUN_ID, SPEC), TermStarted(1)]
     for record in records:
         store.append(record)
@@ -373,7 +373,7 @@ async def _measured(peers: int) -> Scale:
             meter.take()
             await until(lambda: history.commit_count >= 1 + ROUNDS)
             rounds = meter.take()
-            past = list(coordinator.conductor.ledger.past)[-ROUNDS:]
+            past = list(coordinator.scheduler.round_table.past)[-ROUNDS:]
             assert all(len(each.running().contributors) == peers for each in past)
             await trio.sleep(TRAIN_S / 2)  # in the quiet of the next round
             meter.take()

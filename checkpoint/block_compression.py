@@ -61,7 +61,7 @@ class LineRate:
             self._carried_bytes, self._busy_s = 0, 0.0
 
 
-class Savings:
+class CompressionGain:
     """What compressing a fragment's blocks has saved of late. Thread-safe."""
 
     def __init__(self) -> None:

@@ -43,20 +43,20 @@ _LINEAGE_TAG = b"holdfast lineage v1\0"
 Bytes = NDArray[np.uint8]
 
 
-class Parts(NamedTuple):
+class FragmentArrays(NamedTuple):
     """The arrays of one fragment at one version."""
 
     values: Values
     momentum: Values
     counters: Counters
 
-    def copy(self) -> Parts:
-        return Parts(self.values.copy(), self.momentum.copy(), self.counters.copy())
+    def copy(self) -> FragmentArrays:
+        return FragmentArrays(self.values.copy(), self.momentum.copy(), self.counters.copy())
 
 
 @attrs.frozen
 class BlockPlace:
-    """Which bytes of which array a block is: ``part`` counts as ``Parts`` does."""
+    """Which bytes of which array a block is: ``part`` counts as ``FragmentArrays`` does."""
 
     part: int
     start: int
@@ -70,7 +70,7 @@ class BlockPlace:
     def element_bytes(self) -> int:
         return ELEMENT_BYTES[self.part]
 
-    def of(self, parts: Parts) -> Bytes:
+    def of(self, parts: FragmentArrays) -> Bytes:
         """The block's bytes; a view."""
         view: Bytes = parts[self.part].view(np.uint8)[self.start : self.stop]
         return view
@@ -96,7 +96,7 @@ def block_places(size: FragmentSize) -> tuple[BlockPlace, ...]:
     )
 
 
-def digest_blocks(parts: Parts, places: Sequence[BlockPlace]) -> bytes:
+def digest_blocks(parts: FragmentArrays, places: Sequence[BlockPlace]) -> bytes:
     """The digests of all blocks, ``DIGEST_BYTES`` each, at BLAKE3's own speed on a few cores.
 
     Blocks are large enough for all that BLAKE3 does within one core, so a block is a call, and
@@ -111,7 +111,7 @@ def digest_blocks(parts: Parts, places: Sequence[BlockPlace]) -> bytes:
     return b"".join(_digesters().map(partial(_digest_run, parts), runs))
 
 
-def _digest_run(parts: Parts, places: Sequence[BlockPlace]) -> bytes:
+def _digest_run(parts: FragmentArrays, places: Sequence[BlockPlace]) -> bytes:
     return b"".join(blake3(place.of(parts).data).digest() for place in places)
 
 

@@ -22,11 +22,11 @@ PART = ".part"
 Piece = bytes | memoryview
 
 
-class PlaceError(HoldfastError):
+class StoreError(HoldfastError):
     """The place cannot be used, for now or at all; the text says why."""
 
 
-class Place(Protocol):
+class CheckpointStore(Protocol):
     """Files by name. All methods raise PlaceError."""
 
     def names(self) -> list[str]:
@@ -51,7 +51,7 @@ class Place(Protocol):
         ...
 
 
-class FolderPlace:
+class FolderStore:
     """A folder of this machine; only its owner can read what is written there."""
 
     def __init__(self, root: Path) -> None:
@@ -108,7 +108,7 @@ class FolderPlace:
             (self.root / name).unlink(missing_ok=True)
 
 
-class UrlPlace:
+class UrlStore:
     """A URL of fsspec's: ``s3://``, ``gs://``, ``memory://``, ...
 
     Args:
@@ -182,7 +182,7 @@ def _is_file(entry: dict[str, object]) -> bool:
     return entry.get("type") != "directory"
 
 
-def place_at(text: str) -> Place:
+def place_at(text: str) -> CheckpointStore:
     """A folder's path, or a URL.
 
     Raises:
@@ -190,16 +190,16 @@ def place_at(text: str) -> Place:
     """
     scheme, separator, rest = text.partition("://")
     if not separator:
-        return FolderPlace(Path(text).expanduser())
+        return FolderStore(Path(text).expanduser())
     if scheme == "file":
-        return FolderPlace(Path(rest))
+        return FolderStore(Path(rest))
     import fsspec  # takes its time, and is not needed for folders
 
     try:
         filesystem, root = fsspec.core.url_to_fs(text)
     except Exception as error:  # every file system has errors of its own
-        raise PlaceError(f"{text} cannot be used: {error}") from error
-    return UrlPlace(text, filesystem, root)
+        raise StoreError(f"{text} cannot be used: {error}") from error
+    return UrlStore(text, filesystem, root)
 
 
 @contextmanager
@@ -211,4 +211,4 @@ def _told(place: object, kind: type[Exception] = OSError) -> Iterator[None]:
         raise
     except kind as error:
         name = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
-        raise PlaceError(f"{place}: {name}{error}") from error
+        raise StoreError(f"{place}: {name}{error}") from error

@@ -27,9 +27,9 @@ from blake3 import blake3
 
 from ..protocol import wire
 from ..protocol.errors import HoldfastError, RemoteProtocolError, StateMismatchError
-from ..protocol.messages import FRAGMENTS_MAX, RUN_ID, FragmentHead, FragmentSize, Layout
-from .blocks import Parts, block_places, digest_blocks, fragment_root
-from .checkpoint_store import PART, Piece, Place
+from ..protocol.messages import FRAGMENTS_MAX, RUN_ID, FragmentHead, FragmentSize, ModelLayout
+from .blocks import FragmentArrays, block_places, digest_blocks, fragment_root
+from .checkpoint_store import PART, CheckpointStore, Piece
 from .shared_state import SharedState
 from .tensor_file import Header, TensorFileError, encode_header, read_array, read_header
 
@@ -41,7 +41,7 @@ DIGEST_CHARS = 12  # of a name
 _NAME = re.compile(
     rf"(\d{{1,18}})-(\d{{1,18}})-(\d{{1,18}})-[0-9a-f]{{{DIGEST_CHARS}}}\.safetensors"
 )
-_VALUES, _MOMENTUM, _COUNTERS = range(3)  # as ``Parts`` counts
+_VALUES, _MOMENTUM, _COUNTERS = range(3)  # as ``FragmentArrays`` counts
 
 
 # What decoders make of bytes that are not theirs, at any depth.
@@ -88,7 +88,7 @@ class Manifest:
     step: int
     written_s: float  # Unix time
     spec_toml: str
-    layout: Layout
+    layout: ModelLayout
     sizes: tuple[FragmentSize, ...] = field(validator=max_len(FRAGMENTS_MAX))
     heads: tuple[SavedHead, ...] = field(validator=max_len(FRAGMENTS_MAX))
 
@@ -132,7 +132,7 @@ def manifest_of(
     nonce: bytes,
     branch: int,
     step: int,
-    layout: Layout,
+    layout: ModelLayout,
     spec_toml: str,
     now_s: float,
 ) -> Manifest | None:
@@ -169,7 +169,7 @@ def pin(state: SharedState, manifest: Manifest, reader: str) -> bool:
 
 
 def write(
-    place: Place, state: SharedState, manifest: Manifest, *, reader: str, writer: str
+    place: CheckpointStore, state: SharedState, manifest: Manifest, *, reader: str, writer: str
 ) -> Generator[int, None, None]:
     """Write a checkpoint, piece by piece; each fragment is released as soon as it is written.
 
@@ -216,7 +216,7 @@ def _tensors(manifest: Manifest) -> Iterator[tuple[str, str, tuple[int, ...]]]:
 
 
 def _name(number: int, part: int) -> str:
-    return f"{number}.{Parts._fields[part]}"
+    return f"{number}.{FragmentArrays._fields[part]}"
 
 
 def _digest(text: str) -> str:
@@ -230,13 +230,13 @@ def _digest(text: str) -> str:
 class Checkpoint:
     """One that lies somewhere, and whose manifest is whole."""
 
-    place: Place
+    place: CheckpointStore
     name: str
     manifest: Manifest
     header: Header
     size_bytes: int
 
-    def parts(self, number: int) -> Parts:
+    def parts(self, number: int) -> FragmentArrays:
         """A fragment as it was written, unchecked.
 
         Raises:
@@ -254,9 +254,11 @@ class Checkpoint:
                 )
         except TensorFileError as error:
             raise self._damaged(str(error)) from error
-        return Parts(values.view(np.float32), momentum.view(np.float32), counters.view(np.int64))
+        return FragmentArrays(
+            values.view(np.float32), momentum.view(np.float32), counters.view(np.int64)
+        )
 
-    def checked_parts(self, number: int) -> tuple[Parts, bytes]:
+    def checked_parts(self, number: int) -> tuple[FragmentArrays, bytes]:
         """A fragment with the root that the manifest names, and its blocks' digests.
 
         Raises as ``parts`` does.
@@ -284,7 +286,7 @@ class Checkpoint:
         return CheckpointError(f"{self.name} in {self.place} is damaged: {reason}")
 
 
-def names(place: Place) -> list[str]:
+def names(place: CheckpointStore) -> list[str]:
     """Of all checkpoints of a place, whole or not, the newest first. Raises PlaceError."""
     return sorted(filter(_NAME.fullmatch, place.names()), key=_age_of, reverse=True)
 
@@ -296,7 +298,7 @@ def _age_of(name: str) -> tuple[int, int, int, str]:
     return branch, step, rounds, name
 
 
-def open_checkpoint(place: Place, name: str) -> Checkpoint:
+def open_checkpoint(place: CheckpointStore, name: str) -> Checkpoint:
     """Read what a checkpoint says of itself.
 
     Raises:
@@ -324,7 +326,9 @@ def open_checkpoint(place: Place, name: str) -> Checkpoint:
 # ---------------------------------------------------------------- keeping
 
 
-def prune(place: Place, run_id: str, *, keep_count: int, keep_s: float, now_s: float) -> list[str]:
+def prune(
+    place: CheckpointStore, run_id: str, *, keep_count: int, keep_s: float, now_s: float
+) -> list[str]:
     """Delete a run's checkpoints that are too many or too old, and what died writers left.
 
     The newest stays. What is damaged, of another run, or not what its name says, is not touched, nor
@@ -363,7 +367,7 @@ def prune(place: Place, run_id: str, *, keep_count: int, keep_s: float, now_s: f
 
 
 def newest(
-    place: Place, fits: Callable[[Manifest], str], tell: Callable[[str], None]
+    place: CheckpointStore, fits: Callable[[Manifest], str], tell: Callable[[str], None]
 ) -> Iterator[Checkpoint]:
     """Checkpoints that can be opened, the newest first.
 

@@ -11,7 +11,7 @@ RATE_S = 10.0  # what comes in is measured over the last so many seconds
 
 
 @frozen
-class Standing:
+class FetchProgress:
     """How far a fetch is.
 
     Attributes:
@@ -32,7 +32,7 @@ class Standing:
     saved_bytes: int = 0
 
 
-class Rate:
+class RecentRate:
     """Bytes per second, of late."""
 
     def __init__(self) -> None:

@@ -17,13 +17,13 @@ from weakref import WeakKeyDictionary
 
 import trio
 
-from ..collectives.links.send_priority import Rank
+from ..collectives.links.send_priority import SendRank
 from ..collectives.links.send_queue import Frame, Load
 from ..protocol.errors import PeerLostError, RemoteProtocolError
 from ..protocol.messages import BlocksRefused, BlocksRequest, FragmentHead, Index, IndexRequest
 from ..protocol.network.interface import Network
 from ..protocol.network.lane import Buffer, FrameHeader, FrameKind
-from .block_compression import LineRate, Savings
+from .block_compression import CompressionGain, LineRate
 from .byte_shuffle import squeeze
 from .fragment_state import NotHeldError
 from .shared_state import SharedState
@@ -45,7 +45,7 @@ class _Batch:
     """
 
     def __init__(
-        self, state: SharedState, request: BlocksRequest, line: LineRate, savings: Savings
+        self, state: SharedState, request: BlocksRequest, line: LineRate, savings: CompressionGain
     ) -> None:
         self.request = request
         self.refusal = ""
@@ -113,7 +113,7 @@ class Donor:
         self._early: list[tuple[str, BlockLink, IndexRequest | BlocksRequest]] = []
         self._asked: Counter[str] = Counter()  # blocks that were not sent yet, by receiver
         self._lines: WeakKeyDictionary[BlockLink, LineRate] = WeakKeyDictionary()
-        self._savings = [Savings() for _ in state.sizes]
+        self._savings = [CompressionGain() for _ in state.sizes]
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled; requests that came before wait for it."""
@@ -175,7 +175,7 @@ class Donor:
             batch = _Batch(self._state, request, line, self._savings[request.fragment])
             line.begin()
             try:
-                await link.send_from(batch, Rank.COPY)
+                await link.send_from(batch, SendRank.COPY)
             finally:
                 line.end(batch.carried_bytes)
             if batch.refusal:

@@ -12,7 +12,7 @@ from attrs import Factory, define
 from ..protocol.arena import Arena
 from ..protocol.errors import HoldfastError
 from ..protocol.messages import FragmentHead, FragmentSize
-from .blocks import Bytes, Parts, block_places, digest_blocks, zeros_digest
+from .blocks import Bytes, FragmentArrays, block_places, digest_blocks, zeros_digest
 
 
 class NotHeldError(HoldfastError):
@@ -30,7 +30,7 @@ class Pin:
     """
 
     receivers: set[str] = Factory(set)
-    parts: Parts | None = None
+    parts: FragmentArrays | None = None
     digests: bytes = b""
 
 
@@ -51,7 +51,7 @@ class FragmentState:
     def __init__(self, number: int, size: FragmentSize, arena: Arena) -> None:
         self.number = number
         self.size = size
-        self.parts = Parts(
+        self.parts = FragmentArrays(
             arena.values(number), np.zeros(size.momentum_count, np.float32), arena.counters(number)
         )
         self.places = block_places(size)
@@ -113,7 +113,7 @@ class FragmentState:
                 data = data.copy()  # the live arrays may change as soon as the lock is gone
         return data.data.toreadonly()
 
-    def _held(self, version: int) -> tuple[Parts, bytes]:
+    def _held(self, version: int) -> tuple[FragmentArrays, bytes]:
         pin = self._pins.get(version)
         if pin is not None and pin.parts is not None:
             return pin.parts, pin.digests
@@ -141,7 +141,7 @@ class FragmentState:
             raise
 
     def _stop_serving(self) -> None:
-        copied: Parts | None = None
+        copied: FragmentArrays | None = None
         while True:
             with self._lock:
                 pin = self._pins.get(self.head.version) if self.head is not None else None

@@ -35,7 +35,7 @@ Find = Callable[[bytes], bytes | memoryview | None]
 """Gives the bytes that have a digest, if they are somewhere here; it has checked them."""
 
 
-class Incoming:
+class IncomingFragment:
     """See the top of this file. Made by ``SharedState.begin``.
 
     Attributes:

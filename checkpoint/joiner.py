@@ -33,11 +33,11 @@ from ..protocol.messages import (
 )
 from ..protocol.network.interface import Network
 from ..protocol.network.lane import FrameHeader, FrameKind
-from .blocks import DIGEST_BYTES, Parts
-from .copy_progress import Rate, Standing
+from .blocks import DIGEST_BYTES, FragmentArrays
+from .copy_progress import FetchProgress, RecentRate
 from .donor_view import DonorView, Item, owed_since
-from .incoming_fragment import Find, Incoming
-from .partial_copy import FragmentSpool, Spool
+from .incoming_fragment import Find, IncomingFragment
+from .partial_copy import FragmentPartialCopy, PartialCopies
 from .shared_state import SharedState
 from .state_transfer import BlockHub, BlockLink, FetchFailedError, FetchReport
 
@@ -50,7 +50,7 @@ REFUSALS_MAX = 5
 RETRY_S = 1.0
 OWED_S_MAX = 3.0  # a block that is owed for longer is asked of who has nothing else to give, too
 
-Progress = Callable[["Standing"], None]
+Progress = Callable[["FetchProgress"], None]
 
 
 class Joiner:
@@ -71,8 +71,8 @@ class Joiner:
         network: Network,
         *,
         stall_s: float = STALL_S,
-        spool: Spool | None = None,
-        on_disk: Callable[[FragmentHead], tuple[Parts, bytes] | None] = lambda _head: None,
+        spool: PartialCopies | None = None,
+        on_disk: Callable[[FragmentHead], tuple[FragmentArrays, bytes] | None] = lambda _head: None,
     ) -> None:
         self.state = state
         self.hub = hub
@@ -161,21 +161,21 @@ class _Fetch:
             peer: DonorView(peer, *trio.open_memory_channel[Item](math.inf))
             for peer in order.donors
         }
-        self._incoming: Incoming | None = None
+        self._incoming: IncomingFragment | None = None
         self._beginning = trio.Lock()
         self._loop = Loop()
         self._ended = False
         # Memory for frames of which nothing is kept once they were put into the fragment.
         self._rooms: list[memoryview] = []
         self._awaited: set[int] = set()  # blocks that have not come, as the event loop knows
-        self._spool: FragmentSpool | None = None
+        self._spool: FragmentPartialCopy | None = None
         self._unassigned: deque[int] = deque()
         self._done_count = 0
         self._done_bytes = 0
         self._all_bytes = 0
         self._received_bytes = 0
         self._saved_bytes = 0
-        self._rate = Rate()
+        self._rate = RecentRate()
         self._bad: list[str] = []
         self._reasons: dict[str, str] = {}
         self._done = trio.CancelScope()
@@ -377,7 +377,7 @@ class _Fetch:
         if self._progress is not None:
             giving = tuple(d.peer for d in self._donors.values() if d.outstanding)
             self._progress(
-                Standing(
+                FetchProgress(
                     self._done_count,
                     len(self._state.places(self._head.fragment)),
                     self._done_bytes,

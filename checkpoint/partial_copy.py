@@ -33,7 +33,7 @@ KEPT_AFTER_S = 10.0
 _HEAD = struct.Struct("<32sI")
 
 
-class FragmentSpool:
+class FragmentPartialCopy:
     """One fragment's blocks. ``find`` and ``put`` may be called from several threads.
 
     Args:
@@ -132,7 +132,7 @@ class FragmentSpool:
             self._file = None
 
 
-class Spool:
+class PartialCopies:
     """All fragments' blocks, in a folder of their own.
 
     Args:
@@ -146,12 +146,12 @@ class Spool:
         self.after_s = after_s
         self._limit_bytes = limit_bytes
         self._folder = folder
-        self._fragments: dict[int, FragmentSpool] = {}
+        self._fragments: dict[int, FragmentPartialCopy] = {}
 
-    def fragment(self, number: int) -> FragmentSpool:
+    def fragment(self, number: int) -> FragmentPartialCopy:
         if number not in self._fragments:
             path = self._folder / f"{number}.blocks"
-            self._fragments[number] = FragmentSpool(path, self._has_room)
+            self._fragments[number] = FragmentPartialCopy(path, self._has_room)
         return self._fragments[number]
 
     def _has_room(self, more_bytes: int) -> bool:

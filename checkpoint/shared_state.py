@@ -28,13 +28,13 @@ from ..protocol.messages import FragmentHead, FragmentSize
 from .blocks import (
     DIGEST_BYTES,
     BlockPlace,
-    Parts,
+    FragmentArrays,
     digest_blocks,
     fragment_root,
     lineage,
 )
 from .fragment_state import FragmentState
-from .incoming_fragment import Find, Incoming
+from .incoming_fragment import Find, IncomingFragment
 
 Step = Callable[[Values, Values, Values], None]  # (values, momentum, mean), in place
 
@@ -59,7 +59,7 @@ class SharedState:
         self._fragments = tuple(
             FragmentState(number, size, arena) for number, size in enumerate(sizes)
         )
-        self._transfers: dict[int, Incoming] = {}  # the last one that began, by fragment
+        self._transfers: dict[int, IncomingFragment] = {}  # the last one that began, by fragment
 
     def values(self, fragment: int) -> Values:
         """Float32 values, parameters first; a view, to be read only."""
@@ -73,7 +73,7 @@ class SharedState:
         """Int64 counters; a view, to be read only."""
         return self._fragments[fragment].parts.counters
 
-    def parts(self, fragment: int) -> Parts:
+    def parts(self, fragment: int) -> FragmentArrays:
         """All its arrays; views, to be read only."""
         return self._fragments[fragment].parts
 
@@ -116,7 +116,7 @@ class SharedState:
             state.parts.counters[:] = counters
             return self._digest(state, 0)
 
-    def restore(self, head: FragmentHead, parts: Parts) -> None:
+    def restore(self, head: FragmentHead, parts: FragmentArrays) -> None:
         """Make these the fragment's ``head``, as an earlier process held it.
 
         Raises:
@@ -127,7 +127,7 @@ class SharedState:
         if any(
             getattr(ours, name).shape != getattr(parts, name).shape
             or getattr(ours, name).dtype != getattr(parts, name).dtype
-            for name in Parts._fields
+            for name in FragmentArrays._fields
         ):
             raise StateMismatchError(f"fragment {head.fragment} has other arrays", ())
         with state.changes, state.changing(), self.arena.writing(head.fragment, head.version):
@@ -194,7 +194,9 @@ class SharedState:
             self.run_id, head.fragment, head.version, self.sizes[head.fragment], digests
         )
 
-    def begin(self, head: FragmentHead, digests: bytes, find: Find | None = None) -> Incoming:
+    def begin(
+        self, head: FragmentHead, digests: bytes, find: Find | None = None
+    ) -> IncomingFragment:
         """Start to replace a fragment by ``head``; an earlier transfer of it is given up.
 
         Our own bytes are digested afresh, so a copy that was damaged in memory heals too.
@@ -210,11 +212,13 @@ class SharedState:
         state = self._fragments[head.fragment]
         with state.changes:
             self._abandon_transfer(head.fragment)
-            incoming = self._transfers[head.fragment] = Incoming(self.arena, state, head, digests)
+            incoming = self._transfers[head.fragment] = IncomingFragment(
+                self.arena, state, head, digests
+            )
             incoming.start(find)
         return incoming
 
-    def _open_transfer(self, fragment: int) -> Incoming | None:
+    def _open_transfer(self, fragment: int) -> IncomingFragment | None:
         transfer = self._transfers.get(fragment)
         return transfer if transfer is not None and transfer.open else None
 

@@ -21,7 +21,7 @@ from typing import Protocol
 import trio
 from attrs import frozen
 
-from ..collectives.links.send_priority import Rank
+from ..collectives.links.send_priority import SendRank
 from ..collectives.links.send_queue import FrameSource
 from ..protocol.errors import StateMismatchError
 from ..protocol.messages import FragmentHead, Message
@@ -36,7 +36,9 @@ class BlockLink(Protocol):
 
     async def send(self, message: Message) -> None: ...
 
-    async def send_from(self, source: FrameSource, rank: Rank = ..., age: int = ...) -> None: ...
+    async def send_from(
+        self, source: FrameSource, rank: SendRank = ..., age: int = ...
+    ) -> None: ...
 
 
 class BlockSink(Protocol):

@@ -34,7 +34,7 @@ class TensorFileError(HoldfastError):
 
 
 @frozen
-class Entry:
+class TensorEntry:
     """A tensor in a file: which bytes of the data it is."""
 
     name: str
@@ -53,7 +53,7 @@ class Header:
     """
 
     metadata: dict[str, str]
-    entries: dict[str, Entry]
+    entries: dict[str, TensorEntry]
     data_start: int
 
 
@@ -109,13 +109,13 @@ def read_header(file: BinaryIO, size_bytes: int) -> Header:
     return Header(metadata, entries, data_start)
 
 
-def _entry(name: str, dtype: str, shape: list[int], data_offsets: list[int]) -> Entry:
+def _entry(name: str, dtype: str, shape: list[int], data_offsets: list[int]) -> TensorEntry:
     start, stop = data_offsets
     if not all(type(number) is int and number >= 0 for number in (*shape, start, stop)):
         raise TensorFileError(f"tensor {name!r} has no proper shape")
     if stop - start != ELEMENT_BYTES.get(dtype, 0) * math.prod(shape):
         raise TensorFileError(f"tensor {name!r} has another size than its shape")
-    return Entry(name, dtype, tuple(shape), start, stop)
+    return TensorEntry(name, dtype, tuple(shape), start, stop)
 
 
 def read_array(

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 
 from attrs import frozen
 
-from ..diloco.eager import Outlook
+from ..diloco.eager import OuterEstimate
 from ..diloco.fragments import PARAMETER
 from ..diloco.merge import Merge, parse_merge
 from ..protocol.arena import Arena, map_arena
 from ..protocol.errors import RemoteProtocolError
 from ..protocol.messages import ArenaOpened
-from .copier import Streams
-from .fragment_replica import Mirror
+from .copier import CudaCopier
+from .fragment_replica import FragmentReplica
 from .tensors import SharedTensor
 
 
@@ -22,7 +22,7 @@ from .tensors import SharedTensor
 class Arenas:
     """What ``ArenaOpened`` brings, checked against the model."""
 
-    mirrors: tuple[Mirror, ...]
+    replicas: tuple[FragmentReplica, ...]
     shared: Arena
     posted: Arena
     overlap_steps: int
@@ -39,7 +39,7 @@ class Arenas:
         """Map both files, close their descriptors, and divide the tensors among the fragments.
 
         Args:
-          wait: see ``Mirror``.
+          wait: see ``FragmentReplica``.
 
         Raises:
           RemoteProtocolError: what the daemon says does not fit this model.
@@ -54,9 +54,9 @@ class Arenas:
         indices = sorted(index for fragment in message.fragments for index in fragment)
         if indices != list(range(len(tensors))):
             raise RemoteProtocolError("the daemon's fragments are not the tensors of this model")
-        overlap, copier = message.overlap_steps > 0, Streams()
-        mirrors = tuple(
-            Mirror(
+        overlap, copier = message.overlap_steps > 0, CudaCopier()
+        replicas = tuple(
+            FragmentReplica(
                 number,
                 [tensors[index] for index in fragment],
                 shared,
@@ -68,31 +68,31 @@ class Arenas:
             )
             for number, fragment in enumerate(message.fragments)
         )
-        if tuple(mirror.size for mirror in mirrors) != tuple(message.sizes):
+        if tuple(replica.size for replica in replicas) != tuple(message.sizes):
             raise RemoteProtocolError("the daemon's sizes of the fragments are not this model's")
         try:
             merge = parse_merge(message.merge)
         except ValueError as error:
             raise RemoteProtocolError(str(error)) from error
-        return cls(mirrors, shared, posted, message.overlap_steps, merge)
+        return cls(replicas, shared, posted, message.overlap_steps, merge)
 
     @property
     def under_way(self) -> bool:
         """Whether something is on its way between a GPU and the host."""
-        return any(mirror.under_way for mirror in self.mirrors)
+        return any(replica.under_way for replica in self.replicas)
 
     def advance(self, *, wait: bool) -> None:
         """Go on with what has come from a GPU or got there; with ``wait``, with all."""
-        for mirror in self.mirrors:
+        for replica in self.replicas:
             if wait:
-                mirror.conclude()
+                replica.conclude()
             else:
-                mirror.advance()
+                replica.advance()
 
 
-def _outlook(message: ArenaOpened, tensors: Sequence[SharedTensor]) -> Outlook | None:
+def _outlook(message: ArenaOpened, tensors: Sequence[SharedTensor]) -> OuterEstimate | None:
     """What previews need; none without overlap, where nobody trains while a round runs."""
     if not message.preview or message.overlap_steps == 0 or message.outer_lr == 0.0:
         return None
     count = sum(tensor.count for tensor in tensors if tensor.spec.kind == PARAMETER)
-    return Outlook(count, message.outer_lr, message.outer_momentum, message.nesterov)
+    return OuterEstimate(count, message.outer_lr, message.outer_momentum, message.nesterov)

@@ -20,7 +20,7 @@ EVERY_STEPS = (
 
 
 @frozen
-class Step:
+class StepDone:
     """One inner step that is done.
 
     Attributes:
@@ -59,7 +59,7 @@ class Merge:
 class Callback:
     """What a training script may want to hear of; override what is of use."""
 
-    def on_step(self, step: Step) -> None:
+    def on_step(self, step: StepDone) -> None:
         """After every ``Run.step``; quick, please."""
 
     def on_merge(self, merge: Merge) -> None:
@@ -72,7 +72,7 @@ class Callback:
         """The run is left; last."""
 
 
-class Watch:
+class CallbackRunner:
     """Tells all callbacks of a run."""
 
     def __init__(self, callbacks: Sequence[Callback], now_s: float) -> None:
@@ -90,7 +90,7 @@ class Watch:
     ) -> None:
         """A step is done; ``waited_s`` is the sum over all steps."""
         waited = waited_s - self._waited_s
-        told = Step(step, loss, tokens, now_s - self._last_s - waited, waited)
+        told = StepDone(step, loss, tokens, now_s - self._last_s - waited, waited)
         self._last_s, self._waited_s = now_s, waited_s
         for callback in self._callbacks:
             callback.on_step(told)
@@ -126,13 +126,13 @@ class Curves(Callback):
             raise ValueError(f"every {every} steps makes no sense: it must be 1 or more")
         self._every = every
         self._tokens = 0  # since the process began
-        self._steps: list[Step] = []
+        self._steps: list[StepDone] = []
 
     def put(self, step: int, figures: Mapping[str, float]) -> None:
         """Write these down, by name."""
         raise NotImplementedError
 
-    def on_step(self, step: Step) -> None:
+    def on_step(self, step: StepDone) -> None:
         self._tokens += step.tokens
         self._steps.append(step)
         if len(self._steps) >= self._every:

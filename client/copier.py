@@ -35,7 +35,7 @@ class Transfer(Protocol):
         ...
 
 
-class Copier(Protocol):
+class DeviceCopier(Protocol):
     def defers(self, tensor: torch.Tensor) -> bool:
         """Whether ``down`` reads it later, so that it must not change until then."""
         ...
@@ -49,8 +49,8 @@ class Copier(Protocol):
         ...
 
 
-class Streams:
-    """The real ``Copier``: pinned memory and one side stream for each GPU; else nothing to do."""
+class CudaCopier:
+    """The real ``DeviceCopier``: pinned memory and one side stream for each GPU; else nothing to do."""
 
     def __init__(self) -> None:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}

@@ -25,7 +25,7 @@ _MEMORY_WORDS = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_
 Say = Callable[[FailureKind, str], None]
 
 
-class LastWords:
+class CrashReport:
     """Reports the exception that ends this process, by ``sys.excepthook``.
 
     Args:

@@ -31,7 +31,7 @@ _HANG_UP = getattr(select, "POLLRDHUP", 0)  # Linux; elsewhere POLLHUP, which is
 _CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)  # Linux; elsewhere children inherit them
 
 
-class Connection:
+class DaemonConnection:
     """One stream of messages to and from the daemon.
 
     Attributes:
@@ -46,7 +46,7 @@ class Connection:
         self.received_count = 0
 
     @classmethod
-    def open(cls, path: str) -> Connection:
+    def open(cls, path: str) -> DaemonConnection:
         """Connect to the daemon that listens at ``path``; raises NoDaemonError if none does."""
         stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:

@@ -32,12 +32,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..diloco.eager import FOUNDING_VERSION, Outlook
+from ..diloco.eager import FOUNDING_VERSION, OuterEstimate
 from ..diloco.fragments import BUFFER, COUNTER, PARAMETER
 from ..diloco.merge import Merge, merged
 from ..protocol.arena import Arena
 from ..protocol.messages import FragmentSize
-from .copier import Copier, Streams, Transfer
+from .copier import CudaCopier, DeviceCopier, Transfer
 from .tensors import SharedTensor
 
 Values = NDArray[np.float32]
@@ -50,7 +50,7 @@ TensorMerge = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 _ROUGH = np.errstate(invalid="ignore", over="ignore")
 
 
-class Mirror:
+class FragmentReplica:
     """A fragment's tensors and their anchor.
 
     Args:
@@ -75,8 +75,8 @@ class Mirror:
         shared: Arena,
         posted: Arena,
         overlap: bool,
-        copier: Copier | None = None,
-        outlook: Outlook | None = None,
+        copier: DeviceCopier | None = None,
+        outlook: OuterEstimate | None = None,
         wait: Callable[[], None] = os.sched_yield,
     ) -> None:
         floating = [tensor for tensor in tensors if tensor.spec.kind != COUNTER]
@@ -88,12 +88,12 @@ class Mirror:
         self._posted = posted
         self._wait = wait
         self._overlap = overlap
-        self._copier: Copier = Streams() if copier is None else copier
+        self._copier: DeviceCopier = CudaCopier() if copier is None else copier
         self._anchor: Values = np.zeros(sum(tensor.count for tensor in floating), np.float32)
         self._outlook = outlook
         self._snapshot: Parts | None = None
         self._preview: Parts | None = None
-        self._course: Course | None = None
+        self._driver: Course | None = None
         self._transfer: Transfer | None = None  # what the course waits for
         self.version = FOUNDING_VERSION
         self.written = False
@@ -110,7 +110,7 @@ class Mirror:
     @property
     def under_way(self) -> bool:
         """Whether something that was begun is not done."""
-        return self._course is not None
+        return self._driver is not None
 
     def advance(self) -> None:
         """Do what can be done by now of what is under way."""
@@ -160,7 +160,7 @@ class Mirror:
         Raises:
           NotWholeError: it is not whole. Call again when it is.
         """
-        self._course = self._transfer = self._snapshot = self._preview = None
+        self._driver = self._transfer = self._snapshot = self._preview = None
         counters = self._read_shared(self._anchor)
         if self._outlook is not None:
             self._outlook.loaded(self._anchor, self.version)
@@ -193,21 +193,21 @@ class Mirror:
 
     def _begin(self, course: Course) -> None:
         self.conclude()
-        self._course = course
+        self._driver = course
         self._transfer = next(course, None)
         self._end_if_over()
         self.advance()
 
     def _go_on(self) -> None:
-        assert self._course is not None
+        assert self._driver is not None
         assert self._transfer is not None
         self._transfer.wait()
-        self._transfer = next(self._course, None)
+        self._transfer = next(self._driver, None)
         self._end_if_over()
 
     def _end_if_over(self) -> None:
         if self._transfer is None:
-            self._course = None
+            self._driver = None
 
     def _post(self) -> Course:
         values = [

@@ -12,7 +12,7 @@ due, messages are handled in the order in which they came:
     Finished      take over the shared state, ``finished`` becomes true
 
 The trainer waits in ``step`` (and only there) while a round that it posted is not over and no
-overlap is left, while it is a spare, and at ``hold_step``, beyond which the run lets nobody train.
+overlap is left, while it is a spare, and at ``step_limit``, beyond which the run lets nobody train.
 Who has gone further while the master was away posts each round that is due where it is.
 
 Losses that are not finite, several in a row, are ``Failing``: the weights are lost, and the daemon's
@@ -42,12 +42,12 @@ from ..protocol.messages import (
     METRICS_MAX,
     VERSION_MAX,
     ArenaOpened,
+    ExtendStepLimit,
     Failing,
     FailureKind,
     Finished,
     InitialPosted,
     KeepState,
-    Lift,
     Load,
     Message,
     Metrics,
@@ -61,13 +61,13 @@ from ..protocol.messages import (
 )
 from .arenas import Arenas
 from .attach_errors import AttachRefused, DaemonGone, NoDaemonError
-from .callbacks import Callback, Merge, Watch
-from .crash_report import LastWords
-from .daemon_connection import Connection
-from .local_checkpoint import OwnState
-from .open_rounds import OpenedRound, must_wait, next_due_step
-from .rate_ramp import Ramp
-from .step_times import Pace
+from .callbacks import Callback, CallbackRunner, Merge
+from .crash_report import CrashReport
+from .daemon_connection import DaemonConnection
+from .local_checkpoint import LocalCheckpoint
+from .open_rounds import OpenRound, must_wait, next_due_step
+from .rate_ramp import RateRamp
+from .step_times import StepTimes
 from .tensors import SharedTensor, check_optimizer, find_shared, layout_of
 
 SOCKET_VARIABLE = "HOLDFAST_SOCKET"  # set by the daemon: the path of its Unix socket
@@ -92,7 +92,7 @@ class Run:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: DaemonConnection,
         tensors: tuple[SharedTensor, ...],
         optimizer: torch.optim.Optimizer | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -109,21 +109,21 @@ class Run:
         self._optimizer = optimizer
         # Until something is posted, if it came without a state: what it gathers is from warm-up.
         self._idle_optimizer = optimizer if optimizer is not None and not optimizer.state else None
-        self._ramp = Ramp()
-        self._pace = Pace()
+        self._ramp = RateRamp()
+        self._pace = StepTimes()
         self._arenas: Arenas | None = None
-        self._own_state: OwnState | None = None
+        self._local_checkpoint: LocalCheckpoint | None = None
         self._loaded = False
-        self._rounds: dict[int, OpenedRound] = {}  # by fragment
+        self._rounds: dict[int, OpenRound] = {}  # by fragment
         self._tokens_from: list[int] = []  # by fragment: tokens when it last contributed
-        self._hold_step = COUNT_MAX
+        self._step_limit = COUNT_MAX
         self._lifted = False  # the master is away
         self._spoilt_count = 0  # losses in a row that are not finite
         self._spoilt_max = COUNT_MAX
         self._spoilt = False  # the weights are given up, and with them the optimizer's state
         self._left_at_s = self._clock()  # when the last boundary was over
-        self._last_words = LastWords(self._say_failing)
-        self._watch = Watch(callbacks, self._clock()) if callbacks else None
+        self._last_words = CrashReport(self._say_failing)
+        self._watch = CallbackRunner(callbacks, self._clock()) if callbacks else None
         # What the quick path of ``step`` needs. Memory views: they give and take plain numbers
         # several times faster than numpy does. They are replaced once the arenas are there.
         self._step = 0
@@ -212,8 +212,8 @@ class Run:
         self._last_words.withdraw()
         self._connection.close()
         self._arenas = None
-        if self._own_state is not None:
-            self._own_state.close()
+        if self._local_checkpoint is not None:
+            self._local_checkpoint.close()
         if self._watch is not None:
             self._watch.end()
 
@@ -238,7 +238,7 @@ class Run:
             while not self._loaded:
                 self._handle(self._connection.receive())
             self._due_step = self._next_due_step()
-        if self._own_state is not None and self._own_state.restore(self._step):
+        if self._local_checkpoint is not None and self._local_checkpoint.restore(self._step):
             # It is worth something: no ramp, and nothing to put back.
             self._idle_optimizer = None
             self._ramp.begin(None)
@@ -253,9 +253,11 @@ class Run:
         descriptors = self._connection.take_descriptors()
         self._arenas = arenas = Arenas.open(message, descriptors, self._tensors, self._pause)
         self._spoilt_max = message.nan_steps or COUNT_MAX
-        if message.own_state:
-            self._own_state = OwnState(Path(message.own_state), self._optimizer)
-        self._tokens_from = [0] * len(arenas.mirrors)
+        if message.local_checkpoint:
+            self._local_checkpoint = LocalCheckpoint(
+                Path(message.local_checkpoint), self._optimizer
+            )
+        self._tokens_from = [0] * len(arenas.replicas)
         arenas.posted.loss[0] = math.nan  # none so far
         self._mail = arenas.shared.slots.data
         self._slots = arenas.posted.slots.data
@@ -320,7 +322,7 @@ class Run:
                 and opened.at_step <= self._step
                 and not opened.too_early(self._step, tokens)
             ):
-                self._require_arenas().mirrors[fragment].post()
+                self._require_arenas().replicas[fragment].post()
                 opened.posted_tokens, opened.posted_step = self._tokens, self._step
                 self._idle_optimizer = None
                 self._pace.measure(self._own_step, self._clock() - self.waited_s)
@@ -331,14 +333,14 @@ class Run:
     def _tell_posted(self) -> bool:
         """Say of one round that it was posted, if all of it has come to the host; False if none."""
         for fragment, opened in self._rounds.items():
-            mirror = self._require_arenas().mirrors[fragment]
-            if opened.posted_tokens is None or opened.told or not mirror.written:
+            replica = self._require_arenas().replicas[fragment]
+            if opened.posted_tokens is None or opened.told or not replica.written:
                 continue
             opened.told = True
             tokens = opened.posted_tokens - self._tokens_from[fragment]
             step = opened.posted_step
             posted = Posted(
-                opened.number, fragment, mirror.version, tokens, step, self._pace.step_s
+                opened.number, fragment, replica.version, tokens, step, self._pace.step_s
             )
             self._send(posted)
             return True
@@ -348,9 +350,9 @@ class Run:
         if not (self._loaded and self.contributing):
             return True
         if self._lifted:
-            return self._step >= self._hold_step
+            return self._step >= self._step_limit
         overlap_steps = self._require_arenas().overlap_steps
-        return must_wait(self._rounds.values(), self._step, self._hold_step, overlap_steps)
+        return must_wait(self._rounds.values(), self._step, self._step_limit, overlap_steps)
 
     def _next_due_step(self) -> int:
         """The first step at which something is to be done even if no message comes."""
@@ -362,7 +364,7 @@ class Run:
             return self._step + 1
         rounds = () if self._lifted else self._rounds.values()
         overlap_steps = self._require_arenas().overlap_steps
-        return next_due_step(rounds, self._step, self._hold_step, overlap_steps)
+        return next_due_step(rounds, self._step, self._step_limit, overlap_steps)
 
     # ------------------------------------------------------------ messages
 
@@ -377,7 +379,7 @@ class Run:
     def _obey(self, message: Message) -> None:
         match message:
             case RoundOpened():
-                self._hold_step, self._lifted = message.hold_step, False
+                self._step_limit, self._lifted = message.step_limit, False
                 self._open_round(message)
             case RoundEnded():
                 self._end_round(message)
@@ -386,22 +388,22 @@ class Run:
             case Load():
                 first = not self._loaded
                 self._set_step(message.step)
-                self._hold_step, self._lifted = message.hold_step, False
+                self._step_limit, self._lifted = message.step_limit, False
                 self._load()
                 self._renew_optimizer(first)
                 self.finished = message.finished
-            case Lift():
+            case ExtendStepLimit():
                 self._lift(message)
             case KeepState():
-                if self._own_state is not None and self._loaded and not self._spoilt_count:
-                    self._own_state.keep(self._step)
+                if self._local_checkpoint is not None and self._loaded and not self._spoilt_count:
+                    self._local_checkpoint.keep(self._step)
             case Finished():
                 self._finish()
             case ArenaOpened():
                 self._open_arenas(message)
             case PostInitial():
-                for mirror in self._require_arenas().mirrors:
-                    mirror.post_present()
+                for replica in self._require_arenas().replicas:
+                    replica.post_present()
                 self._send(InitialPosted())
             case Rejected():
                 raise AttachRefused(f"the run does not take this trainer: {message.reason}")
@@ -412,7 +414,7 @@ class Run:
         """A round is open; or one that is open already waits for us, and wants what we have."""
         known = self._rounds.get(message.fragment)
         if known is None or known.number != message.round or message.at_step >= known.at_step:
-            self._rounds[message.fragment] = OpenedRound(message.round, message.at_step)
+            self._rounds[message.fragment] = OpenRound(message.round, message.at_step)
         elif known.posted_tokens is None:  # else they have it by now
             known.at_step = min(known.at_step, self._step)
 
@@ -420,28 +422,28 @@ class Run:
         arenas = self._require_arenas()
         fragment = message.fragment
         if message.committed or not self._lifted:
-            self._hold_step, self._lifted = message.hold_step, False
+            self._step_limit, self._lifted = message.step_limit, False
         opened = self._rounds.get(fragment)
         posted_tokens = None
         if opened is not None and opened.number == message.round:
             posted_tokens = opened.posted_tokens
             del self._rounds[fragment]
-        mirror = arenas.mirrors[fragment]
+        replica = arenas.replicas[fragment]
         # Rounds that were posted before a ``Load`` are forgotten: their delta is in no tensor.
         contributed = message.contributed and posted_tokens is not None
         if posted_tokens is not None and not contributed:
-            mirror.withdraw()
+            replica.withdraw()
         if not message.committed:
             return
         self._catch_up(message.step)
         if not self.contributing and not contributed:
-            mirror.load()
-        elif contributed or mirror.version < message.version:
-            mirror.merge(arenas.merge, contributed=contributed, share=message.share)
-        if mirror.version < message.version:
+            replica.load()
+        elif contributed or replica.version < message.version:
+            replica.merge(arenas.merge, contributed=contributed, share=message.share)
+        if replica.version < message.version:
             raise RemoteProtocolError(
                 f"fragment {fragment} should be at version {message.version} "
-                f"and is at {mirror.version}"
+                f"and is at {replica.version}"
             )
         if contributed and posted_tokens is not None:
             self._tokens_from[fragment] = posted_tokens
@@ -450,16 +452,16 @@ class Run:
             merged = (message.round, fragment, message.version, contributed, self.round_count)
             self._watch.merged(Merge(self._step, *merged))
 
-    def _lift(self, message: Lift) -> None:
+    def _lift(self, message: ExtendStepLimit) -> None:
         arenas = self._require_arenas()
         for fragment, opened in self._rounds.items():
             if opened.posted_tokens is not None and arenas.overlap_steps == 0:
-                arenas.mirrors[fragment].keep()
-        self._hold_step, self._lifted = message.hold_step, True
+                arenas.replicas[fragment].keep()
+        self._step_limit, self._lifted = message.step_limit, True
 
     def _load(self) -> None:
-        for mirror in self._require_arenas().mirrors:
-            mirror.load()
+        for replica in self._require_arenas().replicas:
+            replica.load()
         self._tokens_from = [self._tokens] * len(self._tokens_from)
         posted = [
             fragment
@@ -575,11 +577,11 @@ def attach(
             "this process has no holdfast daemon: "
             "start the script with `holdfast join INVITE -- python train.py`"
         )
-    return attach_over(lambda: Connection.open(path), model, optimizer, callbacks=callbacks)
+    return attach_over(lambda: DaemonConnection.open(path), model, optimizer, callbacks=callbacks)
 
 
 def attach_over(
-    connect: Callable[[], Connection],
+    connect: Callable[[], DaemonConnection],
     model: nn.Module,
     optimizer: torch.optim.Optimizer | None,
     clock: Callable[[], float] = time.monotonic,

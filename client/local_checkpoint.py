@@ -41,7 +41,7 @@ _UNREADABLE = (
 Tensors = dict[str, torch.Tensor]
 
 
-class OwnState:
+class LocalCheckpoint:
     """Keeps and restores it.
 
     Args:

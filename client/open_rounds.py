@@ -14,7 +14,7 @@ from ..protocol.messages import COUNT_MAX
 
 
 @define
-class OpenedRound:
+class OpenRound:
     """An opened round of a fragment; a fragment has one at a time."""
 
     number: int
@@ -35,7 +35,7 @@ class OpenedRound:
 
 
 def must_wait(
-    rounds: Collection[OpenedRound], step: int, hold_step: int, overlap_steps: int
+    rounds: Collection[OpenRound], step: int, step_limit: int, overlap_steps: int
 ) -> bool:
     """Whether there is nothing to do at this step but wait for the daemon."""
     ahead = False  # we are past the hold, and may take the steps that are ours all the same
@@ -45,17 +45,17 @@ def must_wait(
         elif overlap_steps == 0 or step >= opened.posted_step + overlap_steps:
             return True
         else:
-            ahead |= opened.posted_step >= hold_step
+            ahead |= opened.posted_step >= step_limit
     # A hold ends with the round that it waited for: one at that step, or at a later one.
-    held = all(opened.at_step < hold_step for opened in rounds)
-    return held and not ahead and step >= hold_step
+    held = all(opened.at_step < step_limit for opened in rounds)
+    return held and not ahead and step >= step_limit
 
 
 def next_due_step(
-    rounds: Collection[OpenedRound], step: int, hold_step: int, overlap_steps: int
+    rounds: Collection[OpenRound], step: int, step_limit: int, overlap_steps: int
 ) -> int:
     """The first step at which something is to be done even if no message comes."""
-    steps = [hold_step] if hold_step > step else []
+    steps = [step_limit] if step_limit > step else []
     for opened in rounds:
         if opened.posted_tokens is None:
             steps.append(opened.at_step)

@@ -10,7 +10,7 @@ from __future__ import annotations
 RAMP_STEPS = 50  # of our own; Adam's second moments at 0.95 have forgotten their start by then
 
 
-class Ramp:
+class RateRamp:
     """Counts a trainer's own steps: the run's may jump."""
 
     def __init__(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Pace:
+class StepTimes:
     """The mean time of the steps between two looks.
 
     Attributes:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ..diloco.fragments import BUFFER, COUNTER, PARAMETER
-from ..protocol.messages import Layout, TensorSpec
+from ..protocol.messages import ModelLayout, TensorSpec
 from .attach_errors import ModelError
 
 Values = NDArray[np.float32] | NDArray[np.int64]
@@ -121,10 +121,10 @@ def find_shared(model: nn.Module) -> tuple[SharedTensor, ...]:
     return tuple(found)
 
 
-def layout_of(tensors: tuple[SharedTensor, ...]) -> Layout:
+def layout_of(tensors: tuple[SharedTensor, ...]) -> ModelLayout:
     """What the trainer declares to the run."""
     try:
-        return Layout(tuple(tensor.spec for tensor in tensors))
+        return ModelLayout(tuple(tensor.spec for tensor in tensors))
     except ValueError as error:
         raise ModelError(f"the model has {len(tensors)} tensors, more than a run takes") from error
 

@@ -42,7 +42,7 @@ BLOCK_VALUES = 2**16  # added up at a time: a few operands of this length fit a 
 
 
 @frozen
-class Cut:
+class ChunkCut:
     """One chunk of a fragment.
 
     Attributes:
@@ -74,7 +74,7 @@ class Cut:
 
 
 @frozen
-class Layout:
+class ChunkLayout:
     """A plan applied to a fragment of a certain size: every chunk, where it lies and whose it is.
 
     Encoded chunks have their room one after the other, in chunk order, counters last. With a codec
@@ -88,14 +88,14 @@ class Layout:
     size: FragmentSize
     codec_up: Codec
     codec_down: Codec
-    cuts: tuple[Cut, ...]
+    cuts: tuple[ChunkCut, ...]
     up_bytes: int
     down_bytes: int
     zstd_up: bool
     zstd_down: bool
 
     @classmethod
-    def of(cls, plan: Plan, size: FragmentSize) -> Layout:
+    def of(cls, plan: Plan, size: FragmentSize) -> ChunkLayout:
         """Lay the fragment out.
 
         Raises:
@@ -120,7 +120,7 @@ class Layout:
             if max(up_bytes, down_bytes) > PAYLOAD_BYTES_MAX:
                 raise RemoteProtocolError(f"chunk {index} of the plan does not fit a frame")
             cuts.append(
-                Cut(
+                ChunkCut(
                     values=slice(start, start + count),
                     up=slice(up_at, up_at + up_bytes),
                     down=slice(down_at, down_at + down_bytes),
@@ -158,7 +158,7 @@ def _owners(plan: Plan, size: FragmentSize) -> list[str]:
 
 
 @frozen
-class Factors:
+class MeanFactors:
     """The scalars of a weighted mean; see the top of this file.
 
     Attributes:
@@ -172,7 +172,7 @@ class Factors:
     @classmethod
     def of(
         cls, contributors: Sequence[Contributor], present: Sequence[bool] | None = None
-    ) -> Factors:
+    ) -> MeanFactors:
         """Those of the contributors that are ``present``; None: of all.
 
         Raises:
@@ -200,7 +200,7 @@ class Factors:
 
 
 @frozen
-class Term:
+class SumTerm:
     """One of the things that a chunk's sum is made of.
 
     Attributes:
@@ -231,7 +231,7 @@ class Observer(Protocol):
 
 
 def reduce_values(
-    terms: Sequence[Term],
+    terms: Sequence[SumTerm],
     divisor: np.float32,
     codec: Codec,
     out: Values,
@@ -260,7 +260,7 @@ def reduce_values(
 
 
 def encode_result(
-    terms: Sequence[Term], finite: bool, codec: Codec, out: Values, encoded_out: memoryview
+    terms: Sequence[SumTerm], finite: bool, codec: Codec, out: Values, encoded_out: memoryview
 ) -> int:
     """Encode what was made of these terms; otherwise as ``reduce_values``.
 
@@ -287,7 +287,7 @@ def encode_result(
 
 
 def _add_verbatim(
-    terms: Sequence[Term], divisor: np.float32, out: Values, observer: Observer | None
+    terms: Sequence[SumTerm], divisor: np.float32, out: Values, observer: Observer | None
 ) -> bool:
     """The sum of terms that are float32 in memory, divided; False if it is not finite.
 
@@ -321,7 +321,7 @@ def _add_verbatim(
 
 
 def _add_decoded(
-    terms: Sequence[Term], divisor: np.float32, out: Values, observer: Observer | None
+    terms: Sequence[SumTerm], divisor: np.float32, out: Values, observer: Observer | None
 ) -> bool:
     """The sum of terms that must be decoded, divided; False if it is not finite."""
     scratch = np.empty_like(out)

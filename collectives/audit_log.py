@@ -14,11 +14,11 @@ from ..protocol.errors import RemoteProtocolError
 from ..protocol.messages import Plan, Reduce
 from ..protocol.network.lane import Buffer
 from ..protocol.trust.notary import SEAL_BYTES, Notary
-from .arithmetic import Layout
-from .chunk_tracker import Ledger
+from .arithmetic import ChunkLayout
+from .chunk_tracker import ChunkTracker
 from .encoded_input import EncodedInput
-from .evidence import Exhibit, present_in, sealed, statement_of_sum, write_proof
-from .result import Result
+from .evidence import ChunkEvidence, present_in, sealed, statement_of_sum, write_proof
+from .result import RoundResult
 
 SHOWN_MIN = (
     8  # chunks that one peer is shown in a round, whatever the chance is that they are drawn
@@ -26,7 +26,7 @@ SHOWN_MIN = (
 SHOWN_TIMES = 4  # as many as that chance makes of ours
 
 
-class Kept:
+class AuditLog:
     """See the top of this file.
 
     Args:
@@ -40,10 +40,10 @@ class Kept:
     def __init__(
         self,
         order: Reduce,
-        layout: Layout,
+        layout: ChunkLayout,
         notary: Notary,
-        ledger: Ledger,
-        result: Result,
+        tracker: ChunkTracker,
+        result: RoundResult,
         me: str,
         encoded_input: EncodedInput | None,
     ) -> None:
@@ -53,7 +53,7 @@ class Kept:
         self.proofs: dict[int, bytes] = {}
         self._order = order
         self._layout = layout
-        self._ledger = ledger
+        self._tracker = tracker
         self._result = result
         self._me = me
         self._encoded_input = encoded_input
@@ -68,23 +68,23 @@ class Kept:
 
     def show(self, index: int) -> list[Buffer] | None:
         """What we added to a chunk, each with its seal, then ours; None: we did not make it."""
-        if index >= len(self._layout.cuts) or not self._ledger.has_added(index):
+        if index >= len(self._layout.cuts) or not self._tracker.has_added(index):
             return None
-        pieces: dict[str, Buffer] = {**self._ledger.contributions(index)}
+        pieces: dict[str, Buffer] = {**self._tracker.contributions(index)}
         if self._encoded_input is not None:
             own = self._encoded_input.chunk(index)
             pieces[self._me] = sealed(self.notary, self._order, index, own)
         shown = [pieces[c.peer] for c in self._order.contributors if c.peer in pieces]
         return [*shown, self.notary.seal(statement_of_sum(self._order, index, shown))]
 
-    def exhibit(self, index: int) -> Exhibit | None:
+    def evidence(self, index: int) -> ChunkEvidence | None:
         """A chunk that somebody else made, as it is in our result, which is whole; None: no such."""
-        owner = self._ledger.part(index).parent if index < len(self._layout.cuts) else None
+        owner = self._tracker.part(index).parent if index < len(self._layout.cuts) else None
         if owner is None:
             return None
         present = present_in(self._result.present(index), len(self._order.contributors))
         digest = self._result.digests()[index]
-        return Exhibit(self._order, self._layout, index, owner, present, digest)
+        return ChunkEvidence(self._order, self._layout, index, owner, present, digest)
 
     def piece_bytes_max(self, index: int) -> int:
         """How long a contribution to a chunk can be, with its seal."""

@@ -27,13 +27,13 @@ from attrs import define, field
 from ..protocol.errors import RemoteProtocolError
 from ..protocol.messages import Assignment
 from ..protocol.network.lane import FrameHeader, FrameKind
-from .arithmetic import Layout
-from .gather_tree import Part, Tree
+from .arithmetic import ChunkLayout
+from .gather_tree import ChunkRole, Tree
 from .links.buffer_pool import BufferPool
-from .result import Result
+from .result import RoundResult
 
 
-class Duty(enum.Enum):
+class FrameDuty(enum.Enum):
     """What has to be done about a frame that was delivered."""
 
     NOTHING = enum.auto()
@@ -55,7 +55,7 @@ class UnwantedFrameError(Exception):
 
 @define(eq=False)
 class _Chunk:
-    part: Part  # ours
+    part: ChunkRole  # ours
     since: int  # the attempt that made it that
     missing: set[str]  # whose contributions it waits for; never our own
     arrived: dict[str, memoryview] = field(factory=dict)
@@ -63,7 +63,7 @@ class _Chunk:
     held: bool = False
 
 
-class Ledger:
+class ChunkTracker:
     """See the top of this file.
 
     Args:
@@ -79,14 +79,14 @@ class Ledger:
 
     def __init__(
         self,
-        layout: Layout,
-        inner: Layout,
+        layout: ChunkLayout,
+        inner: ChunkLayout,
         tree: Tree,
         me: str,
         contributes: bool,
         attempt: int,
         fragment: int,
-        result: Result,
+        result: RoundResult,
         buffers: BufferPool,
         seal_bytes: int = 0,
     ) -> None:
@@ -130,7 +130,9 @@ class Ledger:
             self._placed[header.index, peer] = view
             return view
 
-    def deliver(self, peer: str, header: FrameHeader, payload: memoryview) -> tuple[Duty, bool]:
+    def deliver(
+        self, peer: str, header: FrameHeader, payload: memoryview
+    ) -> tuple[FrameDuty, bool]:
         """The payload is whole and authentic now, so its sender can be named.
 
         Returns:
@@ -142,7 +144,7 @@ class Ledger:
         index = header.index
         with self._lock:
             if peer in self._shut:
-                return Duty.NOTHING, False
+                return FrameDuty.NOTHING, False
             if self._placed.get((index, peer)) is not payload:
                 reason = self._objection(peer, header) or f"sent chunk {index} twice"
                 raise UnwantedFrameError(reason, peer in self._owed)
@@ -150,11 +152,11 @@ class Ledger:
             chunk = self._chunks[index]
             if header.kind is not FrameKind.CONTRIBUTION:
                 chunk.held = True
-                duty = Duty.DECODE
+                duty = FrameDuty.DECODE
             else:
                 chunk.arrived[peer] = payload
                 chunk.missing.discard(peer)
-                duty = Duty.ADD_UP if self._begin(chunk) else Duty.NOTHING
+                duty = FrameDuty.ADD_UP if self._begin(chunk) else FrameDuty.NOTHING
             self._owed[peer] -= 1
             paid = self._owed[peer] == 0
             if paid:
@@ -318,12 +320,12 @@ class Ledger:
         """The attempt under which a chunk's frames are sent."""
         return self._chunks[index].since
 
-    def unheld(self) -> list[tuple[int, Part]]:
+    def unheld(self) -> list[tuple[int, ChunkRole]]:
         """The chunks that are not held here, in order, and our part in them."""
         with self._lock:
             return [(i, chunk.part) for i, chunk in enumerate(self._chunks) if not chunk.held]
 
-    def part(self, index: int) -> Part:
+    def part(self, index: int) -> ChunkRole:
         """Our part in a chunk, as it is now."""
         return self._chunks[index].part
 

@@ -21,11 +21,11 @@ from attrs import frozen
 from ..protocol.errors import RemoteProtocolError
 from ..protocol.messages import Contributor, Plan
 from .arithmetic import (
+    ChunkLayout,
     Counters,
-    Factors,
-    Layout,
+    MeanFactors,
     Observer,
-    Term,
+    SumTerm,
     Values,
     decode_checked,
     encode_result,
@@ -72,7 +72,7 @@ class Rule:
 def combine_chunk(
     contributors: Sequence[Contributor],
     encoded: Mapping[str, memoryview],
-    layout: Layout,
+    layout: ChunkLayout,
     rule: Rule,
     out: Values,
     encoded_out: memoryview,
@@ -95,11 +95,11 @@ def combine_chunk(
       RemoteProtocolError: the order's weights make no mean.
     """
     present = [each.peer in encoded for each in contributors]
-    factors = Factors.of(contributors, None if all(present) else present)
+    factors = MeanFactors.of(contributors, None if all(present) else present)
     here = [each for each, is_in in zip(contributors, present, strict=True) if is_in]
     up, zstd = layout.codec_up, layout.zstd_up
     terms = [
-        Term(each.peer, encoded[each.peer], factor, up, zstd)
+        SumTerm(each.peer, encoded[each.peer], factor, up, zstd)
         for each, factor in zip(here, factors.factors, strict=True)
     ]
     if rule.kind == MEAN:
@@ -120,7 +120,7 @@ def combine_chunk(
 def combined(
     contributors: Sequence[Contributor],
     encoded: Mapping[str, memoryview],
-    layout: Layout,
+    layout: ChunkLayout,
     index: int,
     rule: Rule,
 ) -> bytes:
@@ -139,7 +139,7 @@ def combined(
     return bytes(room[:length])
 
 
-def _row(term: Term, scale: float, count: int, observer: Observer | None) -> Values:
+def _row(term: SumTerm, scale: float, count: int, observer: Observer | None) -> Values:
     """A contribution's values times its clip factor."""
     values = np.empty(count, np.float32)
     decode_checked(term.codec, term.zstd, term.data, values, term.peer)

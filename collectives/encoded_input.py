@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from ..protocol.errors import LocalProtocolError
 from ..protocol.messages import FragmentSize, Plan
-from .arithmetic import Counters, Layout, Values
-from .codecs.error_feedback import Correction
+from .arithmetic import ChunkLayout, Counters, Values
+from .codecs.error_feedback import ResidualUse
 from .links.buffer_pool import BufferPool
 
 
@@ -36,7 +36,7 @@ class EncodedInput:
         size: FragmentSize,
         values: Values,
         counters: Counters,
-        correction: Correction | None = None,
+        correction: ResidualUse | None = None,
         *,
         values_stay: bool = False,
         pool: BufferPool | None = None,
@@ -47,7 +47,7 @@ class EncodedInput:
             raise LocalProtocolError(
                 f"a residual of {correction.count} values for {size.value_count}"
             )
-        self._layout = Layout.of(plan, size)
+        self._layout = ChunkLayout.of(plan, size)
         self._correction = correction
         self._values = values
         self._counters = counters
@@ -64,7 +64,7 @@ class EncodedInput:
 
     def fits(self, plan: Plan, size: FragmentSize) -> bool:
         """Whether the bytes can be used under that plan; owners may differ, cuts may not."""
-        other = Layout.of(plan, size)
+        other = ChunkLayout.of(plan, size)
         mine = self._layout
         return (
             other.size == mine.size

@@ -26,7 +26,7 @@ from ..protocol.errors import BadContributionError, RemoteProtocolError
 from ..protocol.messages import ContributorRun, Reduce
 from ..protocol.network.lane import Buffer
 from ..protocol.trust.notary import SEAL_BYTES, Notary
-from .arithmetic import Layout
+from .arithmetic import ChunkLayout
 from .combine import Rule, combined
 from .contributor_sets import digest_of, sets_of
 
@@ -40,7 +40,7 @@ class UnsignedError(Exception):
 
 
 @frozen
-class Exhibit:
+class ChunkEvidence:
     """One chunk whose owner is asked what it added.
 
     Attributes:
@@ -49,7 +49,7 @@ class Exhibit:
     """
 
     order: Reduce
-    layout: Layout
+    layout: ChunkLayout
     index: int
     owner: str
     present: tuple[bool, ...]
@@ -88,7 +88,7 @@ def is_sealed(notary: Notary, order: Reduce, index: int, peer: str, piece: memor
     return notary.holds(peer, statement, piece[-SEAL_BYTES:])
 
 
-def examine(exhibit: Exhibit, notary: Notary, shown: Sequence[memoryview]) -> str:
+def examine(evidence: ChunkEvidence, notary: Notary, shown: Sequence[memoryview]) -> str:
     """What is wrong with a chunk; empty: nothing.
 
     Args:
@@ -97,23 +97,23 @@ def examine(exhibit: Exhibit, notary: Notary, shown: Sequence[memoryview]) -> st
     Raises:
       UnsignedError: the owner has not signed that.
     """
-    order, index = exhibit.order, exhibit.index
+    order, index = evidence.order, evidence.index
     pieces, seal = shown[:-1], shown[-1] if shown else b""
-    if not notary.holds(exhibit.owner, statement_of_sum(order, index, pieces), seal):
+    if not notary.holds(evidence.owner, statement_of_sum(order, index, pieces), seal):
         raise UnsignedError("its owner has not signed what it shows")
-    if len(pieces) != len(exhibit.givers):
-        return f"{len(pieces)} contributions for {len(exhibit.givers)}"
-    given = dict(zip(exhibit.givers, pieces, strict=True))
+    if len(pieces) != len(evidence.givers):
+        return f"{len(pieces)} contributions for {len(evidence.givers)}"
+    given = dict(zip(evidence.givers, pieces, strict=True))
     for peer, piece in given.items():
         if not is_sealed(notary, order, index, peer, piece):
             return f"peer {peer[:8]} never gave what was added as its contribution"
     encoded = {peer: piece[:-SEAL_BYTES] for peer, piece in given.items()}
     try:
         rule = Rule.of(order.plan)
-        result = combined(order.contributors, encoded, exhibit.layout, index, rule)
+        result = combined(order.contributors, encoded, evidence.layout, index, rule)
     except (BadContributionError, RemoteProtocolError, ValueError) as error:
         return f"what was added cannot be added: {error}"
-    if blake3(result).digest() != exhibit.digest:
+    if blake3(result).digest() != evidence.digest:
         return "the result is not what its contributions make"
     return ""
 
@@ -130,7 +130,7 @@ def write_proof(digests: Sequence[bytes], shown: Sequence[memoryview]) -> bytes:
 
 
 @frozen
-class Claim:
+class WrongChunkClaim:
     """That a chunk of a round's result is wrong, as the master has it.
 
     Attributes:
@@ -138,14 +138,14 @@ class Claim:
     """
 
     order: Reduce
-    layout: Layout
+    layout: ChunkLayout
     index: int
     owner: str
     digest: bytes
     manifest: tuple[ContributorRun, ...]
 
 
-def judge(claim: Claim, notary: Notary, proof: bytes) -> str:
+def judge(claim: WrongChunkClaim, notary: Notary, proof: bytes) -> str:
     """What is wrong with the chunk, proven; empty: nothing is.
 
     Raises:
@@ -158,7 +158,7 @@ def judge(claim: Claim, notary: Notary, proof: bytes) -> str:
         or digest_of(digests, sets if claim.manifest else ()) != claim.digest
     ):
         raise UnsignedError("it is not about the result that the others hold")
-    exhibit = Exhibit(
+    evidence = ChunkEvidence(
         claim.order,
         claim.layout,
         claim.index,
@@ -166,7 +166,7 @@ def judge(claim: Claim, notary: Notary, proof: bytes) -> str:
         present_in(sets[claim.index], len(claim.order.contributors)),
         digests[claim.index],
     )
-    return examine(exhibit, notary, shown)
+    return examine(evidence, notary, shown)
 
 
 def present_in(packed: bytes, contributor_count: int) -> tuple[bool, ...]:

@@ -25,7 +25,7 @@ INNER_CODEC = "fp32"  # within a site; what a leader adds up has not been rounde
 
 
 @frozen
-class Part:
+class ChunkRole:
     """This node's part in one chunk.
 
     Attributes:
@@ -80,7 +80,7 @@ class Tree:
         ]
         self.leaders = frozenset(run.peer for of_site in runs for run in of_site)
         self._check(owners)
-        known: dict[tuple[str, ...], Part] = {}  # there are few different ones
+        known: dict[tuple[str, ...], ChunkRole] = {}  # there are few different ones
         self._parts = []
         for index, owner in enumerate(owners):
             key = (owner, *(leaders[index] for leaders in self._leaders))
@@ -88,16 +88,16 @@ class Tree:
                 known[key] = self._make_part(owner, key[1:])
             self._parts.append(known[key])
 
-    def part(self, index: int) -> Part:
+    def part(self, index: int) -> ChunkRole:
         """Our part in a chunk, as planned."""
         return self._parts[index]
 
-    def star(self, owner: str) -> Part:
+    def star(self, owner: str) -> ChunkRole:
         """Our part in a chunk that everybody exchanges with its owner."""
         if owner != self._me:
-            return Part(owner, False, frozenset(), ())
+            return ChunkRole(owner, False, frozenset(), ())
         others = tuple(peer for peer in self._receivers if peer != self._me)
-        return Part(None, True, self._contributors - {self._me}, others)
+        return ChunkRole(None, True, self._contributors - {self._me}, others)
 
     def is_near(self, peer: str) -> bool:
         """Whether a peer is in our site; we ourselves are, if there is one."""
@@ -107,7 +107,7 @@ class Tree:
         """Whether a peer is in no site: what it sends is its own contribution, encoded."""
         return peer not in self.sites
 
-    def _make_part(self, owner: str, leaders: Sequence[str]) -> Part:
+    def _make_part(self, owner: str, leaders: Sequence[str]) -> ChunkRole:
         if not self._sites:
             return self.star(owner)
         my_site = self.sites.get(self._me)
@@ -129,7 +129,7 @@ class Tree:
             gathers, parent = False, owner if my_site is None else leaders[my_site]
             givers = takers = frozenset()
         ordered = tuple(peer for peer in self._receivers if peer in takers and peer != self._me)
-        return Part(parent, gathers, givers - {self._me}, ordered)
+        return ChunkRole(parent, gathers, givers - {self._me}, ordered)
 
     def _check(self, owners: Sequence[str]) -> None:
         if len(self.sites) != sum(map(len, self._sites)):

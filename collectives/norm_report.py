@@ -20,7 +20,7 @@ LARGEST = float(np.finfo(np.float32).max)  # that a message may carry, for whate
 NOTHING: Values = np.empty(0, np.float32)
 
 
-class Gauge:
+class NormSums:
     """Sums over some chunks' values, by contributor.
 
     Args:
@@ -45,7 +45,7 @@ class Gauge:
             along += product(within, sample)
         self._sums[peer] = square + found, sampled, along
 
-    def add(self, other: Gauge) -> None:
+    def add(self, other: NormSums) -> None:
         """What was found of another chunk."""
         self._momentum_square += other._momentum_square
         for peer, sums in other._sums.items():
@@ -57,7 +57,7 @@ class Gauge:
     def momentum_square(self) -> float:
         return min(self._momentum_square, LARGEST)
 
-    def gauged(self, peers: Iterable[str]) -> bytes:
+    def norm_sums(self, peers: Iterable[str]) -> bytes:
         """As ``Reduced`` has it, in this order; empty if nothing was added up here."""
         if not self._sums:
             return b""

@@ -18,7 +18,7 @@ The chunks themselves never pass through these tasks. Links ask the *sources* (`
 arithmetic at once, while its bytes are in the cache: the contribution that completes a chunk has it
 added up, a result is checked and decoded, and either is hashed if it is next. Nothing here ever
 waits for a frame, so a reduction cannot hold up a lane, nor two reductions each other. The books are
-kept by a ``Ledger``, the bytes by a ``Result``; both may be used by many threads.
+kept by a ``ChunkTracker``, the bytes by a ``RoundResult``; both may be used by many threads.
 
 A loss does not end a reduction, the master repairs it. ``flush`` shuts the lost out and says what is
 held here; from then on chunks that we own wait for the others only. ``repair`` gives the chunks that
@@ -50,22 +50,30 @@ from ..protocol.messages import ContributorRun, Diagnosis, FragmentSize, MadeDig
 from ..protocol.network.interface import Network
 from ..protocol.network.lane import Buffer, FrameHeader, FrameKind
 from ..protocol.trust.notary import SEAL_BYTES, Notary
-from .arithmetic import Counters, Factors, Layout, Term, Values, reduce_counters, reduce_values
-from .audit_log import Kept, notary_for
-from .chunk_tracker import Duty, Ledger, UnwantedFrameError
-from .codecs.compression import Squeezer
+from .arithmetic import (
+    ChunkLayout,
+    Counters,
+    MeanFactors,
+    SumTerm,
+    Values,
+    reduce_counters,
+    reduce_values,
+)
+from .audit_log import AuditLog, notary_for
+from .chunk_tracker import ChunkTracker, FrameDuty, UnwantedFrameError
+from .codecs.compression import FrameCompressor
 from .codecs.error_feedback import Residual
 from .combine import Rule, combine_chunk
 from .encoded_input import EncodedInput
 from .evidence import is_sealed, sealed
-from .gather_tree import INNER_CODEC, Part, Tree
+from .gather_tree import INNER_CODEC, ChunkRole, Tree
 from .links.event_loop import Loop
 from .links.hub import LINK_WAIT_S, LinkHub
 from .links.link import Link
-from .links.send_priority import Rank
+from .links.send_priority import SendRank
 from .links.send_queue import Frame, FrameSource, Load
-from .norm_report import NOTHING, Gauge
-from .result import Result
+from .norm_report import NOTHING, NormSums
+from .result import RoundResult
 
 # What an owner buffers of others' contributions while they are out of step. A contributor sends only
 # so far ahead of the results that come back, so that fast ones do not fill the owner's memory while
@@ -85,7 +93,7 @@ class ReduceResult:
       values: shape ``(value_count,)``, float32, read-only: the weighted mean; bit-identical
         everywhere.
       counters: shape ``(counter_count,)``, int64: the elementwise maximum.
-      digest: equal wherever the result's encoding and its manifest are; see ``Result.digest``.
+      digest: equal wherever the result's encoding and its manifest are; see ``RoundResult.digest``.
       sent_bytes: payload bytes that this node sent until the result was whole.
       manifest: which contributors are in which chunks; empty: all in all.
       gauged, momentum_square: what was found of contributions here; see ``messages.Reduced``.
@@ -96,7 +104,7 @@ class ReduceResult:
     digest: bytes
     sent_bytes: int
     manifest: tuple[ContributorRun, ...] = ()
-    gauged: bytes = b""
+    norm_sums: bytes = b""
     momentum_square: float = 0.0
 
 
@@ -179,22 +187,22 @@ class Reduction:
         self._link_wait_s = link_wait_s
         self._on_lost = on_lost
         self._notary = notary_for(order.plan, notary)
-        self._layout = Layout.of(order.plan, size)
+        self._layout = ChunkLayout.of(order.plan, size)
         self._rule = Rule.of(order.plan, order.contributors)
         self._contributors = [contributor.peer for contributor in order.contributors]
-        self._factors = Factors.of(order.contributors)
+        self._factors = MeanFactors.of(order.contributors)
         owners = [cut.owner for cut in self._layout.cuts]
         self._check_order(owners)
         self._tree = Tree(order.plan, owners, self._contributors, order.receivers, me)
         self._needed = {*self._contributors, *owners, *self._tree.leaders}
         # Within a site contributions travel as they are.
         near = evolve(order.plan, codec_up=INNER_CODEC)
-        self._inner = Layout.of(near, size) if self._tree.sites else self._layout
+        self._inner = ChunkLayout.of(near, size) if self._tree.sites else self._layout
         self.encoded_input = self._own_input(values, counters, encoded_input, residual, values_stay)
-        self._squeezer = Squeezer(self._layout.zstd_up)
+        self._squeezer = FrameCompressor(self._layout.zstd_up)
         self._ahead_max = self._most_chunks_ahead()
-        self._result = Result(self._layout, len(self._contributors), hub.buffers)
-        self._ledger = Ledger(
+        self._result = RoundResult(self._layout, len(self._contributors), hub.buffers)
+        self._tracker = ChunkTracker(
             self._layout,
             self._inner,
             self._tree,
@@ -211,7 +219,7 @@ class Reduction:
         self._momentum = NOTHING if momentum is None else momentum
         # Changed by lanes' threads, under ``_lock``, under which nothing else is done.
         self._lock = threading.Lock()
-        self._gauge = Gauge()
+        self._gauge = NormSums()
         self._sent_bytes = 0
         self._ahead: Counter[str] = Counter()  # contributions less results that came, by owner
 
@@ -283,7 +291,7 @@ class Reduction:
         """
         self._loop, self._whole = Loop(), whole
         # Before lanes' threads may bring anything: what they complete finds who waits for it.
-        chunks = self._ledger.unheld()
+        chunks = self._tracker.unheld()
         sends = self._plan_sends(chunks)
         try:
             with ExitStack() as self._keys:
@@ -313,7 +321,7 @@ class Reduction:
             key = (kind, self._order.round, attempt)
             self._keys.enter_context(self._hub.register(key, self, threads=True))
 
-    def _start(self, chunks: Sequence[tuple[int, Part]], sends: Sequence[_Send]) -> None:
+    def _start(self, chunks: Sequence[tuple[int, ChunkRole]], sends: Sequence[_Send]) -> None:
         assert self._nursery is not None
         self._watch_owing()
         for send in sends:
@@ -321,9 +329,9 @@ class Reduction:
         self._begin_complete(chunks)
         self._report_if_whole()
 
-    def _begin_complete(self, chunks: Iterable[tuple[int, Part]]) -> None:
+    def _begin_complete(self, chunks: Iterable[tuple[int, ChunkRole]]) -> None:
         """Add up what no frame will complete."""
-        self._put_to_work(self._ledger.begin_complete(index for index, _part in chunks))
+        self._put_to_work(self._tracker.begin_complete(index for index, _part in chunks))
 
     def _put_to_work(self, chunks: Iterable[int]) -> None:
         self._to_add_up += chunks
@@ -355,7 +363,7 @@ class Reduction:
 
     def _watch_owing(self) -> None:
         """Watch those who owe us frames, and nobody else."""
-        owing = self._ledger.owing()
+        owing = self._tracker.owing()
         for peer in [peer for peer in self._watches if peer not in owing]:
             self._watches.pop(peer).cancel()
         for peer in owing:
@@ -380,7 +388,7 @@ class Reduction:
             scope.cancel()
 
     def _lose(self, error: PeerLostError) -> None:
-        if error.peer not in self._losses and not self._ledger.is_shut_out(error.peer):
+        if error.peer not in self._losses and not self._tracker.is_shut_out(error.peer):
             self._losses[error.peer] = error
             self._tell_loss(error)
 
@@ -398,19 +406,19 @@ class Reduction:
         Returns:
           A bit for each chunk, the first one lowest: whether its result is here.
         """
-        complete = self._ledger.shut_out(lost)
+        complete = self._tracker.shut_out(lost)
         for peer in lost:
             self._stop_watch(peer)
             for scope in self._sends.pop(peer, []):
                 scope.cancel()
         self._put_to_work(complete)
-        return self._ledger.held()
+        return self._tracker.held()
 
     def diagnosis(self) -> Diagnosis:
         """Whom this node waits for, and what it holds of whom."""
-        contributions, results = self._ledger.lacking()
+        contributions, results = self._tracker.lacking()
         made: dict[str, list[int]] = {}
-        for index, maker in enumerate(self._ledger.makers()):
+        for index, maker in enumerate(self._tracker.makers()):
             made.setdefault(maker, []).append(index)
         digests = [
             MadeDigest(maker, digest)
@@ -428,14 +436,14 @@ class Reduction:
         """
         self.flush(order.lost)
         self.attempt = order.attempt
-        anew: list[tuple[int, Part]] = []
+        anew: list[tuple[int, ChunkRole]] = []
         lacking: dict[str, list[int]] = {}  # what we hold and spread, by receiver
         for assignment in order.assignments:
             if assignment.owner not in self._order.receivers:
                 raise RemoteProtocolError("a repair by a peer that does not take part")
-            chunks = self._ledger.take_over(assignment, order.attempt)
+            chunks = self._tracker.take_over(assignment, order.attempt)
             if assignment.anew:
-                anew += [(index, self._ledger.part(index)) for index in chunks]
+                anew += [(index, self._tracker.part(index)) for index in chunks]
             elif assignment.owner == self._me:
                 for peer in self._members_of(assignment.lacking):
                     lacking.setdefault(peer, []).extend(chunks)
@@ -458,7 +466,7 @@ class Reduction:
 
     # ------------------------------------------------------------ sending
 
-    def _plan_sends(self, chunks: Iterable[tuple[int, Part]]) -> list[_Send]:
+    def _plan_sends(self, chunks: Iterable[tuple[int, ChunkRole]]) -> list[_Send]:
         """What we send of these chunks: contributions, our own or our site's, and results."""
         up: dict[str, _Batch] = {}
         down: dict[str, _Batch] = {}
@@ -483,7 +491,7 @@ class Reduction:
 
     def _start_send(self, send: _Send) -> None:
         peer = send.peer
-        if self._ledger.is_shut_out(peer):
+        if self._tracker.is_shut_out(peer):
             return
         assert self._nursery is not None
         task = partial(self._send, send)
@@ -520,10 +528,10 @@ class Reduction:
             if send.contribution:
                 self._lose(error)
 
-    def _rank(self, peer: str) -> Rank:
+    def _rank(self, peer: str) -> SendRank:
         """Who is still copied to can wait: its results lie there until its copy is whole."""
         needed = peer in self._needed or self._hub.is_in_sync(peer)
-        return Rank.ROUND if needed else Rank.LISTENER
+        return SendRank.ROUND if needed else SendRank.LISTENER
 
     def _load_contribution(self, index: int, attempt: int) -> Frame | None:
         """Called by lanes: what we, or we for our site, give to a chunk, as a frame."""
@@ -558,11 +566,11 @@ class Reduction:
 
     def place(self, peer: str, header: FrameHeader) -> memoryview | None:
         """See ``routing.Sink``."""
-        return self._ledger.place(peer, header)
+        return self._tracker.place(peer, header)
 
     def abandon(self, peer: str, header: FrameHeader, view: memoryview) -> None:
         """See ``routing.Sink``."""
-        self._ledger.abandon(peer, header, view)
+        self._tracker.abandon(peer, header, view)
 
     def deliver(self, peer: str, header: FrameHeader, payload: memoryview) -> None:
         """See ``routing.Sink``. The header is authentic now, so its sender can be named."""
@@ -571,16 +579,16 @@ class Reduction:
             self._soon(partial(self._fail, error))
             return
         try:
-            duty, paid = self._ledger.deliver(peer, header, payload)
+            duty, paid = self._tracker.deliver(peer, header, payload)
         except UnwantedFrameError as error:
             if not error.owing:
                 raise RemoteProtocolError(f"peer {peer[:8]} {error}") from None
             self._soon(partial(self._fail, BadContributionError(peer, str(error))))
             return
         try:
-            if duty is Duty.DECODE:
+            if duty is FrameDuty.DECODE:
                 self._decode(peer, header, payload)
-            elif duty is Duty.ADD_UP:
+            elif duty is FrameDuty.ADD_UP:
                 self._add_up(header.index)
         except BadContributionError as error:
             self._soon(partial(self._fail, error))
@@ -613,18 +621,18 @@ class Reduction:
 
     def _add_up(self, index: int) -> None:
         """A chunk that we gather and that lacks nothing; perhaps in a thread."""
-        arrived = self._ledger.contributions(index)
+        arrived = self._tracker.contributions(index)
         if self._notary is not None:
             arrived = {peer: piece[:-SEAL_BYTES] for peer, piece in arrived.items()}
         if self.encoded_input is not None:
             arrived[self._me] = self._encode_own(index)
-        if self._ledger.part(index).parent is None:
+        if self._tracker.part(index).parent is None:
             self._make_result_of(index, arrived)
         else:
             self._make_sum_of(index, arrived)
         del arrived
-        self._ledger.added_up(index)
-        if self._ledger.part(index).parent is None:
+        self._tracker.added_up(index)
+        if self._tracker.part(index).parent is None:
             self._finish(index)
         else:
             self._gathered[index].ready.append(index)
@@ -665,15 +673,15 @@ class Reduction:
         self._sums[index] = room
 
     @contextmanager
-    def _gauging(self, index: int) -> Iterator[Gauge]:
+    def _gauging(self, index: int) -> Iterator[NormSums]:
         """What is found of a chunk's contributions while it is added up."""
-        owned = self._ledger.part(index).parent is None
-        gauge = Gauge(self._momentum[self._layout.cuts[index].values], owned=owned)
+        owned = self._tracker.part(index).parent is None
+        gauge = NormSums(self._momentum[self._layout.cuts[index].values], owned=owned)
         yield gauge
         with self._lock:
             self._gauge.add(gauge)
 
-    def _terms(self, arrived: Mapping[str, memoryview]) -> list[Term]:
+    def _terms(self, arrived: Mapping[str, memoryview]) -> list[SumTerm]:
         """What a chunk's sum is made of: contributors in their order, then sites by their leaders."""
         terms = []
         factors = dict(zip(self._contributors, self._factors.factors, strict=True))
@@ -685,7 +693,7 @@ class Reduction:
             is_sum = not near and not self._tree.is_alone(peer)
             factor = ONE if is_sum else factors[peer]
             up, zstd = layout.codec_up, layout.zstd_up
-            terms.append(Term(peer, arrived[peer], factor, up, zstd, is_sum))
+            terms.append(SumTerm(peer, arrived[peer], factor, up, zstd, is_sum))
         return terms
 
     def _decode(self, source: str, header: FrameHeader, payload: memoryview) -> None:
@@ -749,7 +757,7 @@ class Reduction:
             digest=self._result.digest(),
             sent_bytes=self._sent_bytes,
             manifest=self._result.manifest(),
-            gauged=self._gauge.gauged(self._contributors),
+            norm_sums=self._gauge.norm_sums(self._contributors),
             momentum_square=self._gauge.momentum_square,
         )
 
@@ -796,12 +804,12 @@ class Reduction:
             pool=self._hub.buffers,
         )
 
-    def _keep(self) -> Kept | None:
+    def _keep(self) -> AuditLog | None:
         if self._notary is None:
             return None
-        order, layout, ledger, result = self._order, self._layout, self._ledger, self._result
+        order, layout, tracker, result = self._order, self._layout, self._tracker, self._result
         # It must not refer to us: what is kept is large, and goes when nobody refers to it.
-        return Kept(order, layout, self._notary, ledger, result, self._me, self.encoded_input)
+        return AuditLog(order, layout, self._notary, tracker, result, self._me, self.encoded_input)
 
     def _most_chunks_ahead(self) -> int:
         """How many chunks we send an owner beyond those whose result came back."""
@@ -843,7 +851,7 @@ class _Contributions:
             reduction._ahead[self._peer] += 1
         index = self._batch.ready[self._position]
         self._position += 1
-        attempt = reduction._ledger.attempt_of(index)
+        attempt = reduction._tracker.attempt_of(index)
         return partial(reduction._load_contribution, index, attempt)
 
     def exhausted(self) -> bool:
@@ -863,7 +871,7 @@ class _Results:
             return None
         index = self._batch.ready[self._position]
         self._position += 1
-        attempt = self._reduction._ledger.attempt_of(index)
+        attempt = self._reduction._tracker.attempt_of(index)
         return partial(self._reduction._load_result, index, attempt)
 
     def exhausted(self) -> bool:

@@ -20,14 +20,14 @@ from blake3 import blake3
 from ..protocol.errors import BadContributionError
 from ..protocol.messages import ContributorRun
 from ..protocol.network.lane import FrameKind
-from .arithmetic import Counters, Layout, Values, decode_checked
+from .arithmetic import ChunkLayout, Counters, Values, decode_checked
 from .codecs.codec_base import Bytes
-from .codecs.compression import Squeezer, expand
+from .codecs.compression import FrameCompressor, expand
 from .contributor_sets import digest_of, manifest_of, pack_set, set_bytes, unpack_set
 from .links.buffer_pool import BufferPool
 
 
-class Result:
+class RoundResult:
     """See the top of this file.
 
     Args:
@@ -39,7 +39,7 @@ class Result:
       condensed: the decoded values are not there now.
     """
 
-    def __init__(self, layout: Layout, contributor_count: int, pool: BufferPool) -> None:
+    def __init__(self, layout: ChunkLayout, contributor_count: int, pool: BufferPool) -> None:
         self._layout = layout
         self._contributor_count = contributor_count
         self._set_bytes = set_bytes(contributor_count)
@@ -52,7 +52,7 @@ class Result:
         self._values = np.empty(0 if self._verbatim else layout.size.value_count, np.float32)
         self.counters: Counters = np.empty(layout.size.counter_count, np.int64)
         self.condensed = False
-        self._squeezer = Squeezer(layout.zstd_down)
+        self._squeezer = FrameCompressor(layout.zstd_down)
         self._squeezed: dict[int, Bytes] = {}
         self._digests = [b""] * len(layout.cuts)
         self._undone_count = len(layout.cuts)

@@ -7,11 +7,11 @@ from typing import cast
 from ..diloco.fragments import Fragment, Pattern, TensorShape, grouped, split
 from ..membership.spec.spec import DilocoTable
 from ..protocol.errors import UserError
-from ..protocol.messages import FragmentSize, Layout
+from ..protocol.messages import FragmentSize, ModelLayout
 from .exit_codes import ExitCode
 
 
-def fragments_of(layout: Layout, diloco: DilocoTable) -> tuple[Fragment, ...]:
+def fragments_of(layout: ModelLayout, diloco: DilocoTable) -> tuple[Fragment, ...]:
     """Cut a layout as the spec says; equal at every peer.
 
     Raises:

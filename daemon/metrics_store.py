@@ -96,7 +96,7 @@ THINNED = (
 Row = tuple[Any, ...]
 
 
-class History:
+class MetricsStore:
     """One run's past.
 
     Args:

@@ -28,7 +28,7 @@ LOCK_FILE = "lock"
 
 
 @frozen
-class Control:
+class DaemonAddress:
     """How to speak to a running daemon."""
 
     kind: str  # "master" or "peer"
@@ -117,7 +117,7 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def published(directory: Path, control: Control) -> Iterator[None]:
+def published(directory: Path, control: DaemonAddress) -> Iterator[None]:
     """Let commands find this daemon while it lives."""
     path = directory / CONTROL_FILE
     write_private(path, json.dumps(asdict(control)).encode())
@@ -127,7 +127,7 @@ def published(directory: Path, control: Control) -> Iterator[None]:
         path.unlink(missing_ok=True)
 
 
-def find_control(state: Path | None, kind: str | None) -> Control:
+def find_control(state: Path | None, kind: str | None) -> DaemonAddress:
     """The daemon that a command means: the one in ``state``, or the only one that runs.
 
     Raises:
@@ -178,9 +178,9 @@ def find_state() -> Path:
     return found[0]
 
 
-def read_control(path: Path) -> Control | None:
+def read_control(path: Path) -> DaemonAddress | None:
     try:
-        control = Control(**json.loads(path.read_text()))
+        control = DaemonAddress(**json.loads(path.read_text()))
         os.kill(control.pid, 0)
     except (OSError, ValueError, TypeError):
         return None

@@ -32,7 +32,7 @@ FOUNDING_VERSION = 0  # has no momentum behind it, and everybody knows that
 SEEN_ROUNDS_MIN = 4  # by then at most a sixteenth of a momentum is unknown
 
 
-class Outlook:
+class OuterEstimate:
     """What one trainer knows of a fragment's outer optimizer. Three vectors of its parameters.
 
     Args:

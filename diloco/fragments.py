@@ -51,7 +51,7 @@ class TensorShape:
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorSlot:
     """Where a tensor lies: ``count`` elements from ``offset``.
 
     Attributes:
@@ -75,7 +75,7 @@ class Fragment:
       counter_count: int64 elements.
     """
 
-    places: tuple[Place, ...]
+    places: tuple[TensorSlot, ...]
     value_count: int
     momentum_count: int
     counter_count: int
@@ -269,10 +269,10 @@ def _fragment(tensors: Sequence[TensorShape], indices: Sequence[int]) -> Fragmen
     for index in ordered:
         tensor = tensors[index]
         if tensor.kind == COUNTER:
-            places.append(Place(index, counter_count, tensor.count))
+            places.append(TensorSlot(index, counter_count, tensor.count))
             counter_count += tensor.count
             continue
-        places.append(Place(index, value_count, tensor.count))
+        places.append(TensorSlot(index, value_count, tensor.count))
         value_count += tensor.count
         if tensor.kind == PARAMETER:
             momentum_count = value_count

@@ -24,7 +24,7 @@ def is_everywhere(manifest: Sequence[ContributorRun], place: int) -> bool:
 
 
 @frozen
-class Added:
+class AddedContributor:
     """A contributor as it went into a mean.
 
     Attributes:
@@ -38,11 +38,11 @@ class Added:
 
 
 @frozen
-class Part:
+class ChunkGroup:
     """The chunks whose mean is of the same contributors.
 
     Attributes:
-      places: of those, in ``WentIn.added``.
+      places: of those, in ``MeanContents.added``.
       weight: what their sum was divided by.
       chunks: runs of consecutive ones: the first, and how many.
     """
@@ -53,7 +53,7 @@ class Part:
 
 
 @frozen
-class WentIn:
+class MeanContents:
     """What a committed mean was made of.
 
     Attributes:
@@ -62,8 +62,8 @@ class WentIn:
       parts: by set of contributors; empty: all of ``added`` are in all chunks.
     """
 
-    added: tuple[Added, ...]
-    parts: tuple[Part, ...] = ()
+    added: tuple[AddedContributor, ...]
+    parts: tuple[ChunkGroup, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -71,12 +71,14 @@ class WentIn:
         return round(sum(each.contributor.weight * each.chunk_share for each in self.added))
 
 
-def went_in(commit: Commit) -> WentIn:
+def went_in(commit: Commit) -> MeanContents:
     """Reads the manifest; one run more or less of it costs no more than its length."""
     order = commit.contributors
     if not commit.manifest:
         total = sum(each.weight for each in order)
-        return WentIn(tuple(Added(each, 1.0, _share(each.weight, total)) for each in order))
+        return MeanContents(
+            tuple(AddedContributor(each, 1.0, _share(each.weight, total)) for each in order)
+        )
     runs: dict[int, list[tuple[int, int]]] = {}  # by set, a bit each
     first = 0
     for run in commit.manifest:
@@ -94,23 +96,23 @@ def went_in(commit: Commit) -> WentIn:
             weights[place] += chunk_count * _share(order[place].weight, totals[bits])
     present = [place for place in range(len(order)) if counts[place]]
     added = tuple(
-        Added(order[place], _share(counts[place], first), weights[place] / first)
+        AddedContributor(order[place], _share(counts[place], first), weights[place] / first)
         for place in present
     )
     if all(each.chunk_share == 1.0 for each in added):
-        return WentIn(added)  # who is missing is missing everywhere
+        return MeanContents(added)  # who is missing is missing everywhere
     parts = tuple(
-        Part(
+        ChunkGroup(
             tuple(at for at, place in enumerate(present) if bits >> place & 1),
             totals[bits],
             _joined(chunks),
         )
         for bits, chunks in runs.items()
     )
-    return WentIn(added, parts)
+    return MeanContents(added, parts)
 
 
-def said_committed(made: WentIn) -> str:
+def format_committed(made: MeanContents) -> str:
     """The beginning of a sentence for people."""
     text = f"committed with {len(made.added)} contributors"
     if partial := sum(each.chunk_share < 1.0 for each in made.added):

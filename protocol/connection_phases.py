@@ -20,7 +20,7 @@ from .message_limits import FRAME_BYTES_MAX
 
 
 @frozen
-class Phase:
+class ConnectionPhase:
     """Of a connection.
 
     Attributes:
@@ -32,23 +32,23 @@ class Phase:
     frame_bytes_max: int
 
 
-ANY = Phase(None, FRAME_BYTES_MAX)
+ANY = ConnectionPhase(None, FRAME_BYTES_MAX)
 
 # Whoever has shown no certificate: two certificates' worth and more; strangers get no more memory.
 NEWCOMER_FRAME_BYTES_MAX = 32_768
-NEWCOMER = Phase(
-    frozenset({said.EnrolHello, said.EnrolRequest, said.CheckRequest, said.Junk}),
+NEWCOMER = ConnectionPhase(
+    frozenset({said.EnrolHello, said.EnrolRequest, said.CheckRequest, said.ProbeBytes}),
     NEWCOMER_FRAME_BYTES_MAX,
 )
 # And whoever it is that a newcomer has come to.
-ADMITTING = Phase(
+ADMITTING = ConnectionPhase(
     frozenset(
         {
             said.EnrolAuthority,
             said.Enrolled,
             said.CheckAnswer,
-            said.Junk,
-            said.JunkCounted,
+            said.ProbeBytes,
+            said.ProbeBytesCounted,
             said.Refused,
         }
     ),
@@ -56,12 +56,12 @@ ADMITTING = Phase(
 )
 
 CLAIM_FRAME_BYTES_MAX = 8_192  # an id, a number and a nonce
-CLAIM = Phase(frozenset({said.Claim}), CLAIM_FRAME_BYTES_MAX)
+CLAIM = ConnectionPhase(frozenset({said.TermClaim}), CLAIM_FRAME_BYTES_MAX)
 
 # Only ``Hello`` is long, and only a member's that has a trainer: the layout is in it.
-GREETING = Phase(frozenset({said.Hello, said.Resume}), FRAME_BYTES_MAX)
+GREETING = ConnectionPhase(frozenset({said.Hello, said.Resume}), FRAME_BYTES_MAX)
 
-MEMBER = Phase(
+MEMBER = ConnectionPhase(
     frozenset(
         {
             said.Applied,
@@ -69,7 +69,7 @@ MEMBER = Phase(
             said.BlocksVerified,
             said.CheckpointTold,
             said.Diagnosis,
-            said.Founded,
+            said.WeightsSupplied,
             said.Heartbeat,
             said.Held,
             said.Leaving,
@@ -84,8 +84,8 @@ MEMBER = Phase(
             said.Reduced,
             said.Relayed,
             said.Renew,
-            said.RoadWanted,
-            said.RoadWorks,
+            said.RouteWanted,
+            said.RouteWorks,
             said.SyncFailed,
             said.Synced,
             said.TrainerAttached,
@@ -98,12 +98,12 @@ MEMBER = Phase(
 )
 
 LINK_GREETING_FRAME_BYTES_MAX = 8_192  # half of a secret, or why not
-LINK_GREETING = Phase(
+LINK_GREETING = ConnectionPhase(
     frozenset({said.LinkHello, said.LinkReady, said.Refused}), LINK_GREETING_FRAME_BYTES_MAX
 )
 
 LINK_FRAME_BYTES_MAX = 3 * 2**20  # an index of as many blocks as there may be takes 2 MiB
-LINK = Phase(
+LINK = ConnectionPhase(
     frozenset(
         {
             said.BlocksRefused,

@@ -1,7 +1,7 @@
 """Who of two members dials the other, as far as the view tells.
 
 Who dials has nothing to do with who sends what. Where this does not work, or there is nobody who could
-dial, the master arranges a road (``messages.Road``).
+dial, the master arranges a route (``messages.Route``).
 """
 
 from __future__ import annotations

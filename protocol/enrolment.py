@@ -82,7 +82,7 @@ class Refusal(HoldfastError):
 
 
 @frozen
-class Admission:
+class AdmittedNewcomer:
     """Who was let in, and as what."""
 
     peer: str
@@ -220,10 +220,10 @@ async def answer_newcomer(
     authority: Authority,
     redeem: Callable[[EnrolRequest, str], Awaitable[Role]],
     *,
-    admitted: Callable[[Admission], Awaitable[None]] | None = None,
+    admitted: Callable[[AdmittedNewcomer], Awaitable[None]] | None = None,
     check: Callable[[MessageStream, CheckRequest], Awaitable[None]] | None = None,
     known: Callable[[str], Role | None] = lambda _peer: None,
-) -> Admission | None:
+) -> AdmittedNewcomer | None:
     """The master's side of the conversation, on a channel of ``Party.NEWCOMER``.
 
     Args:
@@ -269,9 +269,9 @@ async def answer_newcomer(
         try:
             if (role := known(peer)) is not None:
                 await messages.send_final(Enrolled(certificate_pem))
-                return Admission(peer, request.name, role)
+                return AdmittedNewcomer(peer, request.name, role)
             role = await redeem(request, peer)
-            admission = Admission(peer, request.name, role)
+            admission = AdmittedNewcomer(peer, request.name, role)
             if admitted is not None:
                 await admitted(admission)
         except Refusal as refusal:

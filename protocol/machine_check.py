@@ -36,8 +36,8 @@ from .messages import (
     JUNK_BYTES_MAX,
     CheckAnswer,
     CheckRequest,
-    Junk,
-    JunkCounted,
+    ProbeBytes,
+    ProbeBytesCounted,
     RefusalCode,
     Refused,
 )
@@ -57,7 +57,7 @@ NONCE_BYTES = 32
 
 
 @frozen
-class Rates:
+class ProbeRates:
     """A line, timed with a little junk. Where it took no time, infinite."""
 
     up_bytes_per_s: float
@@ -67,7 +67,7 @@ class Rates:
 
 
 @frozen
-class Seen:
+class MachineCheckReport:
     """What came of a checkup.
 
     Attributes:
@@ -76,7 +76,7 @@ class Seen:
 
     answer: CheckAnswer
     clock_ahead_s: float
-    rates: Rates
+    rates: ProbeRates
 
 
 # ---------------------------------------------------------------- the newcomer
@@ -84,7 +84,7 @@ class Seen:
 
 async def ask_master(
     address: Address, invite: Invite, advertised: Sequence[str], nonce: bytes
-) -> Seen:
+) -> MachineCheckReport:
     """Have the run's master look at us.
 
     Args:
@@ -109,25 +109,25 @@ async def ask_master(
             if isinstance(answer, Refused):
                 raise EvictedError(answer.code.value, answer.reason)
             ahead_s = now_s - round_trip_s / 2 - answer.now_s
-            return Seen(answer, ahead_s, await _time_line(messages, round_trip_s))
+            return MachineCheckReport(answer, ahead_s, await _time_line(messages, round_trip_s))
     except (trio.BrokenResourceError, trio.EndOfChannel) as error:
         raise OSError(f"{address} hung up: {error}") from error
 
 
-async def _time_line(messages: MessageStream, round_trip_s: float) -> Rates:
+async def _time_line(messages: MessageStream, round_trip_s: float) -> ProbeRates:
     size_bytes, junk_bytes = JUNK_BYTES_FIRST, 0
     while True:
         await _send_junk(messages, size_bytes)
-        up = await messages.receive_expected(JunkCounted)
+        up = await messages.receive_expected(ProbeBytesCounted)
         down = await _count_junk(messages)
         junk_bytes += 2 * size_bytes
         slow = max(up.took_s, down.took_s) >= TIMED_S_MIN
         if slow or size_bytes >= JUNK_BYTES_LAST:
-            return Rates(_rate(up), _rate(down), junk_bytes, round_trip_s)
+            return ProbeRates(_rate(up), _rate(down), junk_bytes, round_trip_s)
         size_bytes *= 4
 
 
-def _rate(counted: JunkCounted) -> float:
+def _rate(counted: ProbeBytesCounted) -> float:
     """The first message starts the clock, so it is not counted."""
     if counted.took_s <= 0 or counted.count_bytes <= JUNK_BYTES_MAX:
         return math.inf
@@ -163,7 +163,7 @@ class Checkups:
             raise Refusal(RefusalCode.BUSY, "the master looks at others; try again in a minute")
         self._count += 1
         try:
-            faults = await self._dial_back(request, host)
+            faults = await self._reachability(request, host)
             await messages.send(evolve(self._needs(), now_s=time.time(), host=host, faults=faults))
             size_bytes = JUNK_BYTES_FIRST
             while size_bytes <= JUNK_BYTES_LAST:  # whoever asks hangs up when it knows enough
@@ -173,7 +173,7 @@ class Checkups:
         finally:
             self._count -= 1
 
-    async def _dial_back(self, request: CheckRequest, host: str) -> tuple[str, ...]:
+    async def _reachability(self, request: CheckRequest, host: str) -> tuple[str, ...]:
         """Per address, why we do not reach its port at the host that asks; empty: we do."""
         ports = [_port_of(text) for text in request.addresses]
         named = dict.fromkeys(port for port in ports if port and host)
@@ -224,10 +224,10 @@ def _port_of(text: str) -> int:
 async def _send_junk(messages: MessageStream, size_bytes: int) -> None:
     junk = bytes(JUNK_BYTES_MAX)
     for left_bytes in range(size_bytes - JUNK_BYTES_MAX, -1, -JUNK_BYTES_MAX):
-        await messages.send(Junk(junk, last=left_bytes == 0))
+        await messages.send(ProbeBytes(junk, last=left_bytes == 0))
 
 
-async def _count_junk(messages: MessageStream) -> JunkCounted:
+async def _count_junk(messages: MessageStream) -> ProbeBytesCounted:
     """How much came, and how long it took from the first of it on.
 
     Raises:
@@ -235,11 +235,11 @@ async def _count_junk(messages: MessageStream) -> JunkCounted:
     """
     began_s, count_bytes = None, 0
     while True:
-        junk = await messages.receive_expected(Junk)
+        junk = await messages.receive_expected(ProbeBytes)
         now_s = trio.current_time()
         began_s = now_s if began_s is None else began_s
         count_bytes += len(junk.data)
         if junk.last:
-            return JunkCounted(count_bytes, now_s - began_s)
+            return ProbeBytesCounted(count_bytes, now_s - began_s)
         if count_bytes > JUNK_BYTES_LAST:
             raise RemoteProtocolError("more junk than was agreed")

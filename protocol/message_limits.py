@@ -31,7 +31,7 @@ UNKNOWN_NAME_BYTES = 64
 
 
 @frozen
-class Limits:
+class MessageLimits:
     """Of one type.
 
     Attributes:
@@ -46,20 +46,20 @@ class Limits:
     array: int = 0
     map: int = 0
 
-    def beside(self, other: Limits) -> Limits:
+    def beside(self, other: MessageLimits) -> MessageLimits:
         """Of two values in one message."""
         return self._joined(other, self.frame_bytes + other.frame_bytes, self.items + other.items)
 
-    def either(self, other: Limits) -> Limits:
+    def either(self, other: MessageLimits) -> MessageLimits:
         """Of one value that is this or that."""
         both = max(self.frame_bytes, other.frame_bytes), max(self.items, other.items)
         return self._joined(other, *both)
 
-    def times(self, count: int) -> Limits:
+    def times(self, count: int) -> MessageLimits:
         return attrs.evolve(self, frame_bytes=count * self.frame_bytes, items=count * self.items)
 
-    def _joined(self, other: Limits, frame_bytes: int, items: int) -> Limits:
-        return Limits(
+    def _joined(self, other: MessageLimits, frame_bytes: int, items: int) -> MessageLimits:
+        return MessageLimits(
             frame_bytes,
             items,
             max(self.array, other.array),
@@ -67,7 +67,7 @@ class Limits:
         )
 
 
-def limits_of(cls: type[messages.Message]) -> Limits:
+def limits_of(cls: type[messages.Message]) -> MessageLimits:
     """What a message of this type can be at most."""
     found = _record(cls)
     return attrs.evolve(
@@ -77,10 +77,10 @@ def limits_of(cls: type[messages.Message]) -> Limits:
     )
 
 
-def _record(cls: Any) -> Limits:
+def _record(cls: Any) -> MessageLimits:
     attrs.resolve_types(cls)
     fields: tuple[attrs.Attribute[Any], ...] = attrs.fields(cls)
-    total = Limits(HEAD_BYTES + SCALAR_BYTES, 2 * (len(fields) + 1), map=len(fields) + 1)
+    total = MessageLimits(HEAD_BYTES + SCALAR_BYTES, 2 * (len(fields) + 1), map=len(fields) + 1)
     total = total.beside(_text(UNKNOWN_NAME_BYTES))
     for field in fields:
         name = _text(len(field.name.encode()))
@@ -88,35 +88,35 @@ def _record(cls: Any) -> Limits:
     return total
 
 
-def _value(wanted: Any, validator: object) -> Limits:
+def _value(wanted: Any, validator: object) -> MessageLimits:
     origin, arguments = typing.get_origin(wanted), typing.get_args(wanted)
     if origin in (types.UnionType, typing.Union):
-        found = Limits()
+        found = MessageLimits()
         for each in arguments:
             found = found.either(_value(each, validator))
         return found
     if origin is tuple:
         count = _longest(validator, messages.TENSORS_MAX)
         inner = _value(arguments[0], getattr(validator, "member_validator", None))
-        outer = Limits(HEAD_BYTES, count, array=count)
+        outer = MessageLimits(HEAD_BYTES, count, array=count)
         return outer.beside(inner.times(count))
     if origin is dict:
         count = _longest(validator, messages.TENSORS_MAX)
         pair = _text(CHAR_BYTES * messages.TEXT_CHARS_MAX).beside(_value(arguments[1], None))
-        outer = Limits(HEAD_BYTES, 2 * (count + 1), map=count + 1)
+        outer = MessageLimits(HEAD_BYTES, 2 * (count + 1), map=count + 1)
         return outer.beside(pair.times(count + 1))
     if wanted is str:
         return _text(CHAR_BYTES * _longest(validator, PATTERN_CHARS_MAX))
     if wanted is bytes:
         size = _longest(validator, FRAME_BYTES_MAX)
-        return Limits(HEAD_BYTES + size)
+        return MessageLimits(HEAD_BYTES + size)
     if isinstance(wanted, type) and issubclass(wanted, enum.Enum):
         return _text(PATTERN_CHARS_MAX)
-    return _record(wanted) if attrs.has(wanted) else Limits()
+    return _record(wanted) if attrs.has(wanted) else MessageLimits()
 
 
-def _text(size_bytes: int) -> Limits:
-    return Limits(HEAD_BYTES + size_bytes)
+def _text(size_bytes: int) -> MessageLimits:
+    return MessageLimits(HEAD_BYTES + size_bytes)
 
 
 def _longest(validator: object, otherwise: int) -> int:

@@ -21,8 +21,8 @@ from attrs.validators import and_, ge, le, matches_re, max_len, min_len
 from .text import TEXT_CHARS_MAX as TEXT_CHARS_MAX
 from .text import printable
 
-VERSION_MIN = 4  # the oldest protocol version we still speak; from 4 on a master asks for diagnoses
-VERSION_MAX = 4  # the newest one
+VERSION_MIN = 5  # the oldest protocol version we still speak; 5 has other names of messages than 4
+VERSION_MAX = 5  # the newest one
 
 MASTERS_MAX = 16  # addresses at which a run's master may be: as many as an invite has room for
 NAME_CHARS_MAX = 64  # of a peer: tables, logs and the line about who wants in stay readable
@@ -128,7 +128,7 @@ class Remedy(enum.Enum):
     NONE = "none"  # it failed too often: the peer is a spare without a trainer until somebody acts
 
 
-class RoadKind(enum.Enum):
+class RouteKind(enum.Enum):
     """How the streams between two members are made."""
 
     DIRECT = "direct"  # one dials the other's addresses
@@ -176,7 +176,7 @@ class TensorSpec:
 
 
 @frozen
-class Layout:
+class ModelLayout:
     """All tensors that are shared, in the order of ``model.state_dict()``; equal at all peers."""
 
     tensors: tuple[TensorSpec, ...] = field(validator=max_len(TENSORS_MAX))
@@ -274,7 +274,7 @@ class Assignment:
 
 
 @frozen
-class SiteLeads:
+class SiteLeaders:
     """Members behind one line, who gather and spread within their site.
 
     ``leaders``: which of them does so for which chunks, in runs as ``Plan.owners``. The owner of a
@@ -297,7 +297,7 @@ class Plan:
     owners: tuple[OwnerRun, ...] = field(validator=max_len(OWNER_RUNS_MAX))
     codec_up: str = field(validator=_word)  # contributor -> owner
     codec_down: str = field(validator=_word)  # owner -> receivers
-    sites: tuple[SiteLeads, ...] = field(default=(), validator=max_len(SITES_MAX))
+    sites: tuple[SiteLeaders, ...] = field(default=(), validator=max_len(SITES_MAX))
     combine: str = field(default="mean", validator=_word)  # a rule, see collectives.combine
     # Contributions carry their contributors' seals, owners keep them; never together with sites.
     sealed: bool = False
@@ -364,7 +364,7 @@ class CheckAnswer(Message):
 
 
 @frozen
-class Junk(Message):
+class ProbeBytes(Message):
     """Either side, after a ``CheckAnswer``: bytes by which the line is timed."""
 
     data: bytes = field(validator=max_len(JUNK_BYTES_MAX))
@@ -372,7 +372,7 @@ class Junk(Message):
 
 
 @frozen
-class JunkCounted(Message):
+class ProbeBytesCounted(Message):
     """Master: what came, from the first of it to the last."""
 
     count_bytes: int = field(validator=_count)
@@ -422,7 +422,7 @@ class Hello(Message):
     incarnation: int = field(
         validator=_count
     )  # random per daemon process: tells a reconnect from a restart
-    layout: Layout | None  # of the trainer, once it is known
+    layout: ModelLayout | None  # of the trainer, once it is known
     heads: tuple[FragmentHead, ...] = field(
         validator=max_len(FRAGMENTS_MAX)
     )  # committed state that we hold
@@ -540,25 +540,25 @@ class Probed(Message):
 
 
 @frozen
-class RoadWanted(Message):
-    """Peer: it has no link to this member and gets none by the road that it knows.
+class RouteWanted(Message):
+    """Peer: it has no link to this member and gets none by the route that it knows.
 
-    ``road``: that road's number; 0: the one that follows from the view. ``worked``: there was a link
+    ``route``: that route's number; 0: the one that follows from the view. ``worked``: there was a link
     over it, and it is lost.
     """
 
     peer: str = field(validator=_peer)
-    road: int = field(validator=_count)
+    route: int = field(validator=_count)
     worked: bool
     reason: str = field(validator=_text)
 
 
 @frozen
-class RoadWorks(Message):
-    """Peer: there is a link to this member, over a road that was arranged or was in doubt."""
+class RouteWorks(Message):
+    """Peer: there is a link to this member, over a route that was arranged or was in doubt."""
 
     peer: str = field(validator=_peer)
-    road: int = field(validator=_count)
+    route: int = field(validator=_count)
 
 
 @frozen
@@ -575,7 +575,7 @@ class Relayed(Message):
 class TrainerAttached(Message):
     """Peer: the trainer is there and declared this layout."""
 
-    layout: Layout
+    layout: ModelLayout
 
 
 @frozen
@@ -600,10 +600,10 @@ class TrainerFailed(Message):
 
 
 @frozen
-class Founded(Message):
-    """Peer, after ``Found``: version 0 of every fragment, taken from its trainer."""
+class WeightsSupplied(Message):
+    """Peer, after ``SupplyWeights``: version 0 of every fragment, taken from its trainer."""
 
-    layout: Layout
+    layout: ModelLayout
     sizes: tuple[FragmentSize, ...] = field(validator=max_len(FRAGMENTS_MAX))
     heads: tuple[FragmentHead, ...] = field(validator=max_len(FRAGMENTS_MAX))
     lineage: bytes = field(validator=_digest)
@@ -634,7 +634,7 @@ class Reduced(Message):
     """Peer: it holds the result of an attempt. ``digest``: BLAKE3 of the result's wire bytes.
 
     ``manifest``: which contributors are in which chunks; empty: all are in all. The digest covers it.
-    ``gauged``: three sums for each contributor, in the order's order, over its values in the chunks that
+    ``norm_sums``: three sums for each contributor, in the order's order, over its values in the chunks that
     the speaker added up, as they came: of their squares; and over some of them, of their squares and of
     their products with the outer momentum. Little-endian float32; empty: it added up nothing.
     ``momentum_square``: of those of the outer momentum's values that were compared.
@@ -644,7 +644,7 @@ class Reduced(Message):
     attempt: int = field(validator=_count)
     digest: bytes = field(validator=_digest)
     manifest: tuple[ContributorRun, ...] = field(default=(), validator=_manifest)
-    gauged: bytes = field(default=b"", validator=max_len(GAUGED_BYTES * MEMBERS_MAX))
+    norm_sums: bytes = field(default=b"", validator=max_len(GAUGED_BYTES * MEMBERS_MAX))
     momentum_square: float = field(default=0.0, validator=_finite)
 
 
@@ -699,7 +699,7 @@ class ReduceFailed(Message):
 
 @frozen
 class Audited(Message):
-    """Peer, after ``Audit``: what is not as it should be. Chunks that are not named are.
+    """Peer, after ``AuditOrder``: what is not as it should be. Chunks that are not named are.
 
     ``wrong``: the owner signed what it added, and that does not make its result; provable.
     ``unseen``: the owner did not show what it added, or did not sign it.
@@ -806,7 +806,7 @@ class Welcome(Message):
     spec_toml: str = field(
         validator=and_(max_len(65_536), _toml_text)
     )  # the run's spec as the owner wrote it
-    layout: Layout | None  # None: the run has no weights yet
+    layout: ModelLayout | None  # None: the run has no weights yet
     lineage: bytes = field(validator=max_len(32))  # empty: the run has no weights yet
     heads: tuple[FragmentHead, ...] = field(validator=max_len(FRAGMENTS_MAX))  # committed versions
     step: int = field(validator=_count)  # the run's global step
@@ -850,7 +850,7 @@ class ViewChange(Message):
 
 
 @frozen
-class Found(Message):
+class SupplyWeights(Message):
     """Master: this peer's trainer gives the run its first weights."""
 
 
@@ -926,7 +926,7 @@ class Diagnose(Message):
 
 
 @frozen
-class Audit(Message):
+class AuditOrder(Message):
     """Master, to who holds the result: have the owners of these chunks show what they added."""
 
     round: int = field(validator=_count)
@@ -976,7 +976,7 @@ class Probe(Message):
 
 
 @frozen
-class Road(Message):
+class Route(Message):
     """Master: how to get to this member from now on, instead of what follows from the view.
 
     ``number``: grows with each that is arranged for a pair. ``dials``: this end keeps the dialler's
@@ -985,17 +985,17 @@ class Road(Message):
 
     peer: str = field(validator=_peer)
     number: int = field(validator=_count)
-    kind: RoadKind
+    kind: RouteKind
     dials: bool
     relay: str = field(default="", validator=_peer_or_none)  # who forwards
-    # Of the relay; of a punched road one, where the other end dials from.
+    # Of the relay; of a punched route one, where the other end dials from.
     addresses: tuple[str, ...] = field(default=(), validator=_each(_text, 16))
     ticket: bytes = field(default=b"", validator=_ticket)  # to show at the relay
     local_port: int = field(default=0, validator=_port)  # from which to punch
 
 
 @frozen
-class Carry(Message):
+class RelayPair(Message):
     """Master, to a relay: forward between those that show this ticket, which these two have."""
 
     ticket: bytes = field(validator=_ticket)
@@ -1003,7 +1003,7 @@ class Carry(Message):
 
 
 @frozen
-class Uncarry(Message):
+class StopRelayingPair(Message):
     """Master, to a relay: that ticket is void."""
 
     ticket: bytes = field(validator=_ticket)
@@ -1053,7 +1053,7 @@ class Renewed(Message):
 
 
 @frozen
-class Told(Message):
+class Notice(Message):
     """Master: something the peer's person should read (its update was refused, ...)."""
 
     text: str = field(validator=_text)
@@ -1075,7 +1075,7 @@ class Finish(Message):
 
 
 @frozen
-class Claim(Message):
+class TermClaim(Message):
     """Both sides, once: which term of the run this master serves. The lower one gives way."""
 
     run_id: str = field(validator=_run_id)
@@ -1203,7 +1203,7 @@ class TrainerHello(Message):
 
     version: int = field(validator=_count)
     pid: int = field(validator=_count)
-    layout: Layout
+    layout: ModelLayout
 
 
 @frozen
@@ -1225,7 +1225,7 @@ class ArenaOpened(Message):
     outer_momentum: float = field(default=0.0, validator=_finite)
     nesterov: bool = False
     # Where ``KeepState`` writes; empty: nowhere.
-    own_state: str = field(default="", validator=_text)
+    local_checkpoint: str = field(default="", validator=_text)
 
 
 @frozen
@@ -1248,7 +1248,7 @@ class Load(Message):
     """Daemon: replace the model's tensors by the shared state, drop local deltas."""
 
     step: int = field(validator=_count)  # the run's global step from now on
-    hold_step: int = field(validator=_count)  # do not go beyond it before the next ``RoundOpened``
+    step_limit: int = field(validator=_count)  # do not go beyond it before the next ``RoundOpened``
     finished: bool
 
 
@@ -1261,13 +1261,13 @@ class SetContributing(Message):
 
 
 @frozen
-class Lift(Message):
-    """Daemon: the master is away. Train on past whatever you wait for, as far as ``hold_step``.
+class ExtendStepLimit(Message):
+    """Daemon: the master is away. Train on past whatever you wait for, as far as ``step_limit``.
 
     Over with the next ``RoundOpened``, ``Load`` or committed round.
     """
 
-    hold_step: int = field(validator=_count)
+    step_limit: int = field(validator=_count)
 
 
 @frozen
@@ -1276,7 +1276,7 @@ class RoundOpened(Message):
     fragment: int = field(validator=_count)
     version: int = field(validator=_count)
     at_step: int = field(validator=_count)
-    hold_step: int = field(validator=_count)
+    step_limit: int = field(validator=_count)
 
 
 @frozen
@@ -1301,7 +1301,7 @@ class RoundEnded(Message):
     contributed: bool
     version: int = field(validator=_count)
     step: int = field(validator=_count)
-    hold_step: int = field(validator=_count)
+    step_limit: int = field(validator=_count)
     share: float = field(default=0.0, validator=_finite)  # of all weights that ours was, up to 1
 
 

@@ -26,7 +26,7 @@ from cattrs.gen import make_dict_structure_fn
 
 from . import messages
 from .errors import LocalProtocolError, RemoteProtocolError
-from .message_limits import FRAME_BYTES_MAX, Limits, limits_of
+from .message_limits import FRAME_BYTES_MAX, MessageLimits, limits_of
 from .messages import Message
 
 HEAD_BYTES_MAX = 64  # by then the type of a frame is known
@@ -293,7 +293,7 @@ def encode(message: Message) -> bytes:
     return data
 
 
-LIMITS: dict[type[Message], Limits] = {cls: limits_of(cls) for cls in MESSAGES.values()}
+LIMITS: dict[type[Message], MessageLimits] = {cls: limits_of(cls) for cls in MESSAGES.values()}
 # By what a frame begins with: an array of two, the first of which is a name.
 _HEADS = {msgpack.packb([name, {}])[:-1]: cls for name, cls in MESSAGES.items()}
 
@@ -374,7 +374,7 @@ def decode_counted(
     return from_plain(cls, frame[1]), items
 
 
-def _unpack_counted(data: bytes, limits: Limits) -> tuple[Any, int]:
+def _unpack_counted(data: bytes, limits: MessageLimits) -> tuple[Any, int]:
     items, items_max = 0, limits.items + 2
 
     def count(container: Any, each: int = 1) -> Any:

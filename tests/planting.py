@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from holdfast.membership.master.routes.routes import Roads
+from holdfast.membership.master.routes.routes import Routes
 
 Patch = pytest.MonkeyPatch
 Plant = Callable[[Patch], None]
@@ -81,10 +81,10 @@ def told_to_record(reports: Iterable[object]) -> list[str]:
 
 def spares_first(patch: Patch) -> None:
     """Plant it: whoever reaches nobody costs all spares the results."""
-    original = Roads.together
+    original = Routes.together
 
-    def together(self: Roads, adding: Any, receivers: Any) -> tuple[list[str], list[str]]:
+    def together(self: Routes, adding: Any, receivers: Any) -> tuple[list[str], list[str]]:
         adding, left = original(self, adding, receivers)
         return adding, left if len(left) == len(receivers) else adding
 
-    patch.setattr(Roads, "together", together)
+    patch.setattr(Routes, "together", together)

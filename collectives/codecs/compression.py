@@ -32,7 +32,7 @@ def parse_codec(name: str) -> tuple[Codec, bool]:
     return codec, plain != name
 
 
-class Squeezer:
+class FrameCompressor:
     """Compresses one node's frames of one direction of one round, as long as it pays.
 
     The first chunk of a decent length is the sample: when compressing it saves less than

@@ -37,19 +37,19 @@ class Residual:
     def __init__(self, count: int, decay: float = 1.0) -> None:
         self.values: Values = np.zeros(count, np.float32)
         self.decay = np.float32(decay)
-        self._open: Correction | None = None
+        self._open: ResidualUse | None = None
 
     def carried(self, where: slice) -> Values:
         """What the next contribution gets in addition."""
         return self.values[where] * self.decay
 
-    def begin(self) -> Correction:
+    def begin(self) -> ResidualUse:
         """A new round's correction; nothing changes before it is settled."""
-        self._open = Correction(self)
+        self._open = ResidualUse(self)
         return self._open
 
-    def settle(self, correction: Correction) -> None:
-        """See ``Correction.settle``."""
+    def settle(self, correction: ResidualUse) -> None:
+        """See ``ResidualUse.settle``."""
         if self._open is correction:
             self._open = None
             self.values = correction.left
@@ -60,7 +60,7 @@ class Residual:
         self._open = None
 
 
-class Correction:
+class ResidualUse:
     """One round's use of a residual. Chunks may be encoded in any order, by several threads.
 
     Attributes:

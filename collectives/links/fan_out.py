@@ -27,7 +27,7 @@ class _Waiter:
     admitted: bool = False
 
 
-class FlowGate:
+class FanOutLimit:
     """See the top of this file. Made on the event loop; ``enter`` is followed by ``leave``."""
 
     def __init__(self) -> None:

@@ -46,7 +46,7 @@ from .link_lane import LinkLane
 
 M = TypeVar("M", bound=Message)
 
-Connect = Callable[[], Awaitable[trio.abc.Stream]]  # one more connection, over the same road
+Connect = Callable[[], Awaitable[trio.abc.Stream]]  # one more connection, over the same route
 
 
 @frozen
@@ -145,7 +145,7 @@ async def dial_lane(
     return lane
 
 
-class LaneDesk:
+class LaneAcceptor:
     """Where accepted lanes find their link.
 
     A lane's first bytes name a link that was accepted here and still lives; its first record proves

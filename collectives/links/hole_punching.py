@@ -1,11 +1,11 @@
-"""A punched road: streams that both ends of a pair dial at once, through routers that keep ports.
+"""A punched route: streams that both ends of a pair dial at once, through routers that keep ports.
 
 The first stream is met at ports that the master has told both. On it the dialling end asks for further
 ones, each with its own two ports:
 
     > port from which I dial       < port from which I dial; now both dial
 
-These numbers travel in clear; what is carried over the streams is TLS or a lane, as over any other road.
+These numbers travel in clear; what is carried over the streams is TLS or a lane, as over any other route.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _PORT = struct.Struct(">H")
 
 
 async def meet(network: Network, address: Address, port: int) -> trio.abc.Stream:
-    """The first stream of a punched road; raises OSError: there is none."""
+    """The first stream of a punched route; raises OSError: there is none."""
     hole = await network.open_hole(address, port)
     return await _connected(hole, address, PUNCH_S)
 
 
-class Caller:
+class HolePuncher:
     """The dialling end.
 
     Args:
-      stream: the first one; closed when the road is given up.
+      stream: the first one; closed when the route is given up.
       host: where the other end dials from.
     """
 
@@ -121,7 +121,7 @@ async def _receive_port(stream: trio.abc.Stream) -> int:
     while len(data) < _PORT.size:
         more = await stream.receive_some(_PORT.size - len(data))
         if not more:
-            raise OSError("the other end of a punched road hung up")
+            raise OSError("the other end of a punched route hung up")
         data += more
     (port,) = _PORT.unpack(data)
     if port == 0:

@@ -1,7 +1,7 @@
 """A node's links: one to every other member of the view, kept up as long as both are in it.
 
 In a pair one dials, again and again (``peer_link``); the other one accepts, but only from whom its own view,
-or the road that the master has arranged, lets it expect that: the view may be a moment late, so a
+or the route that the master has arranged, lets it expect that: the view may be a moment late, so a
 stranger waits a little before it is refused. A link that both ends see replaced (the old one broke and
 one end did not notice) is replaced. Who leaves the view is cut off at once.
 
@@ -31,19 +31,19 @@ from ...protocol.messages import (
     Message,
     RefusalCode,
     Refused,
-    Road,
+    Route,
 )
 from ...protocol.network.interface import Channel, Network
 from ...protocol.trust.authority import Party
 from .buffer_pool import BufferPool
 from .frame_routing import EARLY_WAIT_S, FrameRouter, Key, Sink
-from .handshake import LaneDesk, keys_for, version_refusal, welcome_link
+from .handshake import LaneAcceptor, keys_for, version_refusal, welcome_link
 from .link import LANE_STALL_SHARE, STALL_S, WATCH_TICKS, DialLane, Link, OnMessage
-from .link_parts import LaneRules, NodeParts
-from .peer_link import HANDSHAKE_S, Pair
+from .link_parts import LaneRules, NodeLinkParts
+from .peer_link import HANDSHAKE_S, PeerLink
 from .rate_limiter import RateLimiter
 from .rate_meter import Measurements
-from .send_priority import Courtesy
+from .send_priority import SendPriority
 
 STRANGER_WAIT_S = 5.0  # our view may come this much later than the other side's
 LINK_WAIT_S = 15.0  # who needs a link waits this long for it unless they say otherwise
@@ -68,7 +68,7 @@ class LinkHub:
       rules: for the lanes of links made from now on.
       on_message: called with each message that arrives on a link's control stream, one at a time
         per link; it should not wait for long. What it raises as RemoteProtocolError ends the link.
-      tell_master: called with what the master should know of roads and links; without one it is
+      tell_master: called with what the master should know of routes and links; without one it is
         dropped.
 
     Args:
@@ -99,15 +99,15 @@ class LinkHub:
         self.on_message: OnMessage = on_message if on_message is not None else _refuse
         self.tell_master: Callable[[Message], None] = lambda _message: None
         self._network = network
-        self._node = NodeParts(self.router, upload, download)
+        self._node = NodeLinkParts(self.router, upload, download)
         self.silence_s = math.inf
         self.rules = rules if rules is not None else LaneRules()
         self._stall_s = stall_s
         self._members: dict[str, MemberInfo] = {}
         self._links: dict[str, Link] = {}
         self._running: dict[Link, None] = {}  # those, and replaced ones that still close
-        self._lane_desk = LaneDesk(network)
-        self._pairs: dict[str, Pair] = {}
+        self._lane_desk = LaneAcceptor(network)
+        self._pairs: dict[str, PeerLink] = {}
         # To whom the master may not take a link for granted: it is told when there is one. It lasts
         # beyond a session: a link may break when the next one has begun and its first view is on its way.
         self._doubted: set[str] = set()
@@ -154,7 +154,7 @@ class LinkHub:
           back: it is the first one of another session with the same master. To all others we have left
             and come back, though no view told us: what the master had arranged for us is void, there
             and here, and the others have ended their links to us.
-          new_master: it is the first one of this master. It knows of no road that another one had
+          new_master: it is the first one of this master. It knows of no route that another one had
             arranged; links that follow from the view stay, and with them what is being reduced.
         """
         before, self._members = self._members, {member.peer: member for member in members}
@@ -168,7 +168,7 @@ class LinkHub:
         for peer in before:
             # Who joined anew starts anew, with everybody; so do we.
             pair = self._pairs.get(peer)
-            void = back or (new_master and pair is not None and pair.road is not None)
+            void = back or (new_master and pair is not None and pair.route is not None)
             if void or not stays(peer) or not stays(self.me):
                 self._cut_off(peer, "it left the view")
         for member in self._members.values():
@@ -265,9 +265,9 @@ class LinkHub:
         return peer in self._members and self._members[peer].in_sync
 
     @property
-    def courtesy(self) -> Courtesy:
+    def send_priority(self) -> SendPriority:
         """Which frames of this node go before which."""
-        return self._node.courtesy
+        return self._node.send_priority
 
     @property
     def links(self) -> dict[str, Link]:
@@ -364,12 +364,12 @@ class LinkHub:
             raise RemoteProtocolError("a lane that was never opened")
         await lane.finished.wait()
 
-    # ------------------------------------------------------------ roads
+    # ------------------------------------------------------------ routes
 
-    def set_road(self, road: Road) -> None:
+    def set_route(self, route: Route) -> None:
         """The master says how to get to a member from now on."""
-        if (pair := self._pairs.get(road.peer)) is not None:
-            pair.take(road)
+        if (pair := self._pairs.get(route.peer)) is not None:
+            pair.take(route)
             self._wake()
 
     def _start_pair(self, member: MemberInfo) -> None:
@@ -378,7 +378,7 @@ class LinkHub:
             return
         pair = self._pairs.get(member.peer)
         if pair is None:
-            pair = self._pairs[member.peer] = Pair(
+            pair = self._pairs[member.peer] = PeerLink(
                 member,
                 me,
                 self._network,

@@ -59,7 +59,7 @@ class Sample:
 
 
 @define(eq=False)
-class Trials:
+class LaneTrials:
     """Which of a node's links is trying another number of lanes; one at most."""
 
     by: LaneCount | None = None
@@ -91,9 +91,9 @@ class LaneCount:
         self,
         first: int = COUNT_FIRST,
         count_max: int = COUNT_MAX,
-        trials: Trials | None = None,
+        trials: LaneTrials | None = None,
     ) -> None:
-        self._trials = Trials() if trials is None else trials
+        self._trials = LaneTrials() if trials is None else trials
         self.wanted = first
         self._count_min = first
         self._count_max = count_max

@@ -22,7 +22,7 @@ from ...protocol.errors import PeerLostError
 from ...protocol.messages import Probe, Probed, ProbeRequest
 from ...protocol.network.lane import FrameHeader, FrameKind
 from .hub import LinkHub
-from .send_priority import Rank
+from .send_priority import SendRank
 from .send_queue import Load
 
 FRAME_BYTES = 16_384  # short, since lanes bring as many at once as there are of them
@@ -109,7 +109,7 @@ class Prober:
             return
         with trio.move_on_after(request.seconds) as scope, self._noted(scope):
             with suppress(PeerLostError):
-                await link.send_from(_Junk(request.transfer, request.bytes), Rank.COPY)
+                await link.send_from(_Junk(request.transfer, request.bytes), SendRank.COPY)
 
     def stop(self) -> None:
         """A round needs the lines: end all probes here."""

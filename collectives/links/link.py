@@ -44,12 +44,12 @@ from ...protocol.network.stream import MessageStream
 from .event_loop import Loop
 from .lane_count import LaneCount, Sample
 from .link_lane import LinkLane
-from .link_parts import LaneRules, LinkParts, NodeParts, UsedNumbers
-from .message_queue import Outbox
+from .link_parts import LaneRules, LinkParts, NodeLinkParts, UsedLaneNumbers
+from .message_queue import MessageQueue
 from .paced_stream import PacedStream
 from .rate_meter import Meter
-from .send_priority import Rank
-from .send_queue import FrameSource, Outlet
+from .send_priority import SendRank
+from .send_queue import FrameSource, SendQueue
 
 STALL_S = 20.0  # a link on which nothing moves for so long is lost, though something should
 # Of that: after so much a lane on which nothing moves is given up, though others may well work ...
@@ -98,7 +98,7 @@ class Link:
         self,
         peer: str,
         stream: trio.abc.Stream,
-        node: NodeParts,
+        node: NodeLinkParts,
         on_message: OnMessage,
         *,
         stall_s: float = STALL_S,
@@ -125,12 +125,12 @@ class Link:
         self._control_sent_bytes = 0  # when that was last looked at
         self._scope = trio.CancelScope()
         self._nursery: trio.Nursery | None = None  # while it runs
-        self._message_outbox: Outbox[Message] = Outbox()
-        self._outlet = Outlet(node.courtesy)
+        self._message_outbox: MessageQueue[Message] = MessageQueue()
+        self._send_queue = SendQueue(node.send_priority)
         self._loop = Loop()
         self._parts = LinkParts(
             peer=peer,
-            outlet=self._outlet,
+            send_queue=self._send_queue,
             router=node.router,
             flows=node.flows,
             loop=self._loop,
@@ -141,7 +141,7 @@ class Link:
             upload=node.upload,
             download=node.download,
         )
-        self._numbers = UsedNumbers()
+        self._numbers = UsedLaneNumbers()
         self._lanes: dict[int, LinkLane] = {}  # from their claim until nothing of them is open
         self._working: dict[int, LinkLane] = {}  # those that carry frames
         self._changed = trio.Event()  # of what ``_keep_lanes`` looks at
@@ -176,7 +176,9 @@ class Link:
         if not await self._message_outbox.put(message):
             raise PeerLostError(self.peer, self.reason)
 
-    async def send_from(self, source: FrameSource, rank: Rank = Rank.ROUND, age: int = 0) -> None:
+    async def send_from(
+        self, source: FrameSource, rank: SendRank = SendRank.ROUND, age: int = 0
+    ) -> None:
         """Send all frames of a source, over whichever lane is idle, in turn with others of its rank and age.
 
         Frames leave in order, but need not arrive in order. Each arrives once, or the link is lost: a lane
@@ -190,12 +192,12 @@ class Link:
 
         Cancellation: safe; frames that are on their way are finished, no others are taken.
         """
-        if not await self._outlet.drain(source, rank, age):
+        if not await self._send_queue.drain(source, rank, age):
             raise PeerLostError(self.peer, self.reason)
 
     def wake(self) -> None:
         """A source may have more frames than when it was last asked; from any thread."""
-        self._outlet.wake()
+        self._send_queue.wake()
 
     @property
     def sent_bytes(self) -> int:
@@ -219,7 +221,7 @@ class Link:
         self.reason = reason
         self.lost.set()
         self._message_outbox.close()
-        self._outlet.close()
+        self._send_queue.close()
         self._count.stop()
         self._scope.cancel()
 

@@ -33,13 +33,13 @@ from ...protocol.errors import RemoteProtocolError
 from ...protocol.messages import LaneReceived
 from ...protocol.network.interface import LaneFacts
 from ...protocol.network.lane import FrameHeader, Lane
-from ...protocol.network.socket_lane import Pace, SocketLane
+from ...protocol.network.socket_lane import LanePace, SocketLane
 from .frame_routing import Sink
 from .link_parts import LinkParts
 from .paced_stream import SLICE_BYTES, PacedStream
 from .rate_limiter import RateLimiter
 from .rate_meter import Meter
-from .send_queue import Taken
+from .send_queue import TakenFrame
 
 # A lane's thread that has nothing to do waits so long before it goes: longer than the gaps within a
 # round, so that threads come and go by round, not by frame.
@@ -58,7 +58,7 @@ class _Unacknowledged:
     enough, for both know what is at their end.
     """
 
-    frames: deque[Taken] = field(factory=deque)
+    frames: deque[TakenFrame] = field(factory=deque)
     arrived_count: int = 0
     # Bytes of frames that a meter counts as under way; in the order of ``frames``.
     metered: deque[int] = field(factory=deque)
@@ -225,7 +225,7 @@ class LinkLane:
         """It is over on both sides: what did not arrive goes to the other lanes."""
         frames = list(self._unacknowledged.frames)
         self._unacknowledged.frames.clear()
-        self._parts.outlet.put_back(frames)
+        self._parts.send_queue.put_back(frames)
 
     @property
     def sent_bytes(self) -> int:
@@ -294,20 +294,20 @@ class LinkLane:
                     await self.sender.send(*frame)
                 finally:
                     parts.flows.leave(parts.peer)
-            parts.outlet.finish(taken, 0 if frame is None else len(frame[1]))
+            parts.send_queue.finish(taken, 0 if frame is None else len(frame[1]))
             del taken, frame  # an idle lane must not keep a whole result in memory
         if isinstance(self.stream, trio.abc.HalfCloseableStream):
             await self.stream.send_eof()
 
-    async def _take(self) -> Taken | None:
+    async def _take(self) -> TakenFrame | None:
         """The next frame; None if the lane is to send no more."""
         self.writing = False
         if self._retiring:
             return None
-        taken = self._parts.outlet.take_nowait()
+        taken = self._parts.send_queue.take_nowait()
         if taken is None:
             with trio.CancelScope() as self._idle_scope:
-                taken = await self._parts.outlet.take()
+                taken = await self._parts.send_queue.take()
         self.writing = taken is not None
         return taken
 
@@ -322,10 +322,10 @@ class LinkLane:
             download=self._pace(self._parts.download),
         )
 
-    def _pace(self, limiter: RateLimiter | None) -> Pace | None:
+    def _pace(self, limiter: RateLimiter | None) -> LanePace | None:
         if limiter is None:
             return None
-        return Pace(
+        return LanePace(
             lambda count: limiter.reserve(count, self._parts.loop.now_s()),
             lambda: min(SLICE_BYTES, limiter.slice_bytes),
         )
@@ -337,7 +337,7 @@ class LinkLane:
         finally:
             work.close()
             self._retiring = True
-            self._parts.outlet.wake()
+            self._parts.send_queue.wake()
 
     async def _keep_reading(self, stream: trio.SocketStream, work: SocketLane) -> None:
         router, peer = self._parts.router, self._parts.peer
@@ -410,10 +410,10 @@ class LinkLane:
             await _in_lane_thread(partial(self._write_in_thread, work, first))
         work.send_eof()
 
-    def _write_in_thread(self, work: SocketLane, first: list[Taken]) -> None:
+    def _write_in_thread(self, work: SocketLane, first: list[TakenFrame]) -> None:
         """Send ``first`` (taken from the list) and what follows it, until nothing does."""
         parts, now_s = self._parts, self._parts.loop.now_s
-        taken: Taken | None = first.pop()
+        taken: TakenFrame | None = first.pop()
         while taken is not None:
             frame = taken.load()
             carried_bytes = 0
@@ -430,10 +430,10 @@ class LinkLane:
                 finally:
                     parts.flows.leave(parts.peer)
                 del header, payload
-            parts.outlet.finish(taken, carried_bytes)
+            parts.send_queue.finish(taken, carried_bytes)
             del taken, frame  # an idle lane must not keep a whole result in memory
             self.writing = False
-            taken = None if self._retiring else parts.outlet.take_in_thread(LINGER_S)
+            taken = None if self._retiring else parts.send_queue.take_in_thread(LINGER_S)
             self.writing = taken is not None
 
 

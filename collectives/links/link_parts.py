@@ -8,13 +8,13 @@ from attrs import Factory, define, frozen
 
 from ...protocol.messages import LANES_OPEN_MAX
 from .event_loop import Loop
-from .fan_out import FlowGate
+from .fan_out import FanOutLimit
 from .frame_routing import FrameRouter
-from .lane_count import COUNT_FIRST, COUNT_MAX, Trials
+from .lane_count import COUNT_FIRST, COUNT_MAX, LaneTrials
 from .rate_limiter import RateLimiter
 from .rate_meter import Meter
-from .send_priority import Courtesy
-from .send_queue import Outlet
+from .send_priority import SendPriority
+from .send_queue import SendQueue
 
 
 @frozen
@@ -33,13 +33,13 @@ class LaneRules:
 
 
 @define(eq=False)
-class NodeParts:
+class NodeLinkParts:
     """What all links of a node have in common.
 
     Attributes:
       upload, download: caps on what all lanes carry; None: no cap.
       sent, received: what they carry, measured.
-      courtesy: which frames of all links go before which.
+      send_priority: which frames of all links go before which.
       trials: which link tries another number of lanes.
       arrived_bytes: what all links' other sides have acknowledged.
     """
@@ -47,11 +47,11 @@ class NodeParts:
     router: FrameRouter
     upload: RateLimiter | None = None
     download: RateLimiter | None = None
-    flows: FlowGate = Factory(FlowGate)
-    courtesy: Courtesy = Factory(Courtesy)
+    flows: FanOutLimit = Factory(FanOutLimit)
+    send_priority: SendPriority = Factory(SendPriority)
     sent: Meter = Factory(Meter)
     received: Meter = Factory(Meter)
-    trials: Trials = Factory(Trials)
+    trials: LaneTrials = Factory(LaneTrials)
     arrived_bytes: int = 0
 
 
@@ -67,9 +67,9 @@ class LinkParts:
     """
 
     peer: str
-    outlet: Outlet
+    send_queue: SendQueue
     router: FrameRouter
-    flows: FlowGate
+    flows: FanOutLimit
     loop: Loop
     sent_meter: Meter
     received_meter: Meter
@@ -79,7 +79,7 @@ class LinkParts:
     download: RateLimiter | None = None
 
 
-class UsedNumbers:
+class UsedLaneNumbers:
     """Lanes' numbers, each good for one lane: its keys must never encrypt twice.
 
     Remembers those of the last ``LANES_OPEN_MAX``; older ones count as used.

@@ -20,7 +20,7 @@ class _Job(Generic[T]):
     ended: trio.Event = field(factory=trio.Event)
 
 
-class Outbox(Generic[T]):
+class MessageQueue(Generic[T]):
     """What waits to be sent, first come, first served, by whichever writer is idle.
 
     Its length is bounded by those who wait in it: everyone waits for what they put in.

@@ -1,11 +1,11 @@
-"""Getting to one other member, and again: over which road, and when the master is asked for another.
+"""Getting to one other member, and again: over which route, and when the master is asked for another.
 
     keep     while there is something to do at this end
-     ├── dial over the road of the moment, carry the link to its end, back off, again
+     ├── dial over the route of the moment, carry the link to its end, back off, again
      ├── or park at a relay: whoever calls there is welcomed as one that was accepted
      └── or meet the other end in a hole (``hole_punching``), and do the one or the other there
 
-The road follows from the view until the master arranges another one. Whoever dials notices that it does
+The route follows from the view until the master arranges another one. Whoever dials notices that it does
 not work; if neither can dial both say so at once.
 """
 
@@ -20,13 +20,13 @@ import trio
 from ...protocol.addresses import Address
 from ...protocol.dial_order import dialler
 from ...protocol.errors import RemoteProtocolError, UserError
-from ...protocol.messages import MemberInfo, Message, Road, RoadKind, RoadWanted, RoadWorks
+from ...protocol.messages import MemberInfo, Message, Route, RouteKind, RouteWanted, RouteWorks
 from ...protocol.network.interface import Channel, ChannelHandler, LaneHandler, Network
-from ...protocol.network.relay_ticket import Part, Preamble, wait_paired
+from ...protocol.network.relay_ticket import RelayPreamble, RelayRole, wait_paired
 from ...protocol.text import plain
 from ...protocol.trust.authority import Party
 from .handshake import Connect, LinkKeys, dial_lane, dial_link
-from .hole_punching import Caller, answer, meet
+from .hole_punching import HolePuncher, answer, meet
 from .link import FIRST_LANE, DialLane, Link
 from .link_lane import LinkLane
 
@@ -34,17 +34,17 @@ DIAL_S = 5.0  # per address of a member: longer than any round trip, short enoug
 HANDSHAKE_S = 15.0  # from the control stream to open lanes; the other side gave up or is stuck
 BACK_OFF_FIRST_S = 0.1
 BACK_OFF_LAST_S = 5.0  # a member that cannot be dialled costs a dozen packets a minute
-# A road that has not worked for so long is given up: its other end may be about to start again, or
+# A route that has not worked for so long is given up: its other end may be about to start again, or
 # to leave the view.
-ROAD_PATIENCE_S = 4.0
-ROAD_ASK_S = 5.0  # between two times that we ask for another one
+ROUTE_PATIENCE_S = 4.0
+ROUTE_ASK_S = 5.0  # between two times that we ask for another one
 
 
-class Pair:
+class PeerLink:
     """One other member of the view, as seen by the hub that makes it.
 
     Attributes:
-      road: what the master has arranged; None: what follows from the view.
+      route: what the master has arranged; None: what follows from the view.
       error: why there is no link; empty: nothing is amiss.
 
     Args:
@@ -53,7 +53,7 @@ class Pair:
       new_link: makes one of an authenticated stream, not yet running.
       carry: publishes a link and runs it to its end.
       tell: says something to the master.
-      accepts: what takes control streams, and lanes, that come over an arranged road.
+      accepts: what takes control streams, and lanes, that come over an arranged route.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Pair:
         doubt: Callable[[], None],
         accepts: tuple[ChannelHandler, LaneHandler],
     ) -> None:
-        self.road: Road | None = None
+        self.route: Route | None = None
         self.error = ""
         self._member = member
         self._me = me
@@ -82,8 +82,8 @@ class Pair:
         self._accepts = accepts
         self._nursery: trio.Nursery | None = None
         self._scope: trio.CancelScope | None = None  # of the task, while there is one
-        self._asked_s = -math.inf  # when the master was last asked for a road
-        self._worked = False  # there was a link over this road, ever
+        self._asked_s = -math.inf  # when the master was last asked for a route
+        self._worked = False  # there was a link over this route, ever
         self._links_made = 0
 
     # ------------------------------------------------------------ what holds now
@@ -91,23 +91,23 @@ class Pair:
     @property
     def dials(self) -> bool:
         """Whether this end keeps the dialler's part."""
-        if self.road is not None:
-            return self.road.dials
+        if self.route is not None:
+            return self.route.dials
         chosen = dialler(self._me, self._member)
         return chosen is not None and chosen.peer == self._me.peer
 
     @property
     def _acts(self) -> bool:
         """Whether this end has anything to do; the other one has, if it is not for both."""
-        return self.dials or self._roadless or self._kind is not RoadKind.DIRECT
+        return self.dials or self._roadless or self._kind is not RouteKind.DIRECT
 
     @property
-    def _kind(self) -> RoadKind:
-        return RoadKind.DIRECT if self.road is None else self.road.kind
+    def _kind(self) -> RouteKind:
+        return RouteKind.DIRECT if self.route is None else self.route.kind
 
     @property
     def _roadless(self) -> bool:
-        return self.road is None and dialler(self._me, self._member) is None
+        return self.route is None and dialler(self._me, self._member) is None
 
     # ------------------------------------------------------------ for the hub
 
@@ -118,10 +118,10 @@ class Pair:
             self.stop()
         self._start()
 
-    def take(self, road: Road) -> None:
-        """From now on this is the road; a link over the old one that this end dialled is given up."""
+    def take(self, route: Route) -> None:
+        """From now on this is the route; a link over the old one that this end dialled is given up."""
         self.stop()
-        self.road, self._worked = road, False
+        self.route, self._worked = route, False
         self._doubt()
         self._start()
 
@@ -138,11 +138,11 @@ class Pair:
 
     def tell_works(self) -> None:
         """Tell the master so, which does not take it for granted."""
-        self._tell(RoadWorks(self._member.peer, self._number))
+        self._tell(RouteWorks(self._member.peer, self._number))
 
     @property
     def _number(self) -> int:
-        return 0 if self.road is None else self.road.number
+        return 0 if self.route is None else self.route.number
 
     # ------------------------------------------------------------ the task
 
@@ -159,7 +159,7 @@ class Pair:
                 started_s = trio.current_time()
                 links_before = self._links_made
                 try:
-                    await self._follow_road()
+                    await self._follow_route()
                 except (OSError, UserError, RemoteProtocolError) as error:
                     self.error = str(error)
                 except (trio.BrokenResourceError, trio.EndOfChannel):
@@ -167,7 +167,7 @@ class Pair:
                 now_s = trio.current_time()
                 if self._links_made > links_before:
                     failing_since_s = now_s
-                if self._roadless or now_s - failing_since_s >= ROAD_PATIENCE_S:
+                if self._roadless or now_s - failing_since_s >= ROUTE_PATIENCE_S:
                     self._ask()
                 if now_s - started_s > BACK_OFF_LAST_S:
                     back_off_s = BACK_OFF_FIRST_S  # there was a link, or a long wait already
@@ -178,20 +178,20 @@ class Pair:
 
     def _ask(self) -> None:
         now_s = trio.current_time()
-        if self._up() or now_s - self._asked_s < ROAD_ASK_S:
+        if self._up() or now_s - self._asked_s < ROUTE_ASK_S:
             return
         self._asked_s = now_s
         self._doubt()
         why = plain(self.error)
-        self._tell(RoadWanted(self._member.peer, self._number, self._worked, why))
+        self._tell(RouteWanted(self._member.peer, self._number, self._worked, why))
 
-    async def _follow_road(self) -> None:
+    async def _follow_route(self) -> None:
         """Do this end's part, until it is over or fails."""
         if self._roadless:
             raise OSError("neither of the two can be dialled")
-        if self._kind is RoadKind.PUNCHED:
+        if self._kind is RouteKind.PUNCHED:
             await self._punch()
-        elif self._kind is RoadKind.DIRECT:
+        elif self._kind is RouteKind.DIRECT:
             await self._carry_over(*await self._dial())
         elif self.dials:
             await self._carry_over(await self._dial_over(self._call), self._call)
@@ -218,27 +218,27 @@ class Pair:
     ) -> LinkLane:
         return await dial_lane(self._network, connect, keys, link, number)
 
-    # ------------------------------------------------------------ over an arranged road
+    # ------------------------------------------------------------ over an arranged route
 
     async def _dial_over(self, connect: Connect) -> Channel:
-        peer, name = self._member.peer, self._road_said()
+        peer, name = self._member.peer, self._route_said()
         stream = await connect()
         with trio.move_on_after(DIAL_S):
             return await self._network.dial_over(stream, party=Party.PEER, peer=peer, name=name)
         raise TimeoutError(f"{name} did not answer within {DIAL_S:g} s")
 
     async def _welcome(self, stream: trio.abc.Stream) -> None:
-        await self._network.welcome(stream, *self._accepts, self._road_said())
+        await self._network.welcome(stream, *self._accepts, self._route_said())
 
     async def _call(self) -> trio.abc.Stream:
         """A stream to the other end, which is parked."""
-        stream = await self._at_relay(Part.CALL)
+        stream = await self._at_relay(RelayRole.CALL)
         try:
             with trio.fail_after(DIAL_S):
                 await wait_paired(stream)
         except trio.TooSlowError:
             await trio.aclose_forcefully(stream)
-            raise TimeoutError(f"nobody is parked at {self._road_said()}") from None
+            raise TimeoutError(f"nobody is parked at {self._route_said()}") from None
         except BaseException:
             await trio.aclose_forcefully(stream)
             raise
@@ -247,7 +247,7 @@ class Pair:
     async def _park(self) -> None:
         """Wait at the relay; each call takes one connection, and another one is parked."""
         while True:
-            stream = await self._at_relay(Part.PARK)
+            stream = await self._at_relay(RelayRole.PARK)
             try:
                 await wait_paired(stream)
             except BaseException:
@@ -256,17 +256,17 @@ class Pair:
             assert self._nursery is not None
             self._nursery.start_soon(self._welcome, stream)
 
-    async def _at_relay(self, part: Part) -> trio.abc.Stream:
+    async def _at_relay(self, part: RelayRole) -> trio.abc.Stream:
         """A connection to the relay that has shown the ticket; raises the last address's error."""
-        road = self.road
-        assert road is not None
+        route = self.route
+        assert route is not None
         error: OSError = OSError("the relay has no address")
-        for text in road.addresses:
+        for text in route.addresses:
             try:
                 with trio.fail_after(DIAL_S):
                     stream = await self._network.dial_relay(Address.parse(text))
                     try:
-                        await stream.send_all(Preamble(part, road.ticket).pack())
+                        await stream.send_all(RelayPreamble(part, route.ticket).pack())
                     except BaseException:
                         await trio.aclose_forcefully(stream)
                         raise
@@ -277,23 +277,23 @@ class Pair:
                 error = OSError(f"the relay at {text}: {failure}")
         raise error
 
-    def _road_said(self) -> str:
-        by = f" by relay {self.road.relay[:8]}" if self.road and self.road.relay else ""
+    def _route_said(self) -> str:
+        by = f" by relay {self.route.relay[:8]}" if self.route and self.route.relay else ""
         return f"peer {self._member.peer[:8]}{by}"
 
     # ------------------------------------------------------------ through both routers
 
     async def _punch(self) -> None:
-        road, nursery = self.road, self._nursery
-        assert road is not None
+        route, nursery = self.route, self._nursery
+        assert route is not None
         assert nursery is not None
-        if not road.addresses:
-            raise RemoteProtocolError("a road to nowhere")
-        address = Address.parse(road.addresses[0])
-        stream = await meet(self._network, address, road.local_port)
+        if not route.addresses:
+            raise RemoteProtocolError("a route to nowhere")
+        address = Address.parse(route.addresses[0])
+        stream = await meet(self._network, address, route.local_port)
         try:
-            if road.dials:
-                caller = Caller(self._network, stream, address.host)
+            if route.dials:
+                caller = HolePuncher(self._network, stream, address.host)
                 await self._carry_over(await self._dial_over(caller.connect), caller.connect)
             else:
                 await answer(self._network, stream, address.host, nursery, self._welcome)

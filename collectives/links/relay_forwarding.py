@@ -18,8 +18,8 @@ import trio
 from attrs import define, field
 
 from ...protocol.errors import RemoteProtocolError
-from ...protocol.messages import LANES_OPEN_MAX, Carry, Relayed, RelayOffer
-from ...protocol.network.relay_ticket import PAIRED, Part, receive_preamble
+from ...protocol.messages import LANES_OPEN_MAX, Relayed, RelayOffer, RelayPair
+from ...protocol.network.relay_ticket import PAIRED, RelayRole, receive_preamble
 from .rate_limiter import RateLimiter
 
 PREAMBLE_S = 10.0  # for a connection to show its ticket
@@ -38,7 +38,7 @@ class _Parked:
 
 
 @define(eq=False)
-class _Road:
+class _Route:
     """One ticket."""
 
     peers: tuple[str, ...]
@@ -48,7 +48,7 @@ class _Road:
     calls: dict[trio.CancelScope, None] = field(factory=dict)  # that are forwarded, or wait
 
 
-class RelayDesk:
+class RelayForwarder:
     """See the top of this file; ``offer`` bounds what it does.
 
     Args:
@@ -65,7 +65,7 @@ class RelayDesk:
         self._proven = proven
         self.carried_bytes = 0
         self._limiter = RateLimiter(offer.bytes_per_s)
-        self._roads: dict[bytes, _Road] = {}
+        self._routes: dict[bytes, _Route] = {}
 
     @property
     def spent(self) -> bool:
@@ -73,30 +73,30 @@ class RelayDesk:
         return bool(self.offer.quota_bytes) and self.carried_bytes >= self.offer.quota_bytes
 
     def report(self) -> Relayed:
-        streams = sum(road.streams for road in self._roads.values())
-        return Relayed(len(self._roads), streams, self.carried_bytes, self.spent)
+        streams = sum(route.streams for route in self._routes.values())
+        return Relayed(len(self._routes), streams, self.carried_bytes, self.spent)
 
     # ------------------------------------------------------------ what the master says
 
-    def carry(self, order: Carry) -> None:
+    def carry(self, order: RelayPair) -> None:
         """Forward for a ticket; one more than was offered is not."""
-        if len(self._roads) < self.offer.pairs:
-            self._roads.setdefault(order.ticket, _Road(order.peers))
+        if len(self._routes) < self.offer.pairs:
+            self._routes.setdefault(order.ticket, _Route(order.peers))
 
     def uncarry(self, ticket: bytes) -> None:
         """Hang up on all who have shown it."""
-        road = self._roads.pop(ticket, None)
-        if road is None:
+        route = self._routes.pop(ticket, None)
+        if route is None:
             return
-        for scope in list(road.calls):
+        for scope in list(route.calls):
             scope.cancel()
-        for parked in road.parked:
+        for parked in route.parked:
             parked.over.set()
-        road.came.set()
+        route.came.set()
 
     def clear(self) -> None:
         """Another master has no tickets here."""
-        for ticket in list(self._roads):
+        for ticket in list(self._routes):
             self.uncarry(ticket)
 
     # ------------------------------------------------------------ connections
@@ -109,35 +109,35 @@ class RelayDesk:
         """
         with trio.fail_after(PREAMBLE_S):
             preamble = await receive_preamble(stream)
-        road = self._roads.get(preamble.ticket)
-        if road is None or self.spent:
+        route = self._routes.get(preamble.ticket)
+        if route is None or self.spent:
             raise RemoteProtocolError("no ticket that is good here")
         self._proven(stream)
-        if preamble.part is Part.PARK:
-            await self._park(road, stream)
-        elif road.streams < STREAMS_MAX:
-            await self._call(road, stream)
+        if preamble.part is RelayRole.PARK:
+            await self._park(route, stream)
+        elif route.streams < STREAMS_MAX:
+            await self._call(route, stream)
 
-    async def _park(self, road: _Road, stream: trio.abc.Stream) -> None:
-        if len(road.parked) >= PARKED_MAX:
+    async def _park(self, route: _Route, stream: trio.abc.Stream) -> None:
+        if len(route.parked) >= PARKED_MAX:
             # Whoever parks again has most likely lost the oldest of these.
-            road.parked.popleft().over.set()
+            route.parked.popleft().over.set()
         parked = _Parked(stream)
-        road.parked.append(parked)
-        road.came.set()
-        road.came = trio.Event()
+        route.parked.append(parked)
+        route.came.set()
+        route.came = trio.Event()
         try:
             await parked.over.wait()
         finally:
-            if parked in road.parked:
-                road.parked.remove(parked)
+            if parked in route.parked:
+                route.parked.remove(parked)
 
-    async def _call(self, road: _Road, stream: trio.abc.Stream) -> None:
+    async def _call(self, route: _Route, stream: trio.abc.Stream) -> None:
         with trio.CancelScope() as scope:
-            road.calls[scope] = None
-            road.streams += 1
+            route.calls[scope] = None
+            route.streams += 1
             try:
-                parked = await self._take(road)
+                parked = await self._take(route)
                 if parked is not None:
                     try:
                         await stream.send_all(PAIRED)
@@ -145,16 +145,16 @@ class RelayDesk:
                     finally:
                         parked.over.set()
             finally:
-                road.streams -= 1
-                del road.calls[scope]
+                route.streams -= 1
+                del route.calls[scope]
 
-    async def _take(self, road: _Road) -> _Parked | None:
+    async def _take(self, route: _Route) -> _Parked | None:
         """Somebody who is parked and still there."""
         with trio.move_on_after(CALL_S):
             while True:
-                while not road.parked:
-                    await road.came.wait()
-                parked = road.parked.pop()  # the newest: the oldest may have lost its line
+                while not route.parked:
+                    await route.came.wait()
+                parked = route.parked.pop()  # the newest: the oldest may have lost its line
                 try:
                     await parked.stream.send_all(PAIRED)
                 except STREAM_ENDS:

@@ -29,7 +29,7 @@ WAIT_S_MAX = 5.0
 LOOK_S_MIN, LOOK_S_MAX = 0.01, 1.0  # between two looks at what was saved up
 
 
-class Rank(enum.IntEnum):
+class SendRank(enum.IntEnum):
     """Lower ones go first."""
 
     ROUND = 0  # somebody waits for it, or stays in sync by it
@@ -37,7 +37,7 @@ class Rank(enum.IntEnum):
     COPY = 2  # the copy itself
 
 
-class Courtesy:
+class SendPriority:
     """See the top of this file; one per node. Thread-safe.
 
     Attributes:
@@ -64,13 +64,13 @@ class Courtesy:
         """The most that this node has been seen to send of late; 0.0: nothing yet."""
         return max(self._rates, default=0.0)
 
-    def may_go(self, rank: Rank, now_s: float, wake: Callable[[], None]) -> float:
+    def may_go(self, rank: SendRank, now_s: float, wake: Callable[[], None]) -> float:
         """Whether a frame of this rank may be taken now: 0.0, or the seconds until it may.
 
         Args:
           wake: called, from any thread and once, when a frame that was refused may go earlier.
         """
-        if rank is Rank.ROUND:
+        if rank is SendRank.ROUND:
             return 0.0
         with self._lock:
             if not self._rounds_send(now_s):
@@ -92,25 +92,25 @@ class Courtesy:
     def _rounds_send(self, now_s: float) -> bool:
         return bool(self._urgent_count) or now_s <= self._urgent_s + LINGER_S
 
-    def begin(self, rank: Rank, now_s: float) -> None:
+    def begin(self, rank: SendRank, now_s: float) -> None:
         """A frame was taken; ``end`` follows, whatever becomes of it."""
         with self._lock:
             idle = not self._urgent_count and not self._lower_count
             if idle and now_s - self._idle_s > IDLE_S:
                 self._window_s, self._window_bytes = now_s, 0
-            if rank is not Rank.ROUND:
+            if rank is not SendRank.ROUND:
                 self._lower_count += 1
                 return
             if not self._rounds_send(now_s):
                 self._credit_bytes, self._credit_s, self._lower_s = 0.0, now_s, now_s
             self._urgent_count += 1
 
-    def end(self, rank: Rank, sent_bytes: int, now_s: float) -> None:
+    def end(self, rank: SendRank, sent_bytes: int, now_s: float) -> None:
         """The frame was sent (``sent_bytes`` of it), or will not be."""
         with self._lock:
             self._measure(sent_bytes, now_s)
             self._idle_s = now_s
-            if rank is Rank.ROUND:
+            if rank is SendRank.ROUND:
                 self._urgent_count -= 1
                 self._urgent_s = now_s
             else:

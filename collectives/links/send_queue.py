@@ -4,7 +4,7 @@ A *source* makes a frame when a lane asks for one, so nothing is queued, encoded
 it can be sent. Of sources of one rank those of the oldest round go first: were rounds that run at once
 to share the line, the older one would be late and the newer one no earlier. Sources of one round take
 turns frame by frame. Those of a lower rank are asked when no other has a frame, and only as far as the node's
-``Courtesy`` lets them: all its links share one line.
+``SendPriority`` lets them: all its links share one line.
 
 Lanes are tasks of the event loop, or threads. Sources are asked, and the table of them is changed,
 under one lock, for some microseconds; a frame's payload is made outside of it. Whoever has to be
@@ -25,7 +25,7 @@ from attrs import define, field
 
 from ...protocol.network.lane import Buffer, FrameHeader
 from .event_loop import Loop
-from .send_priority import Courtesy, Rank
+from .send_priority import SendPriority, SendRank
 
 Frame = tuple[FrameHeader, Buffer]
 # Makes a frame, perhaps in a thread; None if there will be none after all. Called again, it must make
@@ -58,7 +58,7 @@ class _Feed:
     """A source that is being sent, and how far that is."""
 
     source: FrameSource
-    rank: Rank
+    rank: SendRank
     age: int  # the lower, the older
     in_flight: int = 0
     sent: bool = False
@@ -66,36 +66,38 @@ class _Feed:
 
 
 @define(eq=False)
-class Taken:
+class TakenFrame:
     """A frame that a lane has taken: how to make it, and whose it is until it is sent."""
 
     load: Load
     feed: _Feed | None
-    rank: Rank
+    rank: SendRank
 
 
-class Outlet:
+class SendQueue:
     """See the top of this file. Made on the event loop.
 
     Args:
-      courtesy: the node's.
+      send_priority: the node's.
     """
 
-    def __init__(self, courtesy: Courtesy | None = None) -> None:
+    def __init__(self, send_priority: SendPriority | None = None) -> None:
         self._loop = Loop()
-        self._courtesy = Courtesy() if courtesy is None else courtesy
+        self._send_priority = SendPriority() if send_priority is None else send_priority
         self._changed = threading.Condition(threading.Lock())
         # Those that may have more, by rank; whose turn it is first.
-        self._feeds: dict[Rank, deque[_Feed]] = {rank: deque() for rank in Rank}
+        self._feeds: dict[SendRank, deque[_Feed]] = {rank: deque() for rank in SendRank}
         self._open: set[_Feed] = set()  # all that somebody waits for
-        self._under_way: set[Taken] = set()  # taken, and not finished
+        self._under_way: set[TakenFrame] = set()  # taken, and not finished
         self._wait_s = math.inf  # until a frame that was refused may go
-        self._returned: deque[Taken] = deque()  # from lanes that are gone; these go first
+        self._returned: deque[TakenFrame] = deque()  # from lanes that are gone; these go first
         self._parked_count = 0
         self._lot = trio.lowlevel.ParkingLot()
         self._closed = False
 
-    async def drain(self, source: FrameSource, rank: Rank = Rank.ROUND, age: int = 0) -> bool:
+    async def drain(
+        self, source: FrameSource, rank: SendRank = SendRank.ROUND, age: int = 0
+    ) -> bool:
         """Send all of a source, after older ones; False if the outlet was closed before.
 
         Cancellation: safe; no further frame is taken, those on their way are finished.
@@ -128,12 +130,12 @@ class Outlet:
         if parked:
             self._loop.soon(self._lot.unpark_all)
 
-    def take_nowait(self) -> Taken | None:
+    def take_nowait(self) -> TakenFrame | None:
         """For a lane's task: the next frame, if there is one."""
         with self._changed:
             return self._take()
 
-    async def take(self) -> Taken:
+    async def take(self) -> TakenFrame:
         """For a lane's task: wait for the next frame."""
         while True:
             with self._changed:
@@ -156,7 +158,7 @@ class Outlet:
         with trio.move_on_after(wait_s):
             await self._lot.park()
 
-    def take_in_thread(self, wait_s: float) -> Taken | None:
+    def take_in_thread(self, wait_s: float) -> TakenFrame | None:
         """For a lane's thread: the next frame, or None if there is none within ``wait_s``."""
         with self._changed:
             while not self._closed:
@@ -167,7 +169,7 @@ class Outlet:
                     return self._take()
         return None
 
-    def _take(self) -> Taken | None:
+    def _take(self) -> TakenFrame | None:
         self._wait_s = math.inf
         if self._closed:
             return None
@@ -175,15 +177,15 @@ class Outlet:
         taken = self._returned.popleft() if self._returned else self._next(now_s)
         if taken is not None:
             self._under_way.add(taken)
-            self._courtesy.begin(taken.rank, now_s)
+            self._send_priority.begin(taken.rank, now_s)
         return taken
 
-    def _next(self, now_s: float) -> Taken | None:
+    def _next(self, now_s: float) -> TakenFrame | None:
         """The first source's next frame, by rank and turn."""
         for rank, feeds in self._feeds.items():
             if not feeds:
                 continue
-            self._wait_s = self._courtesy.may_go(rank, now_s, self.wake) or math.inf
+            self._wait_s = self._send_priority.may_go(rank, now_s, self.wake) or math.inf
             if self._wait_s < math.inf:
                 return None  # nor any of a lower rank
             for feed in sorted(feeds, key=_AGE):  # stable: those of one age in the order of turns
@@ -193,10 +195,10 @@ class Outlet:
                     feeds.append(feed)
                 if frame is not None:
                     feed.in_flight += 1
-                    return Taken(frame, feed, rank)
+                    return TakenFrame(frame, feed, rank)
         return None
 
-    def finish(self, taken: Taken, sent_bytes: int = 0) -> None:
+    def finish(self, taken: TakenFrame, sent_bytes: int = 0) -> None:
         """The frame was sent, perhaps not for the first time; from any thread."""
         self._settle([taken], sent_bytes)
         feed, taken.feed = taken.feed, None
@@ -209,16 +211,16 @@ class Outlet:
         if over:
             self._loop.soon(feed.ended.set)
 
-    def _settle(self, frames: Iterable[Taken], sent_bytes: int = 0) -> None:
+    def _settle(self, frames: Iterable[TakenFrame], sent_bytes: int = 0) -> None:
         """These are not under way any more. Not under the lock: other outlets may be woken."""
         with self._changed:
             settled = [taken for taken in frames if taken in self._under_way]
             self._under_way.difference_update(settled)
         now_s = self._loop.time_s()
         for taken in settled:
-            self._courtesy.end(taken.rank, sent_bytes, now_s)
+            self._send_priority.end(taken.rank, sent_bytes, now_s)
 
-    def put_back(self, frames: Iterable[Taken]) -> None:
+    def put_back(self, frames: Iterable[TakenFrame]) -> None:
         """Frames whose lane is gone before they arrived: they are next. On the event loop."""
         frames = list(frames)
         self._settle(frames)

@@ -125,7 +125,7 @@ def allreduce(
       holdfast bench allreduce --codec int8 --json -
     """
     # Not at the top: whoever asks for --help need not wait for numpy.
-    from .allreduce_rank import GLOO_WORKER, Options, run_rank
+    from .allreduce_rank import GLOO_WORKER, AllreduceOptions, run_rank
 
     if vs == "gloo" and not GLOO_WORKER.exists():
         raise UserError(
@@ -150,7 +150,7 @@ def allreduce(
         report = run_ranks_here("allreduce", peers, [*given, *(["--sealed"] if sealed else [])])
     else:
         up = _per_rank("--up", up, peers)
-        options = Options(
+        options = AllreduceOptions(
             peers=peers,
             rank=seat.rank,
             master=seat.master,

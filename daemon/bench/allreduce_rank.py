@@ -27,11 +27,11 @@ import numpy as np
 import trio
 from attrs import define, field, frozen
 
-from ...collectives.arithmetic import Layout
+from ...collectives.arithmetic import ChunkLayout
 from ...collectives.links.hub import LinkHub
 from ...collectives.links.rate_limiter import RateLimiter
 from ...collectives.reduction import ReduceResult, Reduction
-from ...membership.planning.bandwidth import Bandwidth, Bandwidths, Lines
+from ...membership.planning.bandwidth import Bandwidth, Bandwidths, LineCapacities
 from ...membership.planning.plan import PlanEstimate, make_plan
 from ...membership.spec.spec import ReduceTable, RunSpec
 from ...protocol.addresses import Address
@@ -62,7 +62,7 @@ _CLEAR_PEAK = "5"  # what proc(5) wants to hear
 
 
 @frozen
-class Options:
+class AllreduceOptions:
     """What was asked for; equal at all ranks but for ``rank``."""
 
     peers: int
@@ -90,7 +90,7 @@ class Options:
     def size(self) -> FragmentSize:
         return FragmentSize(max(1, self.bytes // VALUE_BYTES), 0, 0)
 
-    def lines(self, peers: Sequence[str]) -> Lines:
+    def lines(self, peers: Sequence[str]) -> LineCapacities:
         """What the planner is told; nothing if the rates are not given."""
         if not self.up_mbit:
             return Bandwidths().lines(peers, {})
@@ -98,7 +98,7 @@ class Options:
             peer: Bandwidth(up * 1e6 / 8, down * 1e6 / 8)
             for peer, up, down in zip(peers, self.up_mbit, self.down_mbit, strict=True)
         }
-        return Lines(rates, delay_s=self.delay_ms / 1e3)
+        return LineCapacities(rates, delay_s=self.delay_ms / 1e3)
 
 
 class CountedNetwork(SocketNetwork):
@@ -209,7 +209,7 @@ def _memory_bytes(name: str) -> int:
 class GlooWorker:
     """The other library's rank, in a process that waits for its turn."""
 
-    def __init__(self, options: Options, interface_address: str, port: int) -> None:
+    def __init__(self, options: AllreduceOptions, interface_address: str, port: int) -> None:
         arguments = {
             "rank": options.rank,
             "peers": options.peers,
@@ -250,10 +250,10 @@ class GlooWorker:
 
 
 @define
-class Bench:
+class AllreduceBench:
     """One rank, met with the others and linked to them."""
 
-    options: Options
+    options: AllreduceOptions
     rendezvous: Rendezvous
     network: CountedNetwork
     hub: LinkHub
@@ -351,7 +351,7 @@ class Bench:
             self.traffic[skipped:],
         )
         plan, estimate = self.plan()
-        layout = Layout.of(plan, self.options.size)
+        layout = ChunkLayout.of(plan, self.options.size)
         known = bool(self.options.up_mbit)  # without rates, estimates mean nothing
         least_s = estimate.bound_s if known else None
         median_s = statistics.median(ours_s)
@@ -388,7 +388,7 @@ class Bench:
         }
 
 
-async def run_rank(options: Options) -> dict[str, Any] | None:
+async def run_rank(options: AllreduceOptions) -> dict[str, Any] | None:
     """Be one rank; the report at rank 0."""
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as directory:
         async with (
@@ -419,8 +419,8 @@ async def run_rank(options: Options) -> dict[str, Any] | None:
 
 
 async def _link_up(
-    options: Options, rendezvous: Rendezvous, directory: Path, nursery: trio.Nursery
-) -> Bench:
+    options: AllreduceOptions, rendezvous: Rendezvous, directory: Path, nursery: trio.Nursery
+) -> AllreduceBench:
     """Certificates from rank 0, then links with everybody."""
     node = await become_member(
         rendezvous, options.rank, directory, nursery, CountedNetwork, upload=options.limiter
@@ -432,4 +432,4 @@ async def _link_up(
             await hub.link(member.peer, LINK_S)
     values = np.random.default_rng(0).standard_normal(options.size.value_count, np.float32)
     values *= options.rank + 1
-    return Bench(options, rendezvous, network, hub, members, values)
+    return AllreduceBench(options, rendezvous, network, hub, members, values)

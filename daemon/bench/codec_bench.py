@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ...collectives.codecs.codecs import CODECS, Codec
-from ...collectives.codecs.compression import Squeezer
+from ...collectives.codecs.compression import FrameCompressor
 
 CHUNK_COUNT = 1 << 18  # values: a chunk of 1 MiB, the default of run.toml
 SAMPLE_COUNT = 1 << 22  # values of each distribution that the noise is measured on
@@ -101,7 +101,7 @@ def measure(codec: Codec, samples: dict[str, Values]) -> CodecFigures:
     out = memoryview(bytearray(codec.encoded_bytes(chunk.size)))
     decoded = np.empty_like(chunk)
     length = codec.encode(chunk, out)
-    squeezer = Squeezer(not codec.variable)
+    squeezer = FrameCompressor(not codec.variable)
     squeezed = squeezer.squeeze(out[:length])
     return CodecFigures(
         codec=codec.name,

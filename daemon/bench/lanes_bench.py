@@ -74,7 +74,7 @@ def lanes(
       holdfast bench lanes --counts 1,adaptive --congestion bbr --json -
     """
     # Not at the top: whoever asks for --help need not wait for numpy.
-    from .lanes_rank import Options, run_rank
+    from .lanes_rank import LanesOptions, run_rank
 
     for count in counts:
         if count != ADAPTIVE and not (count.isdigit() and 1 <= int(count) <= 64):
@@ -93,7 +93,7 @@ def lanes(
         report = run_ranks_here("lanes", RANKS, given)
     else:
         warm_ups = (warm_up, adaptive_warm_up)
-        options = Options(
+        options = LanesOptions(
             seat.rank,
             seat.master,
             seat.token,

@@ -21,7 +21,7 @@ from ...protocol.addresses import Address
 from ...protocol.errors import PeerLostError
 from ...protocol.network.lane import FrameHeader, FrameKind
 from ...protocol.network.sockets import SocketNetwork
-from .rank_links import Rank, become_member
+from .rank_links import BenchRank, become_member
 from .rank_processes import ADAPTIVE
 from .rendezvous import Rendezvous
 
@@ -30,7 +30,7 @@ LINK_S = 60.0  # for a link to come up
 
 
 @frozen
-class Options:
+class LanesOptions:
     """What was asked for; equal at both ranks but for ``rank``.
 
     Attributes:
@@ -94,12 +94,12 @@ class Counting:
 
 
 @define
-class Bench:
+class LanesBench:
     """One rank, met with the other."""
 
-    options: Options
+    options: LanesOptions
     rendezvous: Rendezvous
-    node: Rank[SocketNetwork]
+    node: BenchRank[SocketNetwork]
     round: int = 0
 
     async def row(self, lanes: str, congestion: str) -> dict[str, Any]:
@@ -152,7 +152,7 @@ async def _keep_sending(link: Link, source: Endless) -> None:
         raise ConnectionError(str(error)) from error
 
 
-async def run_rank(options: Options) -> dict[str, Any] | None:
+async def run_rank(options: LanesOptions) -> dict[str, Any] | None:
     """Be one rank; the report at rank 0."""
     rows = []
     cap = None if options.max_mbit is None else RateLimiter(options.max_mbit * 1e6 / 8)
@@ -166,7 +166,7 @@ async def run_rank(options: Options) -> dict[str, Any] | None:
             node = await become_member(
                 rendezvous, options.rank, Path(directory), nursery, SocketNetwork, upload=cap
             )
-            bench = Bench(options, rendezvous, node)
+            bench = LanesBench(options, rendezvous, node)
             for lanes, congestion in options.rows:
                 rows.append(await bench.row(lanes, congestion))
             nursery.cancel_scope.cancel()

@@ -23,7 +23,7 @@ N = TypeVar("N", bound=SocketNetwork)
 
 
 @frozen
-class Rank(Generic[N]):
+class BenchRank(Generic[N]):
     """One rank: its network serves, its hub runs, and it knows the others."""
 
     network: N
@@ -40,7 +40,7 @@ async def become_member(
     *,
     upload: RateLimiter | None = None,
     download: RateLimiter | None = None,
-) -> Rank[N]:
+) -> BenchRank[N]:
     """Get a certificate from rank 0, listen, and learn where the others do.
 
     Links come up once ``hub.set_members(members)`` was called.
@@ -75,4 +75,4 @@ async def become_member(
         )
         for number, each in enumerate(everyone)
     ]
-    return Rank(network, hub, members)
+    return BenchRank(network, hub, members)

@@ -34,7 +34,7 @@ _OPTIONS = (
 
 
 @frozen
-class Seat:
+class RankSeat:
     """Which rank this process is, and where it meets the others."""
 
     rank: int
@@ -49,7 +49,7 @@ def rank_options(function: F) -> F:
     return function
 
 
-def seat_of(rank: int | None, master: str | None, token: str, count: int) -> Seat | None:
+def seat_of(rank: int | None, master: str | None, token: str, count: int) -> RankSeat | None:
     """The seat that the options give, of so many; None: all ranks are to be started here.
 
     Raises:
@@ -63,7 +63,7 @@ def seat_of(rank: int | None, master: str | None, token: str, count: int) -> Sea
         raise UserError("--rank needs --master and --token")
     if rank >= count:
         raise UserError(f"there is no rank {rank} of {count}")
-    return Seat(rank, Address.parse(master), token)
+    return RankSeat(rank, Address.parse(master), token)
 
 
 def run_ranks_here(bench: str, count: int, arguments: Sequence[str]) -> dict[str, Any]:

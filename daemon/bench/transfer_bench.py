@@ -57,7 +57,7 @@ def transfer(
       holdfast bench transfer --donors 3 --size 1GiB --json -
     """
     # Not at the top: whoever asks for --help need not wait for numpy.
-    from .transfer_rank import Options, run_rank
+    from .transfer_rank import TransferOptions, run_rank
 
     seat = seat_of(rank, master, token, donors + 1)
     report: dict[str, Any] | None
@@ -71,7 +71,7 @@ def transfer(
         ]
         report = run_ranks_here("transfer", donors + 1, given)
     else:
-        options = Options(
+        options = TransferOptions(
             donors, seat.rank, seat.master, seat.token, size, fragments, repeat, warm_up
         )
         report = trio.run(run_rank, options, restrict_keyboard_interrupt_to_checkpoints=True)

@@ -41,7 +41,7 @@ from ...protocol.messages import (
 )
 from ...protocol.network.sockets import SocketNetwork
 from .allreduce_rank import PeakMemory
-from .rank_links import Rank, become_member
+from .rank_links import BenchRank, become_member
 from .rendezvous import Rendezvous
 
 LINK_S = 60.0  # for a link to come up
@@ -49,7 +49,7 @@ VALUE_BYTES = 4
 
 
 @frozen
-class Options:
+class TransferOptions:
     """What was asked for; equal at all ranks but for ``rank``."""
 
     donors: int
@@ -68,7 +68,7 @@ class Options:
         return (FragmentSize(count, count, 1),) * self.fragments
 
 
-def make_state(options: Options) -> SharedState:
+def make_state(options: TransferOptions) -> SharedState:
     """An empty one, in memory of the kind that daemons share with their trainers."""
     sizes = options.sizes
     file = create_arena_file(sizes)
@@ -96,7 +96,7 @@ def _step(
 
 
 @define
-class Figures:
+class TransferFigures:
     """Seconds of each repetition."""
 
     copy: list[float] = field(factory=list)
@@ -110,12 +110,12 @@ class Figures:
 
 
 @define
-class Copier:
+class StateCopier:
     """Rank 0, met with the others."""
 
-    options: Options
+    options: TransferOptions
     rendezvous: Rendezvous
-    node: Rank[SocketNetwork]
+    node: BenchRank[SocketNetwork]
     heads: list[FragmentHead]
     joiner: Joiner | None = None
 
@@ -124,7 +124,7 @@ class Copier:
         if self.joiner is not None:
             self.joiner.receive(peer, message)
 
-    async def turn(self, figures: Figures) -> None:
+    async def turn(self, figures: TransferFigures) -> None:
         """Copy, copy what is equal, digest: each once."""
         self.joiner = None  # and with it the state of the last turn
         memory = PeakMemory()
@@ -163,7 +163,7 @@ class Copier:
         return trio.current_time() - started_s
 
 
-def _digest(state: SharedState, figures: Figures) -> None:
+def _digest(state: SharedState, figures: TransferFigures) -> None:
     """What BLAKE3 does with the same bytes: a call for each array, on one core and on all."""
     arrays = [
         array.view(np.uint8)
@@ -193,7 +193,7 @@ def _timed(work: Callable[[], None]) -> float:
     return time.perf_counter() - started_s
 
 
-async def run_rank(options: Options) -> dict[str, Any] | None:
+async def run_rank(options: TransferOptions) -> dict[str, Any] | None:
     """Be one rank; the report at rank 0."""
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as directory:
         async with (
@@ -215,7 +215,10 @@ async def run_rank(options: Options) -> dict[str, Any] | None:
 
 
 async def _give(
-    options: Options, rendezvous: Rendezvous, node: Rank[SocketNetwork], nursery: trio.Nursery
+    options: TransferOptions,
+    rendezvous: Rendezvous,
+    node: BenchRank[SocketNetwork],
+    nursery: trio.Nursery,
 ) -> None:
     state = make_state(options)
     await trio.to_thread.run_sync(fill, state)
@@ -238,9 +241,12 @@ async def _give(
 
 
 async def _copy(
-    options: Options, rendezvous: Rendezvous, node: Rank[SocketNetwork], _nursery: trio.Nursery
+    options: TransferOptions,
+    rendezvous: Rendezvous,
+    node: BenchRank[SocketNetwork],
+    _nursery: trio.Nursery,
 ) -> dict[str, Any]:
-    copier = Copier(options, rendezvous, node, [])
+    copier = StateCopier(options, rendezvous, node, [])
 
     async def hear(peer: str, message: Message) -> None:
         copier.receive(peer, message)
@@ -251,14 +257,14 @@ async def _copy(
     copier.heads = [FragmentHead(f, v, bytes.fromhex(root)) for f, v, root in told[1]["heads"]]
     for member in node.members[1:]:
         await node.hub.link(member.peer, LINK_S)
-    figures = Figures()
+    figures = TransferFigures()
     for _repetition in range(options.warm_up + options.repeat):
         await copier.turn(figures)
     await rendezvous.exchange({})
     return report_of(options, figures)
 
 
-def report_of(options: Options, figures: Figures) -> dict[str, Any]:
+def report_of(options: TransferOptions, figures: TransferFigures) -> dict[str, Any]:
     """The figures, first repetitions (warm-up) left out."""
     size_bytes = sum(
         VALUE_BYTES * (size.value_count + size.momentum_count) for size in options.sizes

@@ -12,9 +12,9 @@ import click
 from ...protocol.trust.invite import Invite
 from ..advertised_hosts import only_loopback
 from ..exit_codes import ExitCode
-from ..paths import Control, find_control, find_state, locked
-from .daemon_client import HTTP_S, call, rounds_of, said_pending
-from .options import HOURS_MAX, Amount, json_option, state_option, tell
+from ..paths import DaemonAddress, find_control, find_state, locked
+from .daemon_client import HTTP_S, call, format_pending, rounds_of
+from .options import HOURS_MAX, NumberInRange, json_option, state_option, tell
 
 ONLY_HERE = (
     "note: this invite leads only to the machine that the master runs on; for others start the master with "
@@ -39,7 +39,7 @@ ONLY_HERE = (
 )
 @click.option(
     "--hours",
-    type=Amount(min=0, min_open=True, max=HOURS_MAX),
+    type=NumberInRange(min=0, min_open=True, max=HOURS_MAX),
     default=24.0,
     show_default=True,
     help="How long it is good for.",
@@ -171,7 +171,7 @@ def approve(peer: str | None, state: Path | None, refuse: bool, reason: str, as_
         if as_json:
             click.echo(json.dumps({"pending": rows}, indent=2))
         for row in () if as_json else rows:
-            tell(said_pending(row))
+            tell(format_pending(row))
         if not rows and not as_json:
             tell("nobody waits to be approved")
         return
@@ -250,7 +250,7 @@ def resume(state: Path | None, as_json: bool) -> None:
 @state_option
 @click.option(
     "--every",
-    type=Amount(min=1),
+    type=NumberInRange(min=1),
     help="Copy again every so many seconds, until Ctrl+C.",
 )
 @json_option
@@ -308,7 +308,7 @@ def verify(state: Path | None, as_json: bool) -> None:
         sys.exit(ExitCode.FAILED)
 
 
-def order(control: Control, name: str, as_json: bool, said: str) -> None:
+def order(control: DaemonAddress, name: str, as_json: bool, said: str) -> None:
     """Have a daemon do what needs no more words, and say that it does."""
     answer = call(control, name, {})
     click.echo(json.dumps(answer) if as_json else said)

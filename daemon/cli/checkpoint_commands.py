@@ -88,7 +88,7 @@ def list_them(where: str | None, state: Path | None, as_json: bool) -> None:
             age_s = max(0.0, time.time() - row["written_s"])
             tell(
                 f"{row['name']}  step {row['step']}, {row['rounds']} rounds, "
-                f"{row['bytes'] / 1e6:.1f} MB, {said_age(age_s)} ago"
+                f"{row['bytes'] / 1e6:.1f} MB, {format_age(age_s)} ago"
             )
 
 
@@ -238,7 +238,7 @@ def export(
         )
 
 
-def said_age(age_s: float) -> str:
+def format_age(age_s: float) -> str:
     """A length of time, for people."""
     for unit, unit_s in (("days", 86_400.0), ("hours", 3_600.0), ("minutes", 60.0)):
         if age_s >= 2 * unit_s:

@@ -14,7 +14,7 @@ import click
 from attrs import asdict
 
 from ...checkpoint import checkpoints
-from ...checkpoint.checkpoint_store import FolderPlace, Place, PlaceError, place_at
+from ...checkpoint.checkpoint_store import CheckpointStore, FolderStore, StoreError, place_at
 from ...checkpoint.checkpoints import Checkpoint, CheckpointError
 from ...protocol.errors import UserError
 from ...protocol.text import escaped
@@ -27,7 +27,7 @@ def told_plainly() -> Iterator[None]:
     """What is wrong with a place or a checkpoint, as a person is told it."""
     try:
         yield
-    except (CheckpointError, PlaceError) as error:
+    except (CheckpointError, StoreError) as error:
         raise UserError(
             str(error),
             exit_code=ExitCode.CONFIG,
@@ -35,7 +35,7 @@ def told_plainly() -> Iterator[None]:
         ) from error
 
 
-def find_place(where: str | None, state: Path | None) -> Place:
+def find_place(where: str | None, state: Path | None) -> CheckpointStore:
     """The place that is meant, or the only one on this machine.
 
     Raises:
@@ -47,8 +47,8 @@ def find_place(where: str | None, state: Path | None) -> Place:
     if where is not None:
         return place_at(where)
     if state is not None:
-        return FolderPlace(state / CHECKPOINTS_FOLDER)
-    found = [FolderPlace(path) for path in data_home().glob(f"peers/*/{CHECKPOINTS_FOLDER}")]
+        return FolderStore(state / CHECKPOINTS_FOLDER)
+    found = [FolderStore(path) for path in data_home().glob(f"peers/*/{CHECKPOINTS_FOLDER}")]
     found = [place for place in found if checkpoints.names(place)]
     if len(found) == 1:
         return found[0]
@@ -62,7 +62,7 @@ def find_place(where: str | None, state: Path | None) -> Place:
     )
 
 
-def choose(place: Place, part: str | None) -> Checkpoint:
+def choose(place: CheckpointStore, part: str | None) -> Checkpoint:
     """The one that is meant; without a word, the newest that says what it is.
 
     Raises:
@@ -81,7 +81,7 @@ def choose(place: Place, part: str | None) -> Checkpoint:
     return found
 
 
-def named(place: Place, part: str | None) -> list[str]:
+def named(place: CheckpointStore, part: str | None) -> list[str]:
     """The one whose name has this part; None: all, the newest first.
 
     Raises:
@@ -100,7 +100,7 @@ def named(place: Place, part: str | None) -> list[str]:
     )
 
 
-def no_checkpoint(place: Place) -> UserError:
+def no_checkpoint(place: CheckpointStore) -> UserError:
     return UserError(
         f"there is no checkpoint in {place}",
         exit_code=ExitCode.CONFIG,
@@ -111,7 +111,7 @@ def no_checkpoint(place: Place) -> UserError:
 # ---------------------------------------------------------------- telling of them
 
 
-def row_of(place: Place, name: str) -> dict[str, Any]:
+def row_of(place: CheckpointStore, name: str) -> dict[str, Any]:
     row: dict[str, Any] = {"name": name, "bytes": place.size_bytes(name), "fault": ""}
     try:
         manifest = checkpoints.open_checkpoint(place, name).manifest
@@ -121,7 +121,7 @@ def row_of(place: Place, name: str) -> dict[str, Any]:
     return {**row, **said}
 
 
-def fault_of(place: Place, name: str) -> str:
+def fault_of(place: CheckpointStore, name: str) -> str:
     """What is wrong with a checkpoint, all of which is read; empty: nothing."""
     try:
         found = checkpoints.open_checkpoint(place, name)

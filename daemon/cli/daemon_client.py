@@ -18,7 +18,7 @@ from ...protocol.errors import UserError
 from ...protocol.text import escaped
 from ..answer_limits import EVENTS_ANSWER_MAX, ROUNDS_ANSWER_MAX
 from ..exit_codes import ExitCode
-from ..paths import Control, find_control
+from ..paths import DaemonAddress, find_control
 
 if TYPE_CHECKING:
     import httpx
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 def call(
-    control: Control,
+    control: DaemonAddress,
     name: str,
     body: Mapping[str, object] | None,
     *,
@@ -93,7 +93,7 @@ def _escaped(value: Any) -> Any:
     return value
 
 
-class Onlooker(Generic[T]):
+class Poller(Generic[T]):
     """Looks at one daemon again and again, also when it is started again meanwhile.
 
     Args:
@@ -104,7 +104,9 @@ class Onlooker(Generic[T]):
       away_since: when it stopped answering, by ``time.monotonic``; None: it answers.
     """
 
-    def __init__(self, state: Path | None, kind: str | None, see: Callable[[Control], T]) -> None:
+    def __init__(
+        self, state: Path | None, kind: str | None, see: Callable[[DaemonAddress], T]
+    ) -> None:
         self._state = state
         self._see = see
         self.control = find_control(state, kind)
@@ -123,13 +125,13 @@ class Onlooker(Generic[T]):
         return seen
 
 
-def see_status(control: Control) -> Status:
-    """How it is now, for an ``Onlooker``."""
+def see_status(control: DaemonAddress) -> Status:
+    """How it is now, for an ``Poller``."""
     return call(control, "status", None, query={"past": 0}, timeout_s=LOOK_HTTP_S)
 
 
 @frozen
-class Sight:
+class Snapshot:
     """A daemon at one look.
 
     Attributes:
@@ -143,20 +145,20 @@ class Sight:
 
 
 @define
-class RunSeen:
+class RunSnapshot:
     """What ``watch`` looks at. Rounds are large and do not change: each is asked for once or so."""
 
     _rounds: list[Status] = field(factory=list)
 
-    def __call__(self, control: Control) -> Sight:
+    def __call__(self, control: DaemonAddress) -> Snapshot:
         status = see_status(control)
         if control.kind != "master":
-            return Sight(status)
+            return Snapshot(status)
         self._see_rounds(control)
         events = events_of(control, EVENTS_SEEN, timeout_s=LOOK_HTTP_S)
-        return Sight(status, self._rounds, events)
+        return Snapshot(status, self._rounds, events)
 
-    def _see_rounds(self, control: Control) -> None:
+    def _see_rounds(self, control: DaemonAddress) -> None:
         known = set(map(key_of, self._rounds))
         fresh: list[Status] = []
         while len(fresh) < ROUNDS_SEEN:
@@ -175,7 +177,7 @@ def key_of(row: Status) -> tuple[int, float]:
     return number, row["at"]
 
 
-class News:
+class NewRows:
     """Which rows were not there at the last look."""
 
     def __init__(self) -> None:
@@ -196,7 +198,7 @@ def member_rows(status: Status, *, gone: bool) -> list[Status]:
     return list(reversed(status["departed"])) if gone else list(status["members"])
 
 
-def said_pending(row: Status) -> str:
+def format_pending(row: Status) -> str:
     """One line about somebody who waits to be approved: first what is known of it, last what it says."""
     role = f"{row['role']} and founder" if row["founder"] else row["role"]
     return (
@@ -206,7 +208,7 @@ def said_pending(row: Status) -> str:
 
 
 def rounds_of(
-    control: Control, limit: int, *, before: int | None = None, timeout_s: float = HTTP_S
+    control: DaemonAddress, limit: int, *, before: int | None = None, timeout_s: float = HTTP_S
 ) -> list[Status]:
     """The rounds that are over, the newest first; with the names of who took part."""
     rows: list[Status] = []
@@ -234,7 +236,7 @@ def round_row(recorded: Status) -> Status:
 
 
 def events_of(
-    control: Control,
+    control: DaemonAddress,
     limit: int,
     *,
     kinds: Sequence[str] = (),

@@ -62,7 +62,7 @@ grace_s = 10
 """
 
 
-class Stage(enum.Enum):
+class DemoStage(enum.Enum):
     TRAIN = "training"
     HUNT = "waiting for a reduction to interrupt"
     KILLED = "one contributor was killed"
@@ -70,10 +70,10 @@ class Stage(enum.Enum):
 
 
 @define
-class Watch:
+class DemoProgress:
     """What the demo has seen so far."""
 
-    stage: Stage = Stage.TRAIN
+    stage: DemoStage = DemoStage.TRAIN
     committed: int = 0
     killed_s: float = 0.0
     kill_round: int | None = None
@@ -98,7 +98,7 @@ class Demo:
         self.folder = folder
         self.rounds = rounds
         self.console = console
-        self.watch = Watch()
+        self.watch = DemoProgress()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.invites: dict[str, str] = {}
         self.began_s = time.monotonic()
@@ -265,13 +265,13 @@ class Demo:
 
     def act(self, status: Mapping[str, Any]) -> None:
         watch = self.watch
-        if watch.stage is Stage.TRAIN and watch.committed >= max(1, self.rounds // 3):
-            watch.stage = Stage.HUNT
-        elif watch.stage is Stage.HUNT:
+        if watch.stage is DemoStage.TRAIN and watch.committed >= max(1, self.rounds // 3):
+            watch.stage = DemoStage.HUNT
+        elif watch.stage is DemoStage.HUNT:
             self.hunt(status)
-        elif watch.stage is Stage.KILLED:
+        elif watch.stage is DemoStage.KILLED:
             self.follow_promotion(status)
-        elif watch.stage is Stage.BACK and not watch.returned_in_sync:
+        elif watch.stage is DemoStage.BACK and not watch.returned_in_sync:
             watch.returned_in_sync = any(
                 m["name"] == VICTIM and m["in_sync"] for m in status["members"]
             )
@@ -289,7 +289,7 @@ class Demo:
             return
         time.sleep(0.1)  # well into it: at this upload rate it takes the better part of a second
         self.kill(VICTIM)
-        watch.stage, watch.kill_round = Stage.KILLED, int(reducing[0]["round"])
+        watch.stage, watch.kill_round = DemoStage.KILLED, int(reducing[0]["round"])
         watch.kill_phase = reducing[0]["phase"]
         watch.committed_at_kill = watch.committed
         watch.spare_bytes_at_kill = int(spare["bytes"]["state_received"])
@@ -307,7 +307,7 @@ class Demo:
                 self.say(f"{SPARE} is a contributor now; {received} bytes of state were moved")
             watch.promotion_state_bytes = received
         if watch.committed >= watch.committed_at_kill + max(2, self.rounds // 5):
-            watch.stage = Stage.BACK
+            watch.stage = DemoStage.BACK
             self.say(f"starting {VICTIM} again")
             self.start_peer(VICTIM)
 

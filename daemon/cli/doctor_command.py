@@ -13,14 +13,20 @@ from ...protocol.addresses import Address
 from ...protocol.errors import UserError
 from ..exit_codes import ExitCode
 from ..paths import data_home, peer_state
-from .options import advertise_option, an_address, an_invite, json_option, some_addresses
+from .options import (
+    advertise_option,
+    json_option,
+    parse_address_option,
+    parse_addresses,
+    parse_invite_option,
+)
 
 if TYPE_CHECKING:
     from ..doctor.findings import Finding
 
 
 @click.command()
-@click.argument("invite", required=False, callback=an_invite)
+@click.argument("invite", required=False, callback=parse_invite_option)
 @click.option(
     "--state",
     type=click.Path(file_okay=False, path_type=Path),
@@ -31,7 +37,7 @@ if TYPE_CHECKING:
     multiple=True,
     default=("0.0.0.0:0",),
     show_default=True,
-    callback=some_addresses,
+    callback=parse_addresses,
     help="As it will be given to `join`.",
 )
 @advertise_option
@@ -39,7 +45,7 @@ if TYPE_CHECKING:
     "--http",
     default="127.0.0.1:0",
     show_default=True,
-    callback=an_address,
+    callback=parse_address_option,
     help="As it will be given to `join`.",
 )
 @json_option

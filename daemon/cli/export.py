@@ -20,7 +20,7 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from ...checkpoint.checkpoint_store import FolderPlace, Piece, PlaceError
+from ...checkpoint.checkpoint_store import FolderStore, Piece, StoreError
 from ...checkpoint.checkpoints import Checkpoint, CheckpointError
 from ...checkpoint.tensor_file import ELEMENT_BYTES, encode_header
 from ...diloco.fragments import COUNTER
@@ -124,16 +124,16 @@ def export_torch(tensors: list[Tensor], out: Path) -> None:
                 command, check=False, capture_output=True, text=True, timeout=TORCH_S
             )
     except OSError as error:
-        raise PlaceError(f"{out}: {error}") from error
+        raise StoreError(f"{out}: {error}") from error
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["it said nothing"]
-        raise PlaceError(f"{out}: torch cannot write it: {lines[-1]}")
+        raise StoreError(f"{out}: torch cannot write it: {lines[-1]}")
 
 
 def _write(named: list[tuple[str, Tensor]], metadata: dict[str, str], out: Path) -> None:
     # Aligned, and else as it was.
     ordered = sorted(named, key=lambda each: -ELEMENT_BYTES[each[1].dtype])
-    for _written in FolderPlace(out.parent).write(out.name, "export", _pieces(ordered, metadata)):
+    for _written in FolderStore(out.parent).write(out.name, "export", _pieces(ordered, metadata)):
         pass
 
 

@@ -13,19 +13,19 @@ from typing import TypeVar
 import click
 
 from ...membership.master.state.master_effects import EventKind
-from ..paths import Control, find_control
+from ..paths import DaemonAddress, find_control
 from .daemon_client import (
     EVENTS_SEEN,
     LOOK_S,
-    News,
-    Onlooker,
-    RunSeen,
+    NewRows,
+    Poller,
+    RunSnapshot,
     Status,
     call,
     events_of,
+    format_pending,
     member_rows,
     rounds_of,
-    said_pending,
     see_status,
 )
 from .options import json_option, state_option, tell
@@ -62,7 +62,7 @@ def peers(state: Path | None, gone: bool, as_json: bool) -> None:
     show_peers(rows, gone=gone)
     show_quarantined(status)
     for row in () if gone else status["pending"]:
-        tell(said_pending(row))
+        tell(format_pending(row))
 
 
 @click.command()
@@ -126,9 +126,9 @@ def events(
       holdfast events --kind leave --kind join
       holdfast events --follow --text "does not fit"
     """
-    from .run_tables import said_event
+    from .run_tables import format_event
 
-    def see(control: Control, count: int = limit) -> list[Status]:
+    def see(control: DaemonAddress, count: int = limit) -> list[Status]:
         return events_of(control, count, kinds=kinds, text=text, peer=peer)
 
     if not follow:
@@ -137,21 +137,21 @@ def events(
             click.echo(json.dumps({"events": rows}, indent=2))
         else:
             for row in rows:
-                tell(said_event(row))
+                tell(format_event(row))
         return
-    news, first = News(), True
-    for rows in _looks(Onlooker(state, "master", lambda control: see(control, EVENTS_SEEN))):
+    news, first = NewRows(), True
+    for rows in _looks(Poller(state, "master", lambda control: see(control, EVENTS_SEEN))):
         new = news.of(rows)
         for row in new[max(0, len(new) - limit) :] if first else new:
-            tell(json.dumps(row) if as_json else said_event(row))
+            tell(json.dumps(row) if as_json else format_event(row))
         first = False
 
 
-def _looks(onlooker: Onlooker[T]) -> Iterator[T]:
+def _looks(poller: Poller[T]) -> Iterator[T]:
     """What is seen every second, whenever something is; ends with Ctrl+C."""
     with contextlib.suppress(KeyboardInterrupt):
         while True:
-            if (seen := onlooker.look()) is not None:
+            if (seen := poller.look()) is not None:
                 yield seen
             time.sleep(LOOK_S)
 
@@ -176,16 +176,16 @@ def watch(state: Path | None, as_json: bool) -> None:
 
     if as_json:
         last = ""
-        for status in _looks(Onlooker(state, None, see_status)):
+        for status in _looks(Poller(state, None, see_status)):
             if (essence := watching.essence(status)) != last:
                 tell(json.dumps(status))
             last = essence
         return
-    onlooker = Onlooker(state, None, RunSeen())
+    poller = Poller(state, None, RunSnapshot())
     if sys.stdout.isatty() and sys.stdin.isatty():
-        watching.watch_screen(onlooker)
+        watching.watch_screen(poller)
     else:
-        lines = watching.Lines(onlooker.control.kind)
-        for sight in _looks(onlooker):
-            for line in lines.of(sight):
+        lines = watching.ChangeLines(poller.control.kind)
+        for snapshot in _looks(poller):
+            for line in lines.of(snapshot):
                 tell(line)

@@ -29,11 +29,13 @@ def _parsed(text: str, default_port: int | None = None) -> Address:
         raise click.BadParameter(f"{error}: {error.hint}") from error
 
 
-def an_address(_context: click.Context, _parameter: click.Parameter, value: str) -> Address:
+def parse_address_option(
+    _context: click.Context, _parameter: click.Parameter, value: str
+) -> Address:
     return _parsed(value)
 
 
-def some_addresses(
+def parse_addresses(
     _context: click.Context, _parameter: click.Parameter, value: tuple[str, ...]
 ) -> tuple[Address, ...]:
     return tuple(_parsed(text) for text in value)
@@ -45,7 +47,7 @@ def dialable(
     return tuple(_parsed(text, default_port=0) for text in value)
 
 
-def some_hosts(
+def parse_hosts(
     _context: click.Context, _parameter: click.Parameter, value: tuple[str, ...]
 ) -> tuple[str, ...]:
     named = [_parsed(text, default_port=0) for text in value]
@@ -61,7 +63,7 @@ def member_name(_context: click.Context, _parameter: click.Parameter, value: str
     return value
 
 
-def an_invite(
+def parse_invite_option(
     _context: click.Context, _parameter: click.Parameter, value: str | None
 ) -> str | None:
     """An invite, or @FILE that one stands in. Others on this machine do not get to see it."""
@@ -104,7 +106,7 @@ def site_name(_context: click.Context, _parameter: click.Parameter, value: str) 
     return value
 
 
-def some_hours(
+def parse_hours(
     _context: click.Context, _parameter: click.Parameter, value: str | None
 ) -> Hours | None:
     try:
@@ -113,7 +115,7 @@ def some_hours(
         raise click.BadParameter(f"{error}: {error.hint}") from error
 
 
-class Amount(click.FloatRange):
+class NumberInRange(click.FloatRange):
     """A number from a range; infinity and "not a number" are in none."""
 
     def convert(
@@ -140,12 +142,12 @@ http_host_option = click.option(
     "--http-host",
     metavar="NAME",
     multiple=True,
-    callback=some_hosts,
+    callback=parse_hosts,
     help="Answer HTTP under this name, too: of a proxy before it, or of a container's host; repeatable.",
 )
 patience_option = click.option(
     "--patience",
-    type=Amount(min=0),
+    type=NumberInRange(min=0),
     default=120.0,
     show_default=True,
     help="Give up after so many seconds without a master; 0: never.",

@@ -33,7 +33,7 @@ BYTES_PER_S_MIN, BYTES_PER_S_MAX = 1e2, 1e12
 _NUMBER = re.compile(r"(\d+(?:\.\d*)?(?:e[+-]?\d+)?|\.\d+)\s*([a-z/]*)", re.IGNORECASE)
 
 
-class Quantity(click.ParamType[float]):
+class NumberWithUnit(click.ParamType[float]):
     """A positive number with a unit behind it, in the unit that counts as 1.
 
     Args:
@@ -79,7 +79,7 @@ class Quantity(click.ParamType[float]):
         return amount
 
 
-COUNT = Quantity(
+COUNT = NumberWithUnit(
     "count",
     {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12},
     1.0,
@@ -88,10 +88,10 @@ COUNT = Quantity(
     "1e9, 30M or 1.3B",
 )
 _SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}
-STEP_TIME = Quantity("seconds", _SECONDS, 1e-6, STEP_S_MAX, "s", "0.1, 100ms or 2s")
-LATENCY = Quantity("seconds", _SECONDS, 0.0, LATENCY_S_MAX, "s", "0.05, 50ms or 0")
+STEP_TIME = NumberWithUnit("seconds", _SECONDS, 1e-6, STEP_S_MAX, "s", "0.1, 100ms or 2s")
+LATENCY = NumberWithUnit("seconds", _SECONDS, 0.0, LATENCY_S_MAX, "s", "0.05, 50ms or 0")
 # In bytes per second. A capital B says bytes, as in 12MB/s; bit and bps say bits.
-LINE = Quantity(
+LINE = NumberWithUnit(
     "rate",
     {
         f"{prefix}{unit}{behind}": factor / bits

@@ -18,7 +18,7 @@ ROWS: tuple[Row, ...] = (
     ("sync_every (H)", lambda spec, _: str(spec.diloco.sync_every)),
     ("fragments (P)", lambda spec, _: str(spec.diloco.fragments)),
     ("overlap (tau)", lambda spec, _: str(spec.diloco.overlap)),
-    ("codec_up, codec_down", lambda spec, _: ", ".join(map(said_codec, codecs_of(spec)))),
+    ("codec_up, codec_down", lambda spec, _: ", ".join(map(format_codec, codecs_of(spec)))),
     ("trainers are busy", lambda _, found: part(found.utilisation)),
     ("  without overlap", lambda _, found: part(found.blocking_utilisation)),
     ("  data parallel", lambda _, found: part(found.baseline_utilisation)),
@@ -122,7 +122,7 @@ def codecs_of(spec: RunSpec) -> tuple[str | tuple[str, ...], str | tuple[str, ..
     return spec.reduce.codec_up, spec.reduce.codec_down
 
 
-def said_codec(codec: str | tuple[str, ...]) -> str:
+def format_codec(codec: str | tuple[str, ...]) -> str:
     """One, or those of all fragments."""
     return codec if isinstance(codec, str) else "/".join(dict.fromkeys(codec))
 

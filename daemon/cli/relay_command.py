@@ -13,13 +13,13 @@ from ...protocol.addresses import Address
 from ...protocol.messages import NAME_CHARS_MAX
 from ..paths import locked, peer_state
 from .options import (
-    Amount,
+    NumberInRange,
     advertise_option,
-    an_invite,
     entering,
     member_name,
+    parse_addresses,
+    parse_invite_option,
     patience_option,
-    some_addresses,
     tell,
 )
 
@@ -30,7 +30,7 @@ RATE_MBYTES_DEFAULT = 10.0
 
 
 @click.command()
-@click.argument("invite", callback=an_invite)
+@click.argument("invite", callback=parse_invite_option)
 @click.option(
     "--name",
     default=lambda: f"relay {socket.gethostname()}"[:NAME_CHARS_MAX],
@@ -48,13 +48,13 @@ RATE_MBYTES_DEFAULT = 10.0
     multiple=True,
     default=(f"0.0.0.0:{RELAY_PORT}",),
     show_default=True,
-    callback=some_addresses,
+    callback=parse_addresses,
     help="Bind here; repeatable.",
 )
 @advertise_option
 @click.option(
     "--max-rate",
-    type=Amount(min=0, min_open=True),
+    type=NumberInRange(min=0, min_open=True),
     default=RATE_MBYTES_DEFAULT,
     show_default=True,
     help="Forward at most so many megabytes a second, of all pairs, both ways together.",
@@ -68,7 +68,7 @@ RATE_MBYTES_DEFAULT = 10.0
 )
 @click.option(
     "--quota",
-    type=Amount(min=0, min_open=True),
+    type=NumberInRange(min=0, min_open=True),
     help="Forward no more than so many gigabytes, then nothing until it is started again.",
 )
 @patience_option

@@ -18,17 +18,17 @@ from ..bench.transfer_bench import transfer
 from ..paths import locked, master_state, peer_state
 from ..peer.volunteer_limits import Hours
 from .options import (
-    Amount,
+    NumberInRange,
     advertise_option,
-    an_address,
-    an_invite,
     entering,
     http_host_option,
     member_name,
+    parse_address_option,
+    parse_addresses,
+    parse_hours,
+    parse_invite_option,
     patience_option,
     site_name,
-    some_addresses,
-    some_hours,
     tell,
 )
 from .relay_command import PAIRS_DEFAULT
@@ -51,7 +51,7 @@ MASTER_PORT = 29700
 @click.option(
     "--standby",
     multiple=True,
-    callback=some_addresses,
+    callback=parse_addresses,
     help="HOST:PORT of a machine that may take over; goes into invites; repeatable.",
 )
 @click.option(
@@ -59,7 +59,7 @@ MASTER_PORT = 29700
     multiple=True,
     default=(f"0.0.0.0:{MASTER_PORT}",),
     show_default=True,
-    callback=some_addresses,
+    callback=parse_addresses,
     help="Bind here; repeatable.",
 )
 @advertise_option
@@ -67,7 +67,7 @@ MASTER_PORT = 29700
     "--http",
     default="127.0.0.1:29780",
     show_default=True,
-    callback=an_address,
+    callback=parse_address_option,
     help="Status and control over HTTP.",
 )
 @http_host_option
@@ -122,7 +122,7 @@ def master(
 
 
 @click.command()
-@click.argument("invite", callback=an_invite)
+@click.argument("invite", callback=parse_invite_option)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.option(
     "--name",
@@ -141,7 +141,7 @@ def master(
     multiple=True,
     default=("0.0.0.0:0",),
     show_default=True,
-    callback=some_addresses,
+    callback=parse_addresses,
     help="Bind here; port 0 takes a free one; repeatable.",
 )
 @advertise_option
@@ -149,24 +149,24 @@ def master(
     "--http",
     default="127.0.0.1:0",
     show_default=True,
-    callback=an_address,
+    callback=parse_address_option,
     help="This peer's status over HTTP.",
 )
 @http_host_option
 @click.option(
     "--max-upload",
-    type=Amount(min=0, min_open=True),
+    type=NumberInRange(min=0, min_open=True),
     help="Send at most so many megabytes a second to other peers.",
 )
 @click.option(
     "--max-download",
-    type=Amount(min=0, min_open=True),
+    type=NumberInRange(min=0, min_open=True),
     help="Receive at most so many megabytes a second from other peers.",
 )
 @click.option(
     "--hours",
     metavar="FROM-TO",
-    callback=some_hours,
+    callback=parse_hours,
     help="Take part only then, by this machine's local time, e.g. 22-07; wait in between.",
 )
 @click.option(
@@ -176,12 +176,12 @@ def master(
 )
 @click.option(
     "--max-memory",
-    type=Amount(min=0, min_open=True),
+    type=NumberInRange(min=0, min_open=True),
     help="Join no run whose state, with a GiB beside it, takes more gigabytes of memory.",
 )
 @click.option(
     "--max-disk",
-    type=Amount(min=0, min_open=True),
+    type=NumberInRange(min=0, min_open=True),
     help="Keep at most so many gigabytes of checkpoints and of what has come of a copy.",
 )
 @click.option(
@@ -198,7 +198,7 @@ def master(
 )
 @click.option(
     "--relay",
-    type=Amount(min=0, min_open=True),
+    type=NumberInRange(min=0, min_open=True),
     metavar="MB/S",
     help="Forward up to so many megabytes a second for machines that cannot reach each other.",
 )
@@ -253,7 +253,7 @@ def join(
     from ...protocol.messages import RelayOffer
     from ..peer.availability import Volunteer
     from ..peer.run_peer import PeerOptions
-    from ..peer.volunteer_limits import Allowance, Lending
+    from ..peer.volunteer_limits import DiskQuota, VolunteerLimits
     from ..this_machine import be_nice, raise_descriptor_limit
 
     ticket, folder = entering(invite, state, peer_state)
@@ -273,7 +273,7 @@ def join(
         site=site,
         checkpoints=checkpoints,
         memory_bytes=None if max_memory is None else int(max_memory * 1e9),
-        allowance=None if max_disk is None else Allowance(int(max_disk * 1e9)),
+        disk_quota=None if max_disk is None else DiskQuota(int(max_disk * 1e9)),
         relay=None if relay is None else RelayOffer(relay * 1e6, PAIRS_DEFAULT, 0, only=False),
         limits={
             "max_upload": max_upload,
@@ -289,7 +289,7 @@ def join(
     with locked(options.state):
         gc.freeze()  # as the master does
         raise_descriptor_limit()
-        trio.run(Volunteer(options, Lending(hours, pause_on_battery), tell).run)
+        trio.run(Volunteer(options, VolunteerLimits(hours, pause_on_battery), tell).run)
 
 
 @click.command()

@@ -63,7 +63,7 @@ def show_peers(rows: Sequence[Status], *, gone: bool) -> None:
             f"{row['tokens_per_s']:.0f}",
             _rate(line["up_bytes_per_s"], line["upload_cap_bytes_per_s"]),
             _rate(line["down_bytes_per_s"], line["download_cap_bytes_per_s"]),
-            said_bytes(row["bytes"]["bulk_sent"]),
+            format_bytes(row["bytes"]["bulk_sent"]),
             row["software"] or "-",
             row["why"],
         )
@@ -96,18 +96,18 @@ def show_rounds(rows: Sequence[Status]) -> None:
         add(
             table,
             row["round"],
-            said_time(row["at"]),
+            format_time(row["at"]),
             row["fragment"],
             row["outcome"],
-            said_contributors(row) or "-",
+            format_contributors(row) or "-",
             _seconds(row["open_s"]),
             _seconds(row["reduce_s"]),
-            said_round_why(row),
+            format_round_reason(row),
         )
     console.print(table)
 
 
-def said_contributors(row: Status) -> str:
+def format_contributors(row: Status) -> str:
     """Their names; with the share of the chunks that it is in, who is not in all."""
     # Of an aborted round nothing counts, and what earlier versions wrote has no shares.
     shares = [each.get("chunk_share", 1.0) or 1.0 for each in row["contributors"]]
@@ -121,7 +121,7 @@ def _seconds(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds:.1f} s"
 
 
-def said_round_why(row: Status) -> str:
+def format_round_reason(row: Status) -> str:
     """What did not go by the book; empty: all did."""
     unusual = row["outcome"] != "committed" or row["open_s"] is None
     parts = [row["why"]] if unusual and row["why"] else []
@@ -134,30 +134,30 @@ def said_round_why(row: Status) -> str:
     return "; ".join(parts)
 
 
-def said_round(row: Status) -> str:
+def format_round(row: Status) -> str:
     """One line."""
     text = f"round {row['round']} {row['outcome']}"
     if row["outcome"] == "committed":
-        text += f" by {said_contributors(row)}"
+        text += f" by {format_contributors(row)}"
         if row["open_s"] is not None:
             text += f" in {row['open_s'] + row['reduce_s']:.1f} s"
-    why = said_round_why(row)
+    why = format_round_reason(row)
     return f"{text}: {why}" if why else text
 
 
-def said_event(row: Status) -> str:
+def format_event(row: Status) -> str:
     """One line."""
-    return f"{said_time(row['at'])}  {row['kind']:5}  {row['text']}"
+    return f"{format_time(row['at'])}  {row['kind']:5}  {row['text']}"
 
 
-def said_time(at: float) -> str:
+def format_time(at: float) -> str:
     """Local time; with the day if it is not today's."""
     then = time.localtime(at)
     today = time.strftime("%Y-%m-%d") == time.strftime("%Y-%m-%d", then)
     return time.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S", then)
 
 
-def said_bytes(count: float) -> str:
+def format_bytes(count: float) -> str:
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1_000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

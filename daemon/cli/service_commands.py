@@ -65,7 +65,7 @@ def install(
       holdfast service install -- master run.toml
       holdfast service install --start -- join holdfast1.... -- python train.py
     """
-    from .service_units import Service, launchd_plist, systemd_unit
+    from .service_units import ServiceUnit, launchd_plist, systemd_unit
 
     if run_as and not system:
         raise click.UsageError("--run-as is for --system")
@@ -78,7 +78,7 @@ def install(
     if command[0] == "master" and not {"--invite", "--no-invite"} & set(command):
         command = (*command, "--no-invite")  # what it prints is in the system's journal
     called = _name(name or ("master" if command[0] == "master" else "peer"))
-    made = Service(
+    made = ServiceUnit(
         called,
         (sys.executable, "-m", "holdfast", *command),
         Path.cwd(),
@@ -148,7 +148,7 @@ def uninstall(name: str, system: bool, manager: str) -> None:
 @system_option
 @manager_option
 @json_option
-def its_status(name: str, system: bool, manager: str, as_json: bool) -> None:
+def peer_status(name: str, system: bool, manager: str, as_json: bool) -> None:
     """Say which services are installed here, and whether they run.
 
     \b

@@ -48,7 +48,7 @@ FINAL = (
 
 
 @frozen
-class Service:
+class ServiceUnit:
     """What is to run.
 
     Attributes:
@@ -64,7 +64,7 @@ class Service:
     run_as: str = ""
 
 
-def systemd_unit(service: Service) -> str:
+def systemd_unit(service: ServiceUnit) -> str:
     """The text of a unit."""
     environment = "\n".join(
         f"Environment={_quoted(f'{name}={value}')}" for name, value in service.environment.items()
@@ -109,7 +109,7 @@ def _quoted(word: str) -> str:
     return f'"{_percent(text)}"'
 
 
-def launchd_plist(service: Service, log: Path) -> bytes:
+def launchd_plist(service: ServiceUnit, log: Path) -> bytes:
     """The bytes of a property list. launchd tries again whatever the status, but not at once."""
     made: dict[str, object] = {
         "Label": f"holdfast.{service.name}",

@@ -14,7 +14,7 @@ import click
 from ..exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from ..simulation.batch import Choice, Report, Result, Violation
+    from ..simulation.batch import BatchOptions, BatchReport, SeedResult, Violation
 
 SEEDS_MAX = 10_000_000
 PEERS_MIN, PEERS_MAX = 2, 1_000
@@ -106,7 +106,7 @@ def simulate(
       holdfast simulate --seeds 100 --hostile
       holdfast simulate --start 17 --seeds 1
     """
-    from ..simulation.batch import Choice, Report
+    from ..simulation.batch import BatchOptions, BatchReport
     from ..simulation.lying_peers import Lie
 
     if liar and not audit:
@@ -115,10 +115,10 @@ def simulate(
         raise click.UsageError("--liar has four peers of its own: leave --peers out")
     if hostile and (liar or peers or audit):
         raise click.UsageError("--hostile has peers and audits of its own: give nothing beside it")
-    choice = Choice(peers, audit, Lie(liar) if liar else None, lies, hostile)
+    choice = BatchOptions(peers, audit, Lie(liar) if liar else None, lies, hostile)
     if trace and seeds != 1:
         raise click.UsageError("--trace tells of one seed: give --seeds 1, too")
-    report, began_s, interrupted = Report(start), time.monotonic(), False
+    report, began_s, interrupted = BatchReport(start), time.monotonic(), False
     try:
         if seeds == 1:
             _tell_story(report, start, choice, quiet=quiet, trace=trace)
@@ -140,7 +140,9 @@ def simulate(
         sys.exit(ExitCode.INTERRUPTED)
 
 
-def _try_all(report: Report, seeds: int, choice: Choice, jobs: int, *, quiet: bool) -> None:
+def _try_all(
+    report: BatchReport, seeds: int, choice: BatchOptions, jobs: int, *, quiet: bool
+) -> None:
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -154,7 +156,7 @@ def _try_all(report: Report, seeds: int, choice: Choice, jobs: int, *, quiet: bo
     with shown:
         bar = shown.add_task("seeds", total=seeds, broken="")
 
-        def heard(result: Result) -> None:
+        def heard(result: SeedResult) -> None:
             report.add(result)
             if result.violation is not None:
                 click.echo(told(result.violation))
@@ -164,7 +166,9 @@ def _try_all(report: Report, seeds: int, choice: Choice, jobs: int, *, quiet: bo
         try_seeds(report.start, seeds, choice, min(jobs, seeds), heard)
 
 
-def _tell_story(report: Report, seed: int, choice: Choice, *, quiet: bool, trace: bool) -> None:
+def _tell_story(
+    report: BatchReport, seed: int, choice: BatchOptions, *, quiet: bool, trace: bool
+) -> None:
     from ..simulation.batch import try_seed
     from ..simulation.scenario import Scenario
 
@@ -191,7 +195,7 @@ def told(violation: Violation) -> str:
     return "\n".join([*lines, f"  again      {violation.reproduce}"])
 
 
-def summary(report: Report, seconds: float) -> str:
+def summary(report: BatchReport, seconds: float) -> str:
     """What came out, in one line."""
     return (
         f"{report.seeds} seeds, {report.faults} faults, {report.events} events, "
@@ -200,7 +204,7 @@ def summary(report: Report, seconds: float) -> str:
     )
 
 
-def about_liars(report: Report, choice: Choice) -> str:
+def about_liars(report: BatchReport, choice: BatchOptions) -> str:
     """How long they lied, and how long they should have."""
     from ..simulation.liar_run import expected_rounds
 
@@ -213,7 +217,7 @@ def about_liars(report: Report, choice: Choice) -> str:
     )
 
 
-def as_json(report: Report, seconds: float, interrupted: bool) -> dict[str, object]:
+def as_json(report: BatchReport, seconds: float, interrupted: bool) -> dict[str, object]:
     """What ``--json`` writes."""
     from attrs import asdict
 

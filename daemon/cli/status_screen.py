@@ -9,10 +9,10 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from .daemon_client import said_pending
+from .daemon_client import format_pending
 from .run_tables import add, plain_console, plain_table
 
-ROADS_SHOWN_MAX = 12  # pairs; with more, those without a link come first
+ROUTES_SHOWN_MAX = 12  # pairs; with more, those without a link come first
 
 
 def show_status(kind: str, status: Mapping[str, Any]) -> None:
@@ -32,8 +32,8 @@ def _show_master(console: Console, status: Mapping[str, Any]) -> None:
     for warning in status.get("warnings", ()):
         console.print(f"warning: {warning}", markup=False)
     for row in status.get("pending", ()):
-        console.print(said_pending(row))
-    for line in _roads(status):
+        console.print(format_pending(row))
+    for line in _routes(status):
         console.print(line)
     tree = _tree(status)
     if tree:
@@ -60,17 +60,17 @@ def _headed(head: object, rest: str) -> Text:
     return Text().append(str(head), "bold").append(rest)
 
 
-def _roads(status: Mapping[str, Any]) -> Iterator[str]:
+def _routes(status: Mapping[str, Any]) -> Iterator[str]:
     """Pairs that do not simply dial each other, and those that have no link."""
-    rows = sorted(status["roads"], key=lambda row: row["works"])
+    rows = sorted(status["routes"], key=lambda row: row["works"])
     names = {member["peer"]: member["name"] for member in status["members"]}
-    for row in rows[:ROADS_SHOWN_MAX]:
+    for row in rows[:ROUTES_SHOWN_MAX]:
         by = f" by {names.get(row['relay'], 'one that is gone')}" if row["relay"] else ""
-        how = f"{row['road']}{by}" if row["works"] else f"no link; tried now: {row['road']}{by}"
+        how = f"{row['route']}{by}" if row["works"] else f"no link; tried now: {row['route']}{by}"
         why = "" if row["works"] or not row["tried"] else f" ({row['tried'][-1]})"
-        yield f"road: {' and '.join(row['names'])}: {how}{why}"
-    if len(rows) > ROADS_SHOWN_MAX:
-        yield f"road: {len(rows) - ROADS_SHOWN_MAX} more pairs, see --json"
+        yield f"route: {' and '.join(row['names'])}: {how}{why}"
+    if len(rows) > ROUTES_SHOWN_MAX:
+        yield f"route: {len(rows) - ROUTES_SHOWN_MAX} more pairs, see --json"
 
 
 def _tree(status: Mapping[str, Any]) -> str:

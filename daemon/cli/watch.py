@@ -23,8 +23,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from .daemon_client import LOOK_S, News, Onlooker, Sight, Status
-from .run_tables import add, said_bytes, said_event, said_round
+from .daemon_client import LOOK_S, NewRows, Poller, Snapshot, Status
+from .run_tables import add, format_bytes, format_event, format_round
 
 HEAD_LINES = 3
 ROUND_LINES_MAX = 5
@@ -33,19 +33,19 @@ MEMBERS_SHARE = 0.5  # of the lines below the headline, at most, if there is mor
 # ---------------------------------------------------------------- the screen
 
 
-def watch_screen(onlooker: Onlooker[Sight]) -> None:
+def watch_screen(poller: Poller[Snapshot]) -> None:
     """Draw until q or Ctrl+C."""
     console = Console(highlight=False, markup=False, emoji=False)
-    sight: Sight | None = None
+    snapshot: Snapshot | None = None
     live = Live(console=console, screen=True, auto_refresh=False)
     with suppress(KeyboardInterrupt), _keys(), live:
         while True:
-            sight = onlooker.look() or sight
+            snapshot = poller.look() or snapshot
             width, height = console.size
             away_s = 0.0
-            if onlooker.away_since is not None:
-                away_s = time.monotonic() - onlooker.away_since
-            drawn = draw(onlooker.control.kind, sight, away_s, width, height)
+            if poller.away_since is not None:
+                away_s = time.monotonic() - poller.away_since
+            drawn = draw(poller.control.kind, snapshot, away_s, width, height)
             live.update(drawn, refresh=True)
             if _pressed(LOOK_S) in ("q", "Q", "\x03"):
                 return
@@ -68,12 +68,16 @@ def _pressed(wait_s: float) -> str:
     return sys.stdin.read(1) if ready else ""
 
 
-def draw(kind: str, sight: Sight | None, away_s: float, width: int, height: int) -> RenderableType:
+def draw(
+    kind: str, snapshot: Snapshot | None, away_s: float, width: int, height: int
+) -> RenderableType:
     """A screen of this size, and no line more."""
     foot = Text("q: end watching (the run goes on)", style="dim")
-    if sight is None:
+    if snapshot is None:
         return Group(_away(kind, away_s), foot)
-    lines = _peer(sight.status, height) if kind == "peer" else _master(sight, width, height - 1)
+    lines = (
+        _peer(snapshot.status, height) if kind == "peer" else _master(snapshot, width, height - 1)
+    )
     if away_s:
         lines[0] = _away(kind, away_s)
     return Group(*lines[: height - 1], foot)
@@ -87,10 +91,10 @@ def _line(text: str, style: str = "") -> Text:
     return Text(text, style=style, no_wrap=True, overflow="ellipsis")
 
 
-def _master(sight: Sight, width: int, height: int) -> list[RenderableType]:
-    status, events = sight.status, sight.events
+def _master(snapshot: Snapshot, width: int, height: int) -> list[RenderableType]:
+    status, events = snapshot.status, snapshot.events
     members, left = status["members"], max(0, height - HEAD_LINES)
-    rounds = sight.rounds[: min(ROUND_LINES_MAX, left // 4)]
+    rounds = snapshot.rounds[: min(ROUND_LINES_MAX, left // 4)]
     # Members first, but not so that nothing else is seen; then rounds; events fill what is left.
     rest = (len(rounds) + 1 if rounds else 0) + min(len(events), left // 4) + 1
     shown = min(len(members), max(left - rest - 1, int(left * MEMBERS_SHARE) - 1))
@@ -99,11 +103,11 @@ def _master(sight: Sight, width: int, height: int) -> list[RenderableType]:
     used = shown + 1 + (1 if len(members) > shown else 0)
     if rounds:
         lines.append(_line("rounds", "dim"))
-        lines += [_line(said_round(row)) for row in rounds]
+        lines += [_line(format_round(row)) for row in rounds]
         used += len(rounds) + 1
     if (room := left - used - 1) > 0 and events:
         lines.append(_line("events", "dim"))
-        lines += [_line(said_event(row)) for row in events[-room:]]
+        lines += [_line(format_event(row)) for row in events[-room:]]
     return lines
 
 
@@ -117,7 +121,7 @@ def _headline(status: Status) -> list[RenderableType]:
     head.append(f"  {told['tokens_per_s']:.0f} tokens/s")
     second = (
         f"{counts['live']} live, {counts['participating']} participating, "
-        f"{counts['contributed']} contributed; {status['aborted']} aborted; {said_bytes(told['sent_bytes'])} sent"
+        f"{counts['contributed']} contributed; {status['aborted']} aborted; {format_bytes(told['sent_bytes'])} sent"
     )
     return [head, _line(second), _line(status["why_waiting"], "yellow")]
 
@@ -156,8 +160,8 @@ def _peer(status: Status, height: int) -> list[RenderableType]:
         _line(status["why"], "yellow"),
         _line(f"trainer: {status['trainer_state']}"),
         _line(
-            f"{said_bytes(status['bulk_sent_bytes'])} sent, "
-            f"{said_bytes(status['bulk_received_bytes'])} received, {len(status['links'])} links"
+            f"{format_bytes(status['bulk_sent_bytes'])} sent, "
+            f"{format_bytes(status['bulk_received_bytes'])} received, {len(status['links'])} links"
         ),
     ]
     lines += [_line(f"! {text}") for text in status["told"][-max(0, height - 6) :]]
@@ -167,30 +171,30 @@ def _peer(status: Status, height: int) -> list[RenderableType]:
 # ---------------------------------------------------------------- lines
 
 
-class Lines:
+class ChangeLines:
     """What changes, a line each: for a file, a pipe, a log."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
-        self._events, self._rounds = News(), News()
+        self._events, self._rounds = NewRows(), NewRows()
         self._state = ""
         self._seen = False
 
-    def of(self, sight: Sight) -> Iterator[str]:
+    def of(self, snapshot: Snapshot) -> Iterator[str]:
         """The lines since the last look; at first what is, without what was."""
-        status = sight.status
-        if (state := _said_state(self._kind, status)) != self._state:
+        status = snapshot.status
+        if (state := _format_state(self._kind, status)) != self._state:
             self._state = state
             yield f"{time.strftime('%H:%M:%S')}  {state}"
-        events, rounds = self._events.of(sight.events), self._rounds.of(sight.rounds)
+        events, rounds = self._events.of(snapshot.events), self._rounds.of(snapshot.rounds)
         if self._seen:
-            yield from map(said_event, events)
+            yield from map(format_event, events)
             rows = reversed(rounds)
-            yield from (f"{time.strftime('%H:%M:%S')}  {said_round(row)}" for row in rows)
+            yield from (f"{time.strftime('%H:%M:%S')}  {format_round(row)}" for row in rows)
         self._seen = True
 
 
-def _said_state(kind: str, status: Status) -> str:
+def _format_state(kind: str, status: Status) -> str:
     if kind == "peer":
         sync = "in sync" if status["in_sync"] else "not in sync"
         why = f": {status['why']}" if status["why"] else ""

@@ -15,7 +15,7 @@ from attrs import define, field
 from ... import __version__
 from ...protocol.addresses import Address
 from ...protocol.errors import EvictedError, RemoteProtocolError, UserError, cause_of
-from ...protocol.machine_check import NONCE_BYTES, Seen, ask_master
+from ...protocol.machine_check import NONCE_BYTES, MachineCheckReport, ask_master
 from ...protocol.messages import CHECKED_ADDRESSES_MAX, CheckAnswer, RefusalCode
 from ...protocol.network.sockets import bind_all
 from ...protocol.trust.invite import Invite
@@ -33,7 +33,7 @@ NO_INVITE = "give the invite: holdfast doctor INVITE"
 
 
 @define
-class Line:
+class LineReport:
     """What was found, and what the master said, if it was reached."""
 
     findings: list[Finding] = field(factory=list)
@@ -45,9 +45,9 @@ async def look_at_line(
     listen: Sequence[Address],
     advertise: Sequence[Address],
     http: Address,
-) -> Line:
+) -> LineReport:
     """Bind what a peer would bind, and have the master dial it."""
-    line = Line()
+    line = LineReport()
     line.findings += look_at_http(http)
     nonce = secrets.token_bytes(NONCE_BYTES)
     async with _nonce_said(listen, nonce) as bound:
@@ -97,7 +97,9 @@ async def _nonce_said(
         nursery.cancel_scope.cancel()
 
 
-async def _ask_masters(line: Line, invite: Invite, advertised: Sequence[str], nonce: bytes) -> None:
+async def _ask_masters(
+    line: LineReport, invite: Invite, advertised: Sequence[str], nonce: bytes
+) -> None:
     """The first master that answers tells all; what is wrong with the addresses before it, too."""
     unreached: list[Finding] = []
     for address in invite.addresses:
@@ -141,7 +143,7 @@ def look_at_version(masters: str) -> Finding:
     )
 
 
-def _said(seen: Seen, advertised: Sequence[str]) -> Iterator[Finding]:
+def _said(seen: MachineCheckReport, advertised: Sequence[str]) -> Iterator[Finding]:
     yield look_at_version(seen.answer.software)
     yield look_at_clock(seen.clock_ahead_s, seen.rates.round_trip_s)
     for address, reason in zip(advertised, seen.answer.faults, strict=False):
@@ -179,7 +181,7 @@ def look_at_clock(ahead_s: float, unsure_s: float) -> Finding:
     return ok("clock", said)
 
 
-def _bandwidth(seen: Seen) -> Finding:
+def _bandwidth(seen: MachineCheckReport) -> Finding:
     rates = seen.rates
     said = (
         f"to the master {_mbit(rates.up_bytes_per_s)}, from it {_mbit(rates.down_bytes_per_s)}, "

@@ -27,7 +27,7 @@ from ...membership.master.hello_checks import shut_out
 from ...membership.master.state.context import quoted
 from ...membership.master.state.master_effects import Effect, EventKind
 from ...protocol.addresses import host_of
-from ...protocol.enrolment import Admission, Refusal, answer_newcomer
+from ...protocol.enrolment import AdmittedNewcomer, Refusal, answer_newcomer
 from ...protocol.errors import UserError
 from ...protocol.machine_check import Checkups
 from ...protocol.messages import CheckRequest, EnrolRequest, RefusalCode, Role
@@ -36,7 +36,7 @@ from ...protocol.network.stream import MessageStream
 from ...protocol.trust.authority import Authority
 from ..exit_codes import ExitCode
 from ..web.app import Json
-from .journal_store import GrantRow, Store, TokenError
+from .journal_store import GrantRow, JournalStore, TokenError
 
 log = logging.getLogger("holdfast.master")
 
@@ -68,7 +68,7 @@ class Pending:
         return f"{self.role.value} and founder" if self.founder else self.role.value
 
 
-class Gate:
+class Admission:
     """Who may enrol.
 
     Args:
@@ -82,7 +82,7 @@ class Gate:
     def __init__(
         self,
         coordinator: Coordinator,
-        store: Store,
+        store: JournalStore,
         network: Network,
         decide: Decide,
         checkups: Checkups,
@@ -114,7 +114,7 @@ class Gate:
                 raise _cannot_note(error) from error
             return grants[0].role
 
-        async def admitted(admission: Admission) -> None:
+        async def admitted(admission: AdmittedNewcomer) -> None:
             grant = evolve(grants[0], name=admission.name)
             try:
                 await self._network.run_sync(lambda: self._store.admit(admission.peer, grant))
@@ -268,7 +268,7 @@ def called(wanted: str, names: Mapping[str, str]) -> list[str]:
     return [peer for peer, name in names.items() if name == wanted]
 
 
-async def look_at(store: Store, token: str) -> None:
+async def look_at(store: JournalStore, token: str) -> None:
     """Whether a token is good, for a checkup; raises Refusal."""
     try:
         store.look_at(token)

@@ -11,7 +11,7 @@ it means nothing. What was there is kept beside it as ``journal.sqlite.damaged-N
 
 SQLite itself drops the end of a write-ahead log that is damaged, without a word. So the number of the
 last record that was acknowledged, and the last term, are kept in a small file beside the journal
-(``Tip``): it is written after each record, not fsynced, and so never claims more than what is on
+(``JournalTip``): it is written after each record, not fsynced, and so never claims more than what is on
 disk.
 """
 
@@ -45,7 +45,7 @@ def check_of(number: int, kind: str, body: bytes) -> bytes:
 
 
 @frozen
-class Salvaged:
+class RepairedJournal:
     """What was read of a journal.
 
     Attributes:
@@ -58,7 +58,7 @@ class Salvaged:
     fault: str
 
 
-def read_rows(db: sqlite3.Connection) -> Salvaged:
+def read_rows(db: sqlite3.Connection) -> RepairedJournal:
     """Read records in order as far as they are whole."""
     rows: list[Row] = []
     records: list[journal.JournalRecord] = []
@@ -78,7 +78,7 @@ def read_rows(db: sqlite3.Connection) -> Salvaged:
             records.append(record)
     except (sqlite3.DatabaseError, OverflowError, UnicodeDecodeError) as error:
         fault = f"record {len(rows) + 1} cannot be read: {error}"
-    return Salvaged(rows, records, fault)
+    return RepairedJournal(rows, records, fault)
 
 
 def _fault(expected: int, row: tuple[Any, ...]) -> str:
@@ -129,7 +129,7 @@ def make_ready(part: Path, path: Path) -> None:
     sync_to_disk(path.parent)
 
 
-class Tip:
+class JournalTip:
     """The number of the last record that was acknowledged and the last term, in a file of its own.
 
     A missing or unreadable file says nothing: zeros.

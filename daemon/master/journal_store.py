@@ -16,7 +16,7 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container
 from pathlib import Path
 
 import msgpack
@@ -31,8 +31,8 @@ from ...protocol.trust.invite import generate_token
 from ..exit_codes import ExitCode
 from ..paths import make_private
 from .journal_repair import (
+    JournalTip,
     Row,
-    Tip,
     check_of,
     finish_replacing,
     keep_aside,
@@ -43,7 +43,7 @@ from .journal_repair import (
 
 log = logging.getLogger("holdfast.master")
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 JOURNAL_FILE = "journal.sqlite"
 COMMITS_BYTES_MAX = 2**26  # of commits read at once for people; a thousand members' are 60 kB each
 
@@ -87,7 +87,7 @@ class _Token:
 
 
 @frozen
-class Cut:
+class JournalCut:
     """A damaged journal was cut.
 
     Attributes:
@@ -117,7 +117,7 @@ class Committed:
     committed_at: float
 
 
-class Store:
+class JournalStore:
     """Everything of a run that must survive the master's process.
 
     Attributes:
@@ -128,10 +128,10 @@ class Store:
     def __init__(self, path: Path | str, *, now: Callable[[], float] = time.time) -> None:
         self._now = now
         self._writing = threading.Lock()
-        self._tip: Tip | None = None
+        self._tip: JournalTip | None = None
         self._path = None if str(path) == ":memory:" else path
         self.last_term = 0
-        self.cut: Cut | None = None
+        self.cut: JournalCut | None = None
         try:
             if str(path) == ":memory:":
                 self._db = _open(path)
@@ -159,7 +159,7 @@ class Store:
     def _load(self, path: Path) -> None:
         finish_replacing(path)
         self._db = _open(path)
-        self._tip = Tip(path.with_name(f"{path.name}.tip"))
+        self._tip = JournalTip(path.with_name(f"{path.name}.tip"))
         found = read_rows(self._db)
         claimed, self.last_term = self._tip.read()
         fault = found.fault
@@ -180,7 +180,7 @@ class Store:
         with contextlib.suppress(sqlite3.DatabaseError):
             behind = self._db.execute("select max(id) from records").fetchone()[0] or 0
         count = max(1, claimed - len(found.rows), min(behind, 2**40) - len(found.rows))
-        self.cut = Cut(count, fault, self._replace(path, found.rows))
+        self.cut = JournalCut(count, fault, self._replace(path, found.rows))
         log.warning("%s", self.cut)
 
     def _replace(self, path: Path, rows: list[Row]) -> Path:
@@ -390,19 +390,14 @@ def _open(path: Path | str) -> sqlite3.Connection:
     db = sqlite3.connect(str(path), check_same_thread=False, isolation_level=None)
     db.text_factory = _strict_text
     version = db.execute("pragma user_version").fetchone()[0]
-    if version not in (0, 1, 2, 3, SCHEMA_VERSION):
+    if version not in (0, SCHEMA_VERSION):
         raise UserError(
-            f"{path} was written by another holdfast (schema {version})",
+            f"{path} was written by another version of holdfast (schema {version}, this version "
+            f"reads {SCHEMA_VERSION}): go on with that version, or start a new run from an export",
             exit_code=ExitCode.CONFIG,
         )
     db.execute("pragma journal_mode = wal")
     db.execute("pragma synchronous = full")
-    if version == 1:
-        _add_checks(db)
-    if version in (1, 2):
-        _add_approval(db)
-    if version in (1, 2, 3):
-        _add_invites(db)
     if version == 0:
         db.executescript(SCHEMA)
         db.execute(f"pragma user_version = {SCHEMA_VERSION}")
@@ -411,40 +406,6 @@ def _open(path: Path | str) -> sqlite3.Connection:
 
 def _strict_text(data: bytes) -> str:
     return data.decode("utf-8")
-
-
-@contextlib.contextmanager
-def _migrating(db: sqlite3.Connection, version: int) -> Iterator[None]:
-    """Change the schema to this version, wholly or not at all."""
-    db.execute("begin immediate")
-    try:
-        yield
-        db.execute(f"pragma user_version = {version}")
-        db.execute("commit")
-    except BaseException:
-        db.execute("rollback")
-        raise
-
-
-def _add_checks(db: sqlite3.Connection) -> None:
-    """From version 1, whose records had no checksums, to version 2."""
-    with _migrating(db, 2):
-        db.execute("alter table records add column chk blob not null default x''")
-        for number, kind, body in db.execute("select id, kind, body from records").fetchall():
-            check = check_of(number, kind, body)
-            db.execute("update records set chk = ? where id = ?", (check, number))
-
-
-def _add_approval(db: sqlite3.Connection) -> None:
-    """From version 2, whose invites let everybody in who had one, to version 3."""
-    with _migrating(db, 3):
-        db.execute("alter table tokens add column by_hand integer not null default 0")
-
-
-def _add_invites(db: sqlite3.Connection) -> None:
-    """From version 3, which did not know by which invite a member came, to version 4."""
-    with _migrating(db, 4):
-        db.execute("alter table grants add column invite text not null default ''")
 
 
 def back_up(state: Path, target: Path) -> int:

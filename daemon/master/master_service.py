@@ -15,7 +15,7 @@
      └── _end_if_superseded    ends the service when another master is obeyed
 
 Decisions are made at once, synchronously, when a message arrives; their effects are queued. A
-``Record`` is fsynced before the effects behind it in the queue, so nothing leaves this process
+``RecordDurably`` is fsynced before the effects behind it in the queue, so nothing leaves this process
 that a restart could forget; whom they are for is settled with the decision, for a peer may be back on
 another connection by the time they go out. While a record cannot be written (the disk is full), it is tried again
 and again and nothing behind it goes out; heartbeats do, so the members stay and train on. The clock of
@@ -39,13 +39,13 @@ from attrs import define, field
 from ...membership.master.coordinator import Coordinator, Grant
 from ...membership.master.state.journal import JournalRecord
 from ...membership.master.state.master_effects import (
-    Announce,
-    Drop,
+    AnnounceEvent,
+    CheckProof,
+    DropPeer,
     Effect,
     Event,
-    Judge,
-    Record,
-    Send,
+    RecordDurably,
+    SendMessage,
     StandDown,
 )
 from ...membership.master.state.views import ViewWriter
@@ -58,7 +58,6 @@ from ...protocol.message_quota import Quotas
 from ...protocol.messages import (
     BlocksVerified,
     CheckpointTold,
-    Claim,
     Heartbeat,
     Hello,
     LinkBroken,
@@ -71,6 +70,7 @@ from ...protocol.messages import (
     Renewed,
     Resume,
     Resumed,
+    TermClaim,
     Verified,
     View,
     Welcome,
@@ -83,12 +83,12 @@ from ...protocol.trust.authority import Authority, Party, holder_of, load_certif
 from ...protocol.trust.notary import Notary
 from ..exit_codes import ExitCode
 from ..memory_check import needs_of
-from .admission import Gate, look_at
+from .admission import Admission, look_at
 from .checkpoint_requests import CheckpointAsker
-from .journal_store import Store
+from .journal_store import JournalStore
 from .proof_check import fault_proven
-from .reachability import DialBack
-from .state_verifier import Verifier
+from .reachability import ReachabilityCheck
+from .state_verifier import StateVerifier
 
 log = logging.getLogger("holdfast.master")
 
@@ -116,22 +116,22 @@ SIGNS_OF_LIFE = (Heartbeat, Progress, Measured)  # from these no decision follow
 
 
 @define(eq=False)
-class Session:
+class PeerSession:
     """One peer's connection."""
 
     peer: str
     stream: MessageStream
-    outbox: trio.MemorySendChannel[Message]
+    message_queue: trio.MemorySendChannel[Message]
     scope: trio.CancelScope = field(factory=trio.CancelScope)
     reading: trio.CancelScope = field(factory=trio.CancelScope)
-    last_words: Refused | None = None
+    crash_report: Refused | None = None
     incarnation: int = 0
     conversation: Conversation = field(factory=Conversation)
     away: bool = False  # its connection broke; it may come back and go on
     slowed: bool = False  # it said more than its quota, and that was noted
     # By member: when it said that its link to it broke.
     broken: dict[str, float] = field(factory=dict)
-    replaces: Session | None = None  # until it is decided which of the two goes
+    replaces: PeerSession | None = None  # until it is decided which of the two goes
     welcomed: bool = False  # until then no heartbeat
     view: View | None = None  # told last; the next one goes out as its difference
 
@@ -152,7 +152,7 @@ class MasterService:
     def __init__(
         self,
         coordinator: Coordinator,
-        store: Store,
+        store: JournalStore,
         network: Network,
         bind: Sequence[Address],
         *,
@@ -162,13 +162,13 @@ class MasterService:
         clock: Callable[[], float] = trio.current_time,
     ) -> None:
         self.coordinator = coordinator
-        coordinator.roads.secret = secrets.token_bytes(32)
+        coordinator.routes.secret = secrets.token_bytes(32)
         self.store = store
         self.network = network
         self.bind = bind
         self.authority = authority
         self.bound: Sequence[Address] = ()
-        self.sessions: dict[str, Session] = {}
+        self.sessions: dict[str, PeerSession] = {}
         self._notary = notary or Notary(coordinator.context.run_id)
         self._greetings: Counter[str] = Counter()  # by peer: connections without a session
         self._quotas = Quotas()
@@ -177,7 +177,7 @@ class MasterService:
         self.announced: Callable[[Event], None] = lambda _event: None
         self._views = ViewWriter()
         # With the connection that each is for; an event: so far all is carried out.
-        self._effects: deque[tuple[Effect | trio.Event, Session | None]] = deque()
+        self._effects: deque[tuple[Effect | trio.Event, PeerSession | None]] = deque()
         self._work = trio.Event()
         self._time = trio.Event()
         self._noted = trio.Event()  # something was said from which nothing was concluded yet
@@ -186,12 +186,12 @@ class MasterService:
         self._written_s = 0.0  # what all records before it have taken
         self._write_fault = ""
         self._superseded = trio.Event()
-        self._dial_back = DialBack(network, self._whereabouts, self._class)
+        self._reachability = ReachabilityCheck(network, self._whereabouts, self._class)
         checkups = Checkups(
             network, partial(look_at, store), partial(needs_of, coordinator.context)
         )
-        self.gate = Gate(coordinator, store, network, self.decide, checkups)
-        self.verifier = Verifier(coordinator.context, self._attached, self._tell)
+        self.gate = Admission(coordinator, store, network, self.decide, checkups)
+        self.verifier = StateVerifier(coordinator.context, self._attached, self._tell)
         self.checkpoint_asker = CheckpointAsker(
             coordinator.context,
             self._tell,
@@ -210,7 +210,7 @@ class MasterService:
             nursery.start_soon(self._settle_crowd)
             nursery.start_soon(self._beat)
             if self._probe:
-                nursery.start_soon(self._dial_back.run)
+                nursery.start_soon(self._reachability.run)
             nursery.start_soon(self._watch_others)
             nursery.start_soon(self._end_if_superseded)
             task_status.started(self.bound)
@@ -252,16 +252,16 @@ class MasterService:
         if sooner:
             self._time.set()
 
-    def _whom(self, effect: Effect) -> Session | None:
+    def _whom(self, effect: Effect) -> PeerSession | None:
         """The connection that an effect is for. Whoever is dropped is not in ``sessions`` any more."""
         match effect:
-            case Send(peer=peer):
+            case SendMessage(peer=peer):
                 return self.sessions.get(peer)
-            case Drop(peer=peer, previous=True):
+            case DropPeer(peer=peer, previous=True):
                 newcomer = self.sessions[peer]
                 old, newcomer.replaces = newcomer.replaces, None
                 return old
-            case Drop(peer=peer):
+            case DropPeer(peer=peer):
                 session = self.sessions.pop(peer, None)
                 if session is not None and session.replaces is not None:
                     self.sessions[peer] = session.replaces  # the newcomer was refused
@@ -312,13 +312,13 @@ class MasterService:
             while self._effects and not self._superseded.is_set():
                 effect, session = self._effects.popleft()
                 match effect:
-                    case Record(record=record):
+                    case RecordDurably(record=record):
                         await self._journal(record)
-                    case Send(message=message) if session is not None:
+                    case SendMessage(message=message) if session is not None:
                         self._send(session, message)
-                    case Drop(code=code, reason=reason) if session is not None:
+                    case DropPeer(code=code, reason=reason) if session is not None:
                         self._dismiss(session, Refused(code, reason))
-                    case Announce(event=event):
+                    case AnnounceEvent(event=event):
                         log.info(
                             "%s: %s",
                             event.kind.value,
@@ -326,7 +326,7 @@ class MasterService:
                             extra={"kind": event.kind.value, "peer": event.peer},
                         )
                         self.announced(event)
-                    case Judge():
+                    case CheckProof():
                         assert self._nursery is not None
                         self._nursery.start_soon(self._judge, effect)
                     case trio.Event():
@@ -334,7 +334,7 @@ class MasterService:
             self._work = trio.Event()
             await self._work.wait()
 
-    async def _judge(self, case: Judge) -> None:
+    async def _judge(self, case: CheckProof) -> None:
         fault = await self.network.run_sync(partial(fault_proven, case, self._notary))
         self.decide(partial(self.coordinator.judged, case, fault))
 
@@ -384,7 +384,7 @@ class MasterService:
                 return f"the journal's disk is slow: a record takes {taken_s:.0f} s so far"
         return ""
 
-    def _send(self, session: Session, message: Message) -> None:
+    def _send(self, session: PeerSession, message: Message) -> None:
         if isinstance(message, Welcome):
             session.welcomed = True
         if isinstance(message, View):
@@ -397,17 +397,17 @@ class MasterService:
         if session.away:
             return
         try:
-            session.outbox.send_nowait(message)
+            session.message_queue.send_nowait(message)
         except trio.WouldBlock:
             log.warning("peer %s does not read: dropped", session.peer[:8])
             session.scope.cancel()
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass  # its session is ending; detach follows
 
-    def _dismiss(self, session: Session, last_words: Refused) -> None:
+    def _dismiss(self, session: PeerSession, crash_report: Refused) -> None:
         """Let what is queued go out, within ``CLOSE_S``; then the last words, then the end."""
-        session.last_words = last_words
-        session.outbox.close()
+        session.crash_report = crash_report
+        session.message_queue.close()
         session.reading.cancel()
         session.scope.deadline = trio.current_time() + CLOSE_S
 
@@ -477,22 +477,22 @@ class MasterService:
                 try:
                     stream = MessageStream(channel.stream, CLAIM)
                     await stream.send(self._claim())
-                    self._hear_claim(await stream.receive_expected(Claim), str(address))
+                    self._hear_claim(await stream.receive_expected(TermClaim), str(address))
                 finally:
                     await trio.aclose_forcefully(channel.stream)
 
     async def _answer_claim(self, channel: Channel) -> None:
         stream = MessageStream(channel.stream, CLAIM)
         with trio.move_on_after(CLAIM_S):
-            claim = await stream.receive_expected(Claim)
+            claim = await stream.receive_expected(TermClaim)
             await stream.send_final(self._claim())
             self._hear_claim(claim, channel.remote_address)
 
-    def _claim(self) -> Claim:
+    def _claim(self) -> TermClaim:
         context = self.coordinator.context
-        return Claim(context.run_id, context.term, context.history.nonce)
+        return TermClaim(context.run_id, context.term, context.history.nonce)
 
-    def _hear_claim(self, claim: Claim, where: str) -> None:
+    def _hear_claim(self, claim: TermClaim, where: str) -> None:
         if claim.run_id == self.coordinator.context.run_id:
             who = f"the master at {where}"
             self.decide(partial(self.coordinator.met, claim.term, claim.nonce, who))
@@ -532,8 +532,8 @@ class MasterService:
             await self._resume(channel, stream, greeted)
             return
         hello, grant, reachable = greeted
-        outbox, queue = trio.open_memory_channel[Message](OUTBOX_COUNT_MAX)
-        session = Session(peer, stream, outbox, replaces=self.sessions.get(peer))
+        message_queue, queue = trio.open_memory_channel[Message](OUTBOX_COUNT_MAX)
+        session = PeerSession(peer, stream, message_queue, replaces=self.sessions.get(peer))
         session.incarnation = hello.incarnation
         self.sessions[peer] = session
         self.decide(
@@ -575,7 +575,7 @@ class MasterService:
             raise Refusal(RefusalCode.TOKEN, "this identity was never admitted to the run")
         if not self._knows_term(hello):
             raise Refusal(RefusalCode.PROTOCOL, f"this run has had no master of term {hello.term}")
-        reachable = not self._probe or await self._dial_back.reachable(
+        reachable = not self._probe or await self._reachability.reachable(
             channel.peer, hello.addresses, host_of(channel.remote_address)
         )
         return hello, Grant(grant.role, grant.founder, grant.invite), reachable
@@ -594,7 +594,7 @@ class MasterService:
         if (
             session is None
             or not session.welcomed
-            or session.last_words is not None
+            or session.crash_report is not None
             or session.incarnation != resume.incarnation
             or theirs != (context.run_id, context.term, context.history.nonce)
             or self._superseded.is_set()
@@ -603,11 +603,11 @@ class MasterService:
             return
         session.conversation.confirm(resume.received)
         session.scope.cancel()  # of the connection before, if that is still there
-        outbox, queue = trio.open_memory_channel[Message](OUTBOX_COUNT_MAX)
-        outbox.send_nowait(Resumed(session.conversation.received))
+        message_queue, queue = trio.open_memory_channel[Message](OUTBOX_COUNT_MAX)
+        message_queue.send_nowait(Resumed(session.conversation.received))
         for message in session.conversation.missing():
-            outbox.send_nowait(message)
-        session.stream, session.outbox, session.away = stream, outbox, False
+            message_queue.send_nowait(message)
+        session.stream, session.message_queue, session.away = stream, message_queue, False
         session.broken.clear()
         session.scope, session.reading = trio.CancelScope(), trio.CancelScope()
         self.decide(
@@ -620,16 +620,16 @@ class MasterService:
                 * (port_of(channel.remote_address) == resume.local_port),
             )
         )
-        self._dial_back.look_soon()
+        self._reachability.look_soon()
         await self._hold(session, queue)
 
-    def _may_come_back(self, session: Session) -> bool:
+    def _may_come_back(self, session: PeerSession) -> bool:
         """Whether others still have links to a peer whose connection broke.
 
         Who was killed has lost those too, and they say so: two of them, for one alone may lie, or if
         there are no two that could say it, all. Words of long ago do not count.
         """
-        roads, since_s = self.coordinator.roads, self.now() - BROKEN_S
+        routes, since_s = self.coordinator.routes, self.now() - BROKEN_S
         if not session.away:
             session.broken = {p: at_s for p, at_s in session.broken.items() if at_s >= since_s}
         said = session.broken.keys()
@@ -638,7 +638,7 @@ class MasterService:
             for peer, other in self.sessions.items()
             if other is not session
             and not other.away
-            and (peer in said or roads.linked(session.peer, peer))
+            and (peer in said or routes.linked(session.peer, peer))
         }
         enough = min(BROKEN_WORDS_MIN, len(able))
         return session.welcomed and bool(able) and len(said & able) < enough
@@ -656,11 +656,11 @@ class MasterService:
             if self.sessions.get(session.peer) is session and not self._may_come_back(session):
                 self._detach(session, "its connections broke")
 
-    def _detach(self, session: Session, reason: str) -> None:
+    def _detach(self, session: PeerSession, reason: str) -> None:
         del self.sessions[session.peer]
         self.decide(lambda now_s: self.coordinator.detach(session.peer, reason, now_s))
 
-    async def _hold(self, session: Session, queue: trio.MemoryReceiveChannel[Message]) -> None:
+    async def _hold(self, session: PeerSession, queue: trio.MemoryReceiveChannel[Message]) -> None:
         """Read and write until the stream ends or we end it; then the peer is detached."""
         reason = "it was dropped"
         stream = session.stream
@@ -670,10 +670,10 @@ class MasterService:
                     nursery.start_soon(self._write, stream, queue, scope)
                     with session.reading:
                         reason = await self._read(session)
-                    if session.last_words is None:
+                    if session.crash_report is None:
                         nursery.cancel_scope.cancel()
                     else:
-                        self._dismiss(session, session.last_words)
+                        self._dismiss(session, session.crash_report)
         finally:
             if session.stream is stream and self.sessions.get(session.peer) is session:
                 if reason in CONNECTION_LOST and self._may_come_back(session):
@@ -685,13 +685,13 @@ class MasterService:
             if session.stream is stream:
                 await self._part(session)
 
-    async def _part(self, session: Session) -> None:
+    async def _part(self, session: PeerSession) -> None:
         """Say why it ends, if the peer takes it in time."""
-        if session.last_words is not None:
+        if session.crash_report is not None:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + CLOSE_S):
-                await session.stream.send_final(session.last_words)
+                await session.stream.send_final(session.crash_report)
 
-    async def _read(self, session: Session) -> str:
+    async def _read(self, session: PeerSession) -> str:
         """Hand the peer's messages to the coordinator; returns why there are no more."""
         stream = session.stream
         try:
@@ -716,14 +716,14 @@ class MasterService:
                 self._hear(session.peer, message)
         except RemoteProtocolError as error:
             log.warning("peer %s broke the protocol: %s", session.peer[:8], error)
-            session.last_words = Refused(RefusalCode.PROTOCOL, plain(str(error)))
+            session.crash_report = Refused(RefusalCode.PROTOCOL, plain(str(error)))
             return f"it broke the protocol: {error}"
         except trio.EndOfChannel:
             return CONNECTION_LOST[0]
         except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
             return CONNECTION_LOST[1]
 
-    def _note_slowed(self, session: Session) -> None:
+    def _note_slowed(self, session: PeerSession) -> None:
         session.slowed = True
         why = f"peer {session.peer[:8]} says more than its quota: it is heard more slowly"
         log.warning("%s", why)
@@ -742,7 +742,7 @@ class MasterService:
             pass  # the reader says why
         scope.cancel()
 
-    def _renew(self, session: Session, message: Renew) -> None:
+    def _renew(self, session: PeerSession, message: Renew) -> None:
         peer = session.peer
         grant = self.store.grant(peer)
         out = self.coordinator.context.history.is_out(peer)

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import logging
 
-from ...membership.master.state.master_effects import Judge
+from ...membership.master.state.master_effects import CheckProof
 from ...protocol.trust.notary import Notary
 
 log = logging.getLogger("holdfast.master")
 
 
-def fault_proven(case: Judge, notary: Notary) -> str:
+def fault_proven(case: CheckProof, notary: Notary) -> str:
     """What an owner is proven to have done; empty: nothing. Heavy."""
     # A master that judges nobody need not load what adds up.
-    from ...collectives.arithmetic import Layout
-    from ...collectives.evidence import Claim, UnsignedError, judge
+    from ...collectives.arithmetic import ChunkLayout
+    from ...collectives.evidence import UnsignedError, WrongChunkClaim, judge
 
-    layout = Layout.of(case.order.plan, case.size)
-    claim = Claim(case.order, layout, case.chunk, case.owner, case.digest, case.manifest)
+    layout = ChunkLayout.of(case.order.plan, case.size)
+    claim = WrongChunkClaim(case.order, layout, case.chunk, case.owner, case.digest, case.manifest)
     try:
         return judge(claim, notary, case.proof)
     except UnsignedError as error:

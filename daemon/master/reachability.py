@@ -31,7 +31,7 @@ RECLASS_S = 300.0  # between two times that a member is dialled back
 AGAIN_S = 5.0  # at least; however often somebody comes back
 
 
-class DialBack:
+class ReachabilityCheck:
     """Classes peers.
 
     Args:

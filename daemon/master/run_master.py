@@ -42,13 +42,13 @@ from ..spec_file import read_spec
 from ..tasks import wait_for_signals
 from ..web.app import Json
 from ..web.http_server import control_side
-from ..web.live_stream import Live
+from ..web.live_stream import LiveStream
 from ..web.prometheus import metrics_route
 from ..web.run_history import past_routes, status_route
 from .admission import called
-from .journal_store import JOURNAL_FILE, Store
+from .journal_store import JOURNAL_FILE, JournalStore
 from .master_service import MasterService
-from .run_recorder import Recorder
+from .run_recorder import RunRecorder
 
 # Of the invite that a starting master prints: a few machines of its owner's. Whoever finds it cannot
 # come with enough of them to outvote a larger run.
@@ -80,7 +80,7 @@ class Master:
         self._check_state()
         given = None if options.spec_path is None else read_spec(options.spec_path)
         make_private(options.state)
-        self.store = Store(options.state / JOURNAL_FILE)
+        self.store = JournalStore(options.state / JOURNAL_FILE)
         self.authority, self.spec, self.coordinator = self._restore(given)
         self.run_id = self.authority.run_id
         self.credentials = self._credentials()
@@ -178,7 +178,7 @@ class Master:
     async def run(self) -> None:
         """Serve until a signal or ``stop``."""
         recorder = await self.network.run_sync(
-            lambda: Recorder.open(self.service, self.options.state)
+            lambda: RunRecorder.open(self.service, self.options.state)
         )
         try:
             await self._serve(recorder)
@@ -187,9 +187,9 @@ class Master:
                 recorder.look()
                 await trio.to_thread.run_sync(recorder.close)
 
-    async def _serve(self, recorder: Recorder) -> None:
+    async def _serve(self, recorder: RunRecorder) -> None:
         self.recorder = recorder
-        live = recorder.live = Live(partial(self.status, past=False), self._stamp)
+        live = recorder.live = LiveStream(partial(self.status, past=False), self._stamp)
         side = control_side(
             "master",
             self.options.state,
@@ -383,7 +383,7 @@ class Master:
 
     async def _act_clear(self, body: Json) -> Json:
         wanted = str(body.get("peer", ""))
-        audits, history = self.coordinator.conductor.course.audits, self.coordinator.context.history
+        audits, history = self.coordinator.scheduler.driver.audits, self.coordinator.context.history
         peer = self._find_peer(wanted)
         if peer not in history.quarantined and peer not in audits.barred():
             raise UserError(

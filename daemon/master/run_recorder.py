@@ -29,7 +29,7 @@ from ...membership.master.state.master_effects import Event
 from ...membership.master.status.headline import headline
 from ...membership.master.status.status import journaled_row, past_row
 from ...protocol.errors import HoldfastError
-from ..metrics_store import COLUMNS, HISTORY_FILE, ROUNDS_MAX, History, PastEvent, Point
+from ..metrics_store import COLUMNS, HISTORY_FILE, ROUNDS_MAX, MetricsStore, PastEvent, Point
 from ..web.json_answers import compact
 from .event_log import EVENT_LOG_FILE, EventLog
 from .master_service import MasterService
@@ -54,7 +54,7 @@ class Stream(Protocol):
 
 
 @define
-class Rows:
+class PendingRows:
     """What is to be written into the history, oldest first."""
 
     points: list[Point] = Factory(list)
@@ -64,20 +64,20 @@ class Rows:
     def __bool__(self) -> bool:
         return bool(self.points or self.rounds or self.events)
 
-    def followed_by(self, later: Rows) -> Rows:
+    def followed_by(self, later: PendingRows) -> PendingRows:
         """Both, without the oldest if they are too many."""
         rounds = [*self.rounds, *later.rounds]
         size_bytes = sum(len(row) for _number, row in rounds)
         while size_bytes > ROUNDS_WAITING_BYTES_MAX:
             size_bytes -= len(rounds.pop(0)[1])
-        return Rows(
+        return PendingRows(
             [*self.points, *later.points][-POINTS_WAITING_MAX:],
             rounds,
             [*self.events, *later.events][-EVENTS_WAITING_MAX:],
         )
 
 
-class Recorder:
+class RunRecorder:
     """One per master.
 
     Args:
@@ -88,7 +88,7 @@ class Recorder:
     def __init__(
         self,
         service: MasterService,
-        history: History,
+        history: MetricsStore,
         event_log: EventLog,
         warnings: deque[str],
         *,
@@ -103,8 +103,8 @@ class Recorder:
         self.live: Stream | None = None
         self._seen_count = -1
         self._last_round: Round | None = None  # that was taken
-        self._new = Rows()  # since the last write
-        self._late = Rows()  # what could not be written
+        self._new = PendingRows()  # since the last write
+        self._late = PendingRows()  # what could not be written
         self._lacks = False  # some rounds may be in the journal alone
         # What earlier masters have come to, as far as it is known.
         self._before = history.last_point()
@@ -118,12 +118,12 @@ class Recorder:
     @classmethod
     def open(
         cls, service: MasterService, state: Path, *, wall_clock: Callable[[], float] = time.time
-    ) -> Recorder:
+    ) -> RunRecorder:
         """With the files of a state directory. Waits for the disk."""
         warnings: deque[str] = deque(maxlen=WARNINGS_MAX)
         recorder = cls(
             service,
-            History(state / HISTORY_FILE, warnings.append),
+            MetricsStore(state / HISTORY_FILE, warnings.append),
             EventLog(state / EVENT_LOG_FILE, warnings.append),
             warnings,
             wall_clock=wall_clock,
@@ -164,21 +164,21 @@ class Recorder:
         self._take_point(now)
 
     @property
-    def history(self) -> History:
+    def history(self) -> MetricsStore:
         return self._history
 
     def _take(self) -> Callable[[], None]:
         """The work of a thread. One at a time goes on, and nobody else touches ``_late``."""
-        new, self._new = self._new, Rows()
+        new, self._new = self._new, PendingRows()
         return partial(self._write, new)
 
-    def _write(self, new: Rows) -> None:
+    def _write(self, new: PendingRows) -> None:
         self._event_log.write(new.events)
         rows = self._late.followed_by(new)
         if not self._history.write(rows.points, rows.rounds, rows.events):
             self._late, self._lacks = rows, True
             return
-        self._late = Rows()
+        self._late = PendingRows()
         if self._lacks:
             self.rebuild()
 
@@ -233,7 +233,7 @@ class Recorder:
 
     def _take_rounds(self) -> None:
         ended: list[Round] = []
-        for round_ in reversed(self._service.coordinator.conductor.ledger.past):
+        for round_ in reversed(self._service.coordinator.scheduler.round_table.past):
             if round_ is self._last_round:
                 break
             ended.append(round_)

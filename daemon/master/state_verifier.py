@@ -16,10 +16,10 @@ import trio
 from ...membership.master.state.context import Context
 from ...membership.master.sync.digest_comparison import (
     DIGEST_BYTES,
-    Difference,
+    DifferingCopy,
     differences,
     differing_blocks,
-    said_blocks,
+    format_blocks,
 )
 from ...protocol.errors import UserError
 from ...protocol.messages import (
@@ -40,7 +40,7 @@ Roots = Mapping[str, tuple[FragmentHead, ...]]
 Key = tuple[str, int]  # peer, fragment
 
 
-class Verifier:
+class StateVerifier:
     """Asks, waits, compares; one verification at a time.
 
     Args:
@@ -123,7 +123,9 @@ class Verifier:
         await self._wait(lambda: [peer for peer in peers if peer not in self._roots])
         return dict(self._roots)
 
-    async def _ask_blocks(self, found: list[Difference]) -> dict[Difference, list[int] | None]:
+    async def _ask_blocks(
+        self, found: list[DifferingCopy]
+    ) -> dict[DifferingCopy, list[int] | None]:
         """Which blocks differ; None: nobody can tell."""
         self._blocks.clear()
         self._number = next(self._numbers)
@@ -151,7 +153,7 @@ class Verifier:
                 with trio.move_on_after(LOOK_S):
                     await self._changed.wait()
 
-    def _peer_row(self, peer: str, name: str, roots: Roots, found: list[Difference]) -> Json:
+    def _peer_row(self, peer: str, name: str, roots: Roots, found: list[DifferingCopy]) -> Json:
         heads = roots.get(peer)
         count = len(self._context.history.versions)
         wrong = sum(each.peer == peer for each in found)
@@ -177,17 +179,17 @@ class Verifier:
         }
 
 
-def _key(difference: Difference) -> Key:
+def _key(difference: DifferingCopy) -> Key:
     return difference.peer, difference.head.fragment
 
 
 def _row(
-    each: Difference, names: Mapping[str, str], blocks: list[int] | None, block_count: int
+    each: DifferingCopy, names: Mapping[str, str], blocks: list[int] | None, block_count: int
 ) -> Json:
     against = names.get(each.against, "")
     if blocks is not None:
         plural = "s" * (len(blocks) != 1)
-        text = f"block{plural} {said_blocks(blocks)} of {block_count}, compared with {against}"
+        text = f"block{plural} {format_blocks(blocks)} of {block_count}, compared with {against}"
     elif each.against:
         text = "which blocks is not known: rounds went on; `holdfast pause`, then verify again"
     else:

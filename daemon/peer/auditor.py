@@ -22,16 +22,16 @@ from functools import partial
 import trio
 from attrs import define, field
 
-from ...collectives.audit_log import Kept
-from ...collectives.evidence import Exhibit, UnsignedError, examine
-from ...collectives.links.send_priority import Rank
+from ...collectives.audit_log import AuditLog
+from ...collectives.evidence import ChunkEvidence, UnsignedError, examine
+from ...collectives.links.send_priority import SendRank
 from ...collectives.links.send_queue import Load
 from ...collectives.reduction import Reduction
 from ...protocol.errors import PeerLostError
 from ...protocol.messages import (
     PROOF_PIECE_BYTES_MAX,
-    Audit,
     Audited,
+    AuditOrder,
     EvidenceRefused,
     EvidenceRequest,
     ProofPiece,
@@ -39,7 +39,7 @@ from ...protocol.messages import (
 )
 from ...protocol.network.lane import Buffer, FrameHeader, FrameKind
 from ...protocol.text import plain
-from .peer_parts import Parts
+from .peer_parts import PeerParts
 from .reducer import Reducer
 
 log = logging.getLogger("holdfast.peer")
@@ -109,7 +109,7 @@ class _Findings:
 class Auditor:
     """Both sides, for one peer. Touched by its event loop only."""
 
-    def __init__(self, parts: Parts, reducer: Reducer) -> None:
+    def __init__(self, parts: PeerParts, reducer: Reducer) -> None:
         self._parts = parts
         self._reducer = reducer
         self._asked: dict[int, _Asked] = {}  # by transfer
@@ -117,64 +117,68 @@ class Auditor:
 
     # ------------------------------------------------------------ looking
 
-    async def look(self, order: Audit) -> None:
+    async def look(self, order: AuditOrder) -> None:
         """Have the owners of some chunks show what they added, and tell the master."""
         reduction = self._reducer.of_round(order.round)
         if reduction is None or reduction.kept is None or reduction.attempt != order.attempt:
             return  # another order is on its way
-        findings, by_owner = _Findings(), dict[str, list[Exhibit]]()
+        findings, by_owner = _Findings(), dict[str, list[ChunkEvidence]]()
         for chunk in order.chunks:
-            exhibit = reduction.kept.exhibit(chunk)
-            if exhibit is not None:
-                by_owner.setdefault(exhibit.owner, []).append(exhibit)
+            evidence = reduction.kept.evidence(chunk)
+            if evidence is not None:
+                by_owner.setdefault(evidence.owner, []).append(evidence)
         with findings.scope:
             async with trio.open_nursery() as nursery:
-                for exhibits in by_owner.values():
-                    nursery.start_soon(self._look_at, reduction.kept, exhibits, findings)
+                for evidence_list in by_owner.values():
+                    nursery.start_soon(self._look_at, reduction.kept, evidence_list, findings)
         seen, where = findings.passed.union(findings.wrong), (order.round, order.attempt)
         unseen = tuple(chunk for chunk in order.chunks if chunk not in seen)
         reason = plain(findings.reason)
         self._parts.tell_master(Audited(*where, tuple(findings.wrong), unseen, reason))
 
-    async def _look_at(self, kept: Kept, exhibits: list[Exhibit], findings: _Findings) -> None:
+    async def _look_at(
+        self, kept: AuditLog, evidence_list: list[ChunkEvidence], findings: _Findings
+    ) -> None:
         """All that one owner has to show, one chunk after the other."""
-        for exhibit in exhibits:
+        for evidence in evidence_list:
             try:
-                shown = await self._fetch(kept, exhibit)
-                work = partial(examine, exhibit, kept.notary, shown)
+                shown = await self._fetch(kept, evidence)
+                work = partial(examine, evidence, kept.notary, shown)
                 fault = await self._parts.network.run_sync(work)
             except (UnsignedError, PeerLostError) as error:
-                findings.reason = f"chunk {exhibit.index} of {exhibit.owner[:8]}: {error}"
+                findings.reason = f"chunk {evidence.index} of {evidence.owner[:8]}: {error}"
                 continue
-            fault = self._verdict(exhibit, fault)
+            fault = self._verdict(evidence, fault)
             if not fault:
-                findings.passed.add(exhibit.index)
+                findings.passed.add(evidence.index)
             else:
-                log.warning("chunk %d of %s: %s", exhibit.index, exhibit.owner[:8], fault)
-                kept.prove(exhibit.index, shown)
-                findings.wrong.append(exhibit.index)
+                log.warning("chunk %d of %s: %s", evidence.index, evidence.owner[:8], fault)
+                kept.prove(evidence.index, shown)
+                findings.wrong.append(evidence.index)
                 findings.reason = fault
                 # One proven lie is enough; the round is run again, and all else in it is void.
                 findings.scope.cancel()
 
-    def _verdict(self, _exhibit: Exhibit, fault: str) -> str:
+    def _verdict(self, _exhibit: ChunkEvidence, fault: str) -> str:
         """What we say is wrong with a chunk; a simulated liar says something else."""
         return fault
 
-    async def _fetch(self, kept: Kept, exhibit: Exhibit) -> list[memoryview]:
+    async def _fetch(self, kept: AuditLog, evidence: ChunkEvidence) -> list[memoryview]:
         """What the owner shows.
 
         Raises:
           PeerLostError: it shows nothing, or not all of it.
         """
         patience_s = self._parts.spec.link_deadline_s
-        asked = _Asked(exhibit.owner, len(exhibit.givers) + 1, kept.piece_bytes_max(exhibit.index))
+        asked = _Asked(
+            evidence.owner, len(evidence.givers) + 1, kept.piece_bytes_max(evidence.index)
+        )
         transfer = secrets.randbits(32)
         self._asked[transfer] = asked
         try:
-            link = await self._parts.hub.link(exhibit.owner, patience_s)
+            link = await self._parts.hub.link(evidence.owner, patience_s)
             with self._parts.hub.register((FrameKind.BLOCK, transfer), asked):
-                await link.send(EvidenceRequest(transfer, exhibit.order.round, exhibit.index))
+                await link.send(EvidenceRequest(transfer, evidence.order.round, evidence.index))
                 while not (asked.whole or asked.refused):
                     asked.news = trio.Event()
                     with trio.move_on_after(patience_s) as waiting:
@@ -184,7 +188,7 @@ class Auditor:
         finally:
             del self._asked[transfer]
         if asked.refused:
-            raise PeerLostError(exhibit.owner, asked.refused)
+            raise PeerLostError(evidence.owner, asked.refused)
         return [asked.pieces[index] for index in range(asked.count)]
 
     def prove(self, wanted: ProofWanted) -> None:
@@ -222,7 +226,7 @@ class Auditor:
                 await link.send(EvidenceRefused(request.transfer, "it has nothing to show of that"))
             else:
                 await link.send_from(
-                    _Pieces(pieces, request.transfer), Rank.ROUND, age=request.round
+                    _Pieces(pieces, request.transfer), SendRank.ROUND, age=request.round
                 )
         except PeerLostError:
             pass

@@ -25,7 +25,7 @@ from ..this_machine import on_battery
 from ..web.app import Json
 from ..web.http_server import control_side
 from .run_peer import Peer, PeerOptions
-from .volunteer_limits import Lending
+from .volunteer_limits import VolunteerLimits
 
 LOOK_S = 1.0  # between two looks at the clock and the plug
 
@@ -33,7 +33,9 @@ LOOK_S = 1.0  # between two looks at the clock and the plug
 class Volunteer:
     """A peer as a process, with its owner's conditions."""
 
-    def __init__(self, options: PeerOptions, lending: Lending, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, options: PeerOptions, lending: VolunteerLimits, tell: Callable[[str], None]
+    ) -> None:
         self.options = options
         self._lending = lending
         self._tell = tell

@@ -96,7 +96,7 @@ class UnixBridge:
             self._cut = reason
             self._scope.cancel()
 
-    async def last_words(self) -> Failing | None:
+    async def crash_report(self) -> Failing | None:
         """What the process that has just ended said of its end."""
         with trio.move_on_after(LAST_WORDS_S):
             await self._detached.wait()

@@ -16,13 +16,13 @@ from collections.abc import Callable, Generator
 import trio
 
 from ...checkpoint import checkpoints
-from ...checkpoint.checkpoint_store import Place, PlaceError
+from ...checkpoint.checkpoint_store import CheckpointStore, StoreError
 from ...checkpoint.checkpoints import Manifest
 from ...checkpoint.shared_state import SharedState
 from ...protocol.messages import CheckpointTold, KeepState
 from ...protocol.text import plain
-from .peer_parts import Parts
-from .state_service import StateKeeper
+from .peer_parts import PeerParts
+from .state_service import StateService
 
 log = logging.getLogger("holdfast.peer")
 
@@ -46,9 +46,9 @@ class Checkpointer:
 
     def __init__(
         self,
-        parts: Parts,
-        keeper: StateKeeper,
-        place: Place | None,
+        parts: PeerParts,
+        state_service: StateService,
+        place: CheckpointStore | None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.place = place
@@ -56,7 +56,7 @@ class Checkpointer:
         self.error = ""
         self.writing = False
         self._parts = parts
-        self._keeper = keeper
+        self._state_service = state_service
         self._wall_clock = wall_clock
         # Since when, by rounds and by our clock, the next one is counted: from our first look on.
         self._since: tuple[int, float] | None = None
@@ -67,13 +67,13 @@ class Checkpointer:
 
     def look(self) -> None:
         """A round was applied, or the view is another: begin to write if it is time."""
-        parts, state = self._parts, self._keeper.known_state
+        parts, state = self._parts, self._state_service.known_state
         if state is None or parts.known_spec is None or self.writing:
             return
         rounds = sum(head.version for head in state.heads())
         now_s = trio.current_time()
         if self._since is None:
-            restored = self._keeper.restored
+            restored = self._state_service.restored
             self._since = rounds - 1, now_s
             self._branch = parts.replica.branch if restored is None else restored.branch
         wanted = self._wanted
@@ -108,7 +108,7 @@ class Checkpointer:
 
     def _why_not(self) -> str:
         """Why we write none, whoever asks; empty: we do."""
-        state = self._keeper.known_state
+        state = self._state_service.known_state
         if self.place is None:
             return "it keeps no checkpoints"
         if state is None or self._parts.known_spec is None or not self._parts.replica.valid:
@@ -139,19 +139,19 @@ class Checkpointer:
 
     def _too_large(self, state: SharedState) -> bool:
         """Whether this machine's owner gives no room for it; said once."""
-        allowance = self._parts.config.allowance
-        if allowance is None or not (why := allowance.refuses(_size_bytes(state))):
+        disk_quota = self._parts.config.disk_quota
+        if disk_quota is None or not (why := disk_quota.refuses(_size_bytes(state))):
             return False
-        self._failed(PlaceError(why))
+        self._failed(StoreError(why))
         return True
 
     async def _write(
-        self, place: Place, state: SharedState, manifest: Manifest, number: int | None
+        self, place: CheckpointStore, state: SharedState, manifest: Manifest, number: int | None
     ) -> None:
         network, writing = self._parts.network, self._begin(place, state, manifest)
         try:
             try:
-                if self._parts.config.allowance is not None:  # two at a time have to fit
+                if self._parts.config.disk_quota is not None:  # two at a time have to fit
                     await network.run_sync(lambda: self._prune(place))
                 while await network.run_sync(lambda: _turn(writing, self.turn_bytes)):
                     await self._between_turns()
@@ -163,7 +163,7 @@ class Checkpointer:
             if number is not None:
                 self._answer(number, name=manifest.name)
             await network.run_sync(lambda: self._prune(place))
-        except PlaceError as error:
+        except StoreError as error:
             self._failed(error)
             for waiting in (number, self._wanted):
                 if waiting is not None:
@@ -176,7 +176,7 @@ class Checkpointer:
         """What else there is to do goes on; the simulator's disk takes its time here."""
 
     def _begin(
-        self, place: Place, state: SharedState, manifest: Manifest
+        self, place: CheckpointStore, state: SharedState, manifest: Manifest
     ) -> Generator[int, None, None]:
         writer = self._parts.config.me[:WRITER_CHARS]
         return checkpoints.write(place, state, manifest, reader=READER, writer=writer)
@@ -184,17 +184,17 @@ class Checkpointer:
     def _written(self, manifest: Manifest) -> None:
         self.newest, self.error = manifest, ""
 
-    def _failed(self, error: PlaceError) -> None:
+    def _failed(self, error: StoreError) -> None:
         if str(error) != self.error:
             self._parts.report.told.append(f"no checkpoint: {error}")
             log.warning("no checkpoint was written: %s", error)
         self.error = str(error)
 
-    def _prune(self, place: Place) -> None:
-        table, allowance = self._parts.spec.checkpoint, self._parts.config.allowance
-        keep_count, state = table.keep_count, self._keeper.known_state
-        if allowance is not None and state is not None:
-            keep_count = allowance.keep_count(keep_count, _size_bytes(state))
+    def _prune(self, place: CheckpointStore) -> None:
+        table, disk_quota = self._parts.spec.checkpoint, self._parts.config.disk_quota
+        keep_count, state = table.keep_count, self._state_service.known_state
+        if disk_quota is not None and state is not None:
+            keep_count = disk_quota.keep_count(keep_count, _size_bytes(state))
         checkpoints.prune(
             place,
             self._parts.config.run_id,
@@ -211,21 +211,21 @@ class Checkpointer:
 
         The generator is to be run to its end in a thread, or closed; it raises PlaceError.
         """
-        place, state = self.place, self._keeper.known_state
+        place, state = self.place, self._state_service.known_state
         if place is None or state is None or not self._parts.replica.lineage:
             return None
         if self._too_large(state):
             return None
         manifest = self._manifest(state)
-        known = self.newest or self._keeper.restored
+        known = self.newest or self._state_service.restored
         if manifest is None or (known is not None and known.same_state(manifest)):
             return None
         return _size_bytes(state), self._last(place, state, manifest)
 
     def _last(
-        self, place: Place, state: SharedState, manifest: Manifest
+        self, place: CheckpointStore, state: SharedState, manifest: Manifest
     ) -> Generator[int, None, None]:
-        if self._parts.config.allowance is not None and self._parts.known_spec is not None:
+        if self._parts.config.disk_quota is not None and self._parts.known_spec is not None:
             self._prune(place)
         yield from self._begin(place, state, manifest)
         self._written(manifest)
@@ -233,8 +233,8 @@ class Checkpointer:
             self._prune(place)
 
     def _manifest(self, state: SharedState) -> Manifest | None:
-        parts, layout = self._parts, self._keeper.layout
-        replica, spec, restored = parts.replica, parts.known_spec, self._keeper.restored
+        parts, layout = self._parts, self._state_service.layout
+        replica, spec, restored = parts.replica, parts.known_spec, self._state_service.restored
         toml = spec.toml_text if spec is not None else restored.spec_toml if restored else ""
         if layout is None:
             return None

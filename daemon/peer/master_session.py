@@ -148,7 +148,7 @@ class MasterSession:
         self._masters = list(config.masters)
         self._renew = renew
         self._renew_every_s = renew_every_s
-        self._outbox: trio.MemorySendChannel[Message] | None = None
+        self._message_queue: trio.MemorySendChannel[Message] | None = None
         self._conversation: Conversation | None = None  # while there is one that may go on
         self._with: tuple[int, bytes] = (0, b"")  # term and nonce of the master that it is with
         self._spec: RunSpec | None = None
@@ -156,27 +156,27 @@ class MasterSession:
 
     @property
     def connected(self) -> bool:
-        return self._outbox is not None
+        return self._message_queue is not None
 
     def tell(self, message: Message) -> None:
         """Send to the master, in order; dropped without a session."""
         if self._conversation is not None and not self._conversation.sends(message):
             self._hang_up("the master confirms nothing")
-        if self._outbox is None:
+        if self._message_queue is None:
             return
         try:
-            self._outbox.send_nowait(message)
+            self._message_queue.send_nowait(message)
         except trio.WouldBlock:
             self._hang_up("the master does not read")
         except (trio.BrokenResourceError, trio.ClosedResourceError):
-            self._outbox = None
+            self._message_queue = None
 
     def _hang_up(self, why: str) -> None:
         """End the connection, if there is one: who writes to it finds nothing more to write."""
-        if self._outbox is not None:
+        if self._message_queue is not None:
             log.warning("%s: dropping the session", why)
-            self._outbox.close()
-            self._outbox = None
+            self._message_queue.close()
+            self._message_queue = None
 
     # ------------------------------------------------------------ one session after the other
 
@@ -257,7 +257,7 @@ class MasterSession:
 
     def _end(self) -> None:
         """The session is over."""
-        self._outbox = None
+        self._message_queue = None
         if self._conversation is not None:
             self._conversation = None
             self._lost()
@@ -282,7 +282,7 @@ class MasterSession:
             log.info("no session with the master: %r", error)
             self._end()
         finally:
-            self._outbox = None
+            self._message_queue = None
             with trio.CancelScope(shield=True) as scope:
                 scope.deadline = trio.current_time() + 1
                 await trio.aclose_forcefully(channel.stream)
@@ -319,7 +319,7 @@ class MasterSession:
         conversation = self._conversation = Conversation()
         conversation.hears(first)
         self._with, self._view = (first.term, first.nonce), None
-        self._outbox, queue = trio.open_memory_channel[Message](OUTBOX_COUNT_MAX)
+        self._message_queue, queue = trio.open_memory_channel[Message](OUTBOX_COUNT_MAX)
         self._spec = self._welcome(first)
         await self._hold_on(stream, conversation, queue)
 
@@ -360,9 +360,9 @@ class MasterSession:
         spec = self._spec
         assert spec is not None
         if queue is None:
-            self._outbox, queue = trio.open_memory_channel[Message](OUTBOX_COUNT_MAX)
+            self._message_queue, queue = trio.open_memory_channel[Message](OUTBOX_COUNT_MAX)
             for message in conversation.missing():
-                self._outbox.send_nowait(message)
+                self._message_queue.send_nowait(message)
         ended: Exception | None = None  # the writer may end the session before the reader does
         try:
             async with trio.open_nursery() as nursery:
@@ -374,7 +374,7 @@ class MasterSession:
         except BaseException:
             self._end()
             raise
-        self._outbox = None
+        self._message_queue = None
         if isinstance(ended, EvictedError):
             raise ended
         hopeless = conversation.broken or isinstance(ended, RemoteProtocolError)

@@ -11,7 +11,7 @@ from attrs import define, field
 
 from ...collectives.links.hub import LinkHub
 from ...collectives.links.rate_meter import Reading
-from ...membership.peer.peer_effects import Deed
+from ...membership.peer.peer_effects import PeerEffect
 from ...membership.peer.replica import Replica
 from ...membership.spec.spec import RunSpec
 from ...protocol.addresses import Address
@@ -19,7 +19,7 @@ from ...protocol.messages import LinkLoad, Measured, Message, RelayOffer
 from ...protocol.network.interface import Network
 from ...protocol.trust.notary import Notary
 from .trainer_port import TrainerPort
-from .volunteer_limits import Allowance
+from .volunteer_limits import DiskQuota
 
 LINKS_TOLD_MAX = 64  # of a peer's links the master hears what they carried
 TOLD_MAX = 20  # sentences for this peer's person that the status page keeps
@@ -39,13 +39,13 @@ class PeerConfig:
     upload_bytes_per_s: float | None = None
     download_bytes_per_s: float | None = None
     patience_s: float | None = 120.0  # without any master for so long: give up; None: never
-    own_state: str = ""  # where the trainer may keep what is only its own
+    local_checkpoint: str = ""  # where the trainer may keep what is only its own
     asked: bool = False  # this peer's person wants checkpoints, whoever else writes some
     notary: Notary | None = None  # signs what we contribute; None: we cannot
     site: str = ""  # members with the same name share a line; empty: their addresses tell
     partial: Path | None = None  # a folder for what has come of a copy; None: nothing is kept
     memory_bytes: int | None = None  # of this machine; None: no state is too large
-    allowance: Allowance | None = None  # of this machine's disk, for checkpoints; None: all
+    disk_quota: DiskQuota | None = None  # of this machine's disk, for checkpoints; None: all
     partial_bytes: int | None = None  # of it, for what has come of a copy; None: all
     relay: RelayOffer | None = None  # what is forwarded for others; None: nothing
 
@@ -60,7 +60,7 @@ class PeerReport:
 
 
 @define(eq=False)
-class Parts:
+class PeerParts:
     """One per peer service. Everything in it belongs to the event loop.
 
     Attributes:
@@ -78,7 +78,7 @@ class Parts:
     replica: Replica
     report: PeerReport
     tell_master: Callable[[Message], None]
-    perform: Callable[[list[Deed]], None]
+    perform: Callable[[list[PeerEffect]], None]
     known_spec: RunSpec | None = None
     nursery: trio.Nursery | None = None
 

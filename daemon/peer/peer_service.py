@@ -36,15 +36,15 @@ from collections.abc import Callable, Sequence
 import trio
 
 from ... import __version__
-from ...checkpoint.checkpoint_store import Place
+from ...checkpoint.checkpoint_store import CheckpointStore
 from ...checkpoint.shared_state import SharedState
 from ...collectives.links.hub import LinkHub
 from ...collectives.links.line_probe import Prober
 from ...collectives.links.link_parts import LaneRules
 from ...collectives.links.rate_limiter import RateLimiter
-from ...collectives.links.relay_forwarding import RelayDesk
+from ...collectives.links.relay_forwarding import RelayForwarder
 from ...membership.peer import peer_effects
-from ...membership.peer.peer_effects import Deed
+from ...membership.peer.peer_effects import PeerEffect
 from ...membership.peer.replica import Replica
 from ...membership.spec.spec import RunSpec
 from ...protocol.addresses import Address
@@ -52,8 +52,7 @@ from ...protocol.errors import EvictedError
 from ...protocol.messages import (
     VERSION_MAX,
     VERSION_MIN,
-    Audit,
-    Carry,
+    AuditOrder,
     Commit,
     Diagnose,
     Donate,
@@ -61,26 +60,27 @@ from ...protocol.messages import (
     EvidenceRequest,
     Finished,
     Flush,
-    Found,
     Heartbeat,
     Hello,
     KeptState,
-    Layout,
     Leaving,
     Load,
     Message,
+    ModelLayout,
+    Notice,
     Probe,
     ProbeRequest,
     Progress,
     ProofWanted,
+    RelayPair,
     Release,
     Released,
     Renewed,
     Repair,
-    Road,
-    Told,
+    Route,
+    StopRelayingPair,
+    SupplyWeights,
     TrainerAttached,
-    Uncarry,
     Verify,
     VerifyBlocks,
     View,
@@ -93,12 +93,12 @@ from ..advertised_hosts import dialable
 from .auditor import Auditor
 from .checkpointer import Checkpointer
 from .master_session import MasterSession
-from .peer_parts import Parts, PeerConfig, PeerReport
+from .peer_parts import PeerConfig, PeerParts, PeerReport
 from .reducer import Reducer
 from .relay_service import RelayWork
-from .state_service import StateKeeper
+from .state_service import StateService
 from .trainer_port import TrainerPort
-from .trainer_service import Training
+from .trainer_service import TrainerService
 
 log = logging.getLogger("holdfast.peer")
 
@@ -118,7 +118,7 @@ class PeerService:
         network: Network,
         trainer: TrainerPort,
         *,
-        checkpoints: Place | None = None,
+        checkpoints: CheckpointStore | None = None,
         renew: Callable[[], bytes] | None = None,
         renewed: Callable[[bytes], None] | None = None,
         renew_every_s: float = 6 * 3600.0,
@@ -147,7 +147,7 @@ class PeerService:
             renew=renew,
             renew_every_s=renew_every_s,
         )
-        self.parts = Parts(
+        self.parts = PeerParts(
             config,
             network,
             self.hub,
@@ -157,15 +157,15 @@ class PeerService:
             tell_master=self.session.tell,
             perform=self._perform,
         )
-        self.keeper = StateKeeper(self.parts)
-        self.reducer = Reducer(self.parts, self.keeper)
+        self.state_service = StateService(self.parts)
+        self.reducer = Reducer(self.parts, self.state_service)
         self.auditor = Auditor(self.parts, self.reducer)
-        self.training = Training(self.parts, self.keeper, self.reducer.residual_of)
+        self.training = TrainerService(self.parts, self.state_service, self.reducer.residual_of)
         self.checkpointer = self._make_checkpointer(checkpoints)
         self.hub.tell_master = self.session.tell
         self.relay: RelayWork | None = None
         if config.relay is not None:
-            desk = RelayDesk(config.relay, network.proven)
+            desk = RelayForwarder(config.relay, network.proven)
             self.relay = RelayWork(desk, self.session.tell)
         self.number = 0
         self.finished = trio.Event()
@@ -177,15 +177,15 @@ class PeerService:
         self._session_begins = True  # the next view is the first one of a session
         self._view_term = 0  # of the master whose view came last
 
-    def _make_checkpointer(self, place: Place | None) -> Checkpointer:
-        return Checkpointer(self.parts, self.keeper, place)
+    def _make_checkpointer(self, place: CheckpointStore | None) -> Checkpointer:
+        return Checkpointer(self.parts, self.state_service, place)
 
     @property
     def state(self) -> SharedState | None:
-        return self.keeper.known_state
+        return self.state_service.known_state
 
     def progress(self) -> Progress:
-        """See ``Training.progress``."""
+        """See ``TrainerService.progress``."""
         return self.training.progress()
 
     # ------------------------------------------------------------ life
@@ -261,7 +261,7 @@ class PeerService:
         elif isinstance(message, EvidenceRequest | EvidenceRefused):
             self.auditor.receive(peer, message)
         else:
-            await self.keeper.on_link_message(peer, message)
+            await self.state_service.on_link_message(peer, message)
 
     async def _probe(self, order: Probe) -> None:
         self.session.tell(await self._prober.measure(order))
@@ -295,7 +295,7 @@ class PeerService:
             config.site,
             replica.term,
             replica.nonce,
-            tuple(KeptState(each.manifest.fragment_heads()) for each in self.keeper.kept),
+            tuple(KeptState(each.manifest.fragment_heads()) for each in self.state_service.kept),
             __version__,
             config.relay,
             local_port,
@@ -309,10 +309,10 @@ class PeerService:
         self.hub.silence_s = spec.link_silence_s
         reduce = spec.reduce
         self.hub.rules = LaneRules(reduce.lanes, reduce.lanes_max, reduce.congestion)
-        self.hub.courtesy.share = spec.sync.donor_share
+        self.hub.send_priority.share = spec.sync.donor_share
         self.report.phase = "in the run"
         self.report.why = "" if message.lineage else "waiting for the run's first weights"
-        self.keeper.check_restored(message.layout, message.lineage)
+        self.state_service.check_restored(message.layout, message.lineage)
         if message.layout is not None:
             self._use_layout(message.layout)
         for commit in message.committed:
@@ -345,25 +345,25 @@ class PeerService:
                 self.hub.set_members(message.members, back=first and same, new_master=not same)
                 self._perform(self.replica.receive(message))
                 if self.replica.in_sync:
-                    self.keeper.note_whole()
+                    self.state_service.note_whole()
                 self.checkpointer.look()
-            case Found():
+            case SupplyWeights():
                 self.training.found()
             case Probe():
                 self.parts.start(self._probe, message)
-            case Audit():
+            case AuditOrder():
                 self.parts.start(self.auditor.look, message)
             case ProofWanted():
                 self.auditor.prove(message)
-            case Road():
-                self.hub.set_road(message)
-            case Carry() | Uncarry() if self.relay is not None:
+            case Route():
+                self.hub.set_route(message)
+            case RelayPair() | StopRelayingPair() if self.relay is not None:
                 self.relay.hear(message)
             case Verify() | VerifyBlocks():
-                self.parts.start(self.keeper.verify, message)
+                self.parts.start(self.state_service.verify, message)
             case WriteCheckpoint(number=number):
                 self.checkpointer.write_now(number)
-            case Told():
+            case Notice():
                 log.warning("the master says: %s", message.text)
                 self.report.told.append(message.text)
             case Released():
@@ -378,23 +378,23 @@ class PeerService:
                     self.reducer.settle(message)
                 self._perform(self.replica.receive(message))
 
-    def _use_layout(self, layout: Layout) -> None:
-        if self.keeper.use_layout(layout):
+    def _use_layout(self, layout: ModelLayout) -> None:
+        if self.state_service.use_layout(layout):
             self.training.admit()
 
     # ------------------------------------------------------------ deeds
 
-    def _perform(self, todo: list[Deed]) -> None:
+    def _perform(self, todo: list[PeerEffect]) -> None:
         """Carry out the machine's deeds, in order; nothing in here waits."""
         trainer = self.parts.trainer
-        for deed in todo:
-            match deed:
+        for effect in todo:
+            match effect:
                 case peer_effects.TellMaster(message=message):
                     self.session.tell(message)
                 case peer_effects.TellTrainer(message=message):
                     trainer.tell(message)
-                case peer_effects.ReloadTrainer(step=step, hold_step=hold_step):
-                    trainer.tell(Load(step, hold_step, self.replica.finished))
+                case peer_effects.ReloadTrainer(step=step, step_limit=step_limit):
+                    trainer.tell(Load(step, step_limit, self.replica.finished))
                 case peer_effects.StartReduction(order=order, contribute=contribute):
                     self._prober.stop()
                     self.reducer.start(order, contribute=contribute)
@@ -412,13 +412,13 @@ class PeerService:
                     self.reducer.drop(round_id)
                 case peer_effects.FetchFragment(order=order):
                     self.reducer.forget_residual(order.head.fragment)
-                    self.keeper.fetch(order)
+                    self.state_service.fetch(order)
                 case peer_effects.StopFetch(fragment=fragment):
-                    self.keeper.stop_fetch(fragment)
+                    self.state_service.stop_fetch(fragment)
                 case peer_effects.PinFragment(order=Donate() as order):
-                    self.keeper.pin(order)
+                    self.state_service.pin(order)
                 case peer_effects.UnpinFragment(order=Release() as order):
-                    self.keeper.unpin(order)
+                    self.state_service.unpin(order)
                 case peer_effects.DiscardState():
                     self._discard_state()
         if self.replica.finished:
@@ -431,7 +431,7 @@ class PeerService:
         self.checkpointer.look()
 
     def _discard_state(self) -> None:
-        layout = self.keeper.discard()
+        layout = self.state_service.discard()
         self.reducer.forget_residuals()
         self.training.reject("the run's state was replaced; start the script again")
         if layout is not None:

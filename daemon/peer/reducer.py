@@ -35,8 +35,8 @@ from ...protocol.messages import (
     Reduce,
     Repair,
 )
-from .peer_parts import Parts
-from .state_service import StateKeeper
+from .peer_parts import PeerParts
+from .state_service import StateService
 
 log = logging.getLogger("holdfast.peer")
 
@@ -52,9 +52,9 @@ class _Running:
 class Reducer:
     """Carries out what the replica wants done in rounds."""
 
-    def __init__(self, parts: Parts, keeper: StateKeeper) -> None:
+    def __init__(self, parts: PeerParts, state_service: StateService) -> None:
         self._parts = parts
-        self._keeper = keeper
+        self._state_service = state_service
         self.make_reduction: Callable[..., Reduction] = Reduction
         self._running: dict[int, _Running] = {}  # by round, as the three that follow
         self._inputs: dict[int, EncodedInput] = {}
@@ -66,7 +66,7 @@ class Reducer:
     def start(self, order: Reduce, *, contribute: bool) -> None:
         """Begin a reduction; an earlier one of the round is void, though it may have ended well."""
         self._end(order.round)
-        parts, posted, fragment = self._parts, self._keeper.posted, order.fragment
+        parts, posted, fragment = self._parts, self._state_service.posted, order.fragment
         kept = self._inputs.get(order.round) if contribute else None
 
         def lost(error: PeerLostError) -> None:
@@ -77,7 +77,7 @@ class Reducer:
             reduction = self.make_reduction(
                 order,
                 parts.config.me,
-                self._keeper.size(fragment),
+                self._state_service.size(fragment),
                 parts.hub,
                 parts.network,
                 posted.values(fragment) if contribute else None,
@@ -86,7 +86,7 @@ class Reducer:
                 residual=self.residual_of(fragment) if contribute and kept is None else None,
                 values_stay=True,  # the trainer posts nothing new before the next round opens
                 # It changes when the round is over, and not before.
-                momentum=self._keeper.state.momentum(fragment) if contribute else None,
+                momentum=self._state_service.state.momentum(fragment) if contribute else None,
                 # Who cannot be linked to is named before the master finds a stall without a culprit.
                 link_wait_s=parts.spec.link_deadline_s,
                 notary=parts.config.notary,
@@ -120,7 +120,7 @@ class Reducer:
                     reduction.attempt,
                     result.digest,
                     result.manifest,
-                    result.gauged,
+                    result.norm_sums,
                     result.momentum_square,
                 )
             )
@@ -220,7 +220,7 @@ class Reducer:
             return None
         if fragment not in self._residuals:
             self._residuals[fragment] = Residual(
-                self._keeper.size(fragment).value_count, spec.reduce.feedback_decay
+                self._state_service.size(fragment).value_count, spec.reduce.feedback_decay
             )
         return self._residuals[fragment]
 
@@ -252,7 +252,7 @@ class Reducer:
 
     async def apply(self, commit: Commit) -> None:
         """The outer step with the held result; the replica hears of it."""
-        parts, state = self._parts, self._keeper.state
+        parts, state = self._parts, self._state_service.state
         diloco = parts.spec.diloco
 
         def step(values: Values, momentum: Values, mean: Values) -> None:

@@ -15,21 +15,21 @@ from collections.abc import Callable, Sequence
 
 import trio
 
-from ...collectives.links.relay_forwarding import RelayDesk
+from ...collectives.links.relay_forwarding import RelayForwarder
 from ...membership.spec.spec import RunSpec
 from ...protocol.addresses import Address
 from ...protocol.errors import EvictedError
 from ...protocol.messages import (
     VERSION_MAX,
     VERSION_MIN,
-    Carry,
     Hello,
     Leaving,
     Message,
     Relayed,
+    RelayPair,
     Released,
     Renewed,
-    Uncarry,
+    StopRelayingPair,
     Welcome,
 )
 from ...protocol.network.interface import Channel, Network
@@ -48,7 +48,7 @@ class RelayWork:
       tell: says something to the master.
     """
 
-    def __init__(self, desk: RelayDesk, tell: Callable[[Message], None]) -> None:
+    def __init__(self, desk: RelayForwarder, tell: Callable[[Message], None]) -> None:
         self.desk = desk
         self._tell = tell
         self._told: Relayed | None = None
@@ -59,9 +59,9 @@ class RelayWork:
 
     def hear(self, message: Message) -> bool:
         """Whether it was for us."""
-        if isinstance(message, Carry):
+        if isinstance(message, RelayPair):
             self.desk.carry(message)
-        elif isinstance(message, Uncarry):
+        elif isinstance(message, StopRelayingPair):
             self.desk.uncarry(message.ticket)
         else:
             return False
@@ -109,7 +109,7 @@ class RelayService:
             renew=renew,
             renew_every_s=renew_every_s,
         )
-        self.work = RelayWork(RelayDesk(config.relay, network.proven), self.session.tell)
+        self.work = RelayWork(RelayForwarder(config.relay, network.proven), self.session.tell)
 
     async def run(self) -> None:
         """Forward until we left, or were sent away.
@@ -148,7 +148,7 @@ class RelayService:
         self._stop.cancel()
 
     async def leave(self, reason: str) -> None:
-        """Tell the master, so that it arranges other roads, then end ``run``."""
+        """Tell the master, so that it arranges other routes, then end ``run``."""
         self.session.leaving = True
         if self.session.connected:
             self.session.tell(Leaving(reason))

@@ -14,9 +14,9 @@ from attrs import define, field
 from starlette.routing import Route
 
 from ... import __version__
-from ...checkpoint.checkpoint_store import FolderPlace, Place, PlaceError, place_at
+from ...checkpoint.checkpoint_store import CheckpointStore, FolderStore, StoreError, place_at
 from ...checkpoint.checkpoints import CheckpointError
-from ...membership.master.status.status import copy_row, said_copy
+from ...membership.master.status.status import copy_row, format_copy
 from ...protocol.addresses import Address
 from ...protocol.enrolment import enrol
 from ...protocol.errors import EvictedError, RemoteProtocolError, UserError
@@ -34,7 +34,7 @@ from ..paths import CHECKPOINTS_FOLDER, OWN_STATE_FILE, make_private
 from ..tasks import wait_for_signals
 from ..web.app import Json
 from ..web.http_server import control_side
-from ..web.live_stream import Live
+from ..web.live_stream import LiveStream
 from ..web.prometheus import metrics_route
 from ..web.run_history import status_route
 from .bridge import UnixBridge
@@ -43,8 +43,8 @@ from .master_session import BACKOFF_FIRST_S, BACKOFF_MAX_S, no_master
 from .peer_parts import PeerConfig
 from .peer_service import PeerService
 from .trainer_service import said_of
-from .trainer_supervisor import Supervisor, TrainerEnd
-from .volunteer_limits import Allowance
+from .trainer_supervisor import TrainerEnd, TrainerSupervisor
+from .volunteer_limits import DiskQuota
 
 CERTIFICATE_LEFT_MIN_S = 3600.0  # with less left, the invite's token is used again
 PARTIAL_FOLDER = "partial"  # in the state directory: blocks of a copy that is not whole yet
@@ -69,7 +69,7 @@ class PeerOptions:
     site: str = ""
     checkpoints: str | None = None  # a folder or URL; None: in ``state``
     memory_bytes: int | None = None  # what its owner gives of the machine's; None: all
-    allowance: Allowance | None = None  # of the disk; None: all
+    disk_quota: DiskQuota | None = None  # of the disk; None: all
     relay: RelayOffer | None = None  # what is forwarded for others; None: nothing
     limits: Json = field(factory=dict)  # all that its owner has set, for people
     http_names: Sequence[str] = ()  # that the HTTP side answers to, beside this machine's own
@@ -97,7 +97,7 @@ class Peer:
         self._not_lent = not_lent
         self._leaving = False
         self.service: PeerService | None = None
-        self.supervisor: Supervisor | None = None
+        self.supervisor: TrainerSupervisor | None = None
         self.bridge: UnixBridge | None = None
         self._signals = 0
         self._nursery: trio.Nursery | None = None
@@ -118,11 +118,11 @@ class Peer:
         try:
             self.bridge = UnixBridge(folder / "trainer.sock")
             if options.command:
-                self.supervisor = Supervisor(
+                self.supervisor = TrainerSupervisor(
                     options.command,
                     self.bridge.path,
                     member=credentials.identity.peer_id,
-                    words=self.bridge.last_words,
+                    words=self.bridge.crash_report,
                     tell=self._trainer_failed,
                 )
                 self.bridge.ends = self.supervisor.fail
@@ -140,10 +140,10 @@ class Peer:
                 patience_s=options.patience_s,
                 site=options.site,
                 asked=options.checkpoints is not None,
-                own_state=str((options.state / OWN_STATE_FILE).absolute()),
+                local_checkpoint=str((options.state / OWN_STATE_FILE).absolute()),
                 partial=options.state / PARTIAL_FOLDER,
                 memory_bytes=min(filter(None, (machine_bytes(), options.memory_bytes))),
-                allowance=self._allowance(place),
+                disk_quota=self._allowance(place),
                 partial_bytes=self._partial_bytes(place),
                 relay=options.relay,
             )
@@ -166,50 +166,50 @@ class Peer:
             raise self._error
         self.tell("left the run")
 
-    def _place(self) -> Place:
+    def _place(self) -> CheckpointStore:
         """Where our checkpoints are."""
         if self.options.checkpoints is None:
-            return FolderPlace(self.options.state / CHECKPOINTS_FOLDER)
+            return FolderStore(self.options.state / CHECKPOINTS_FOLDER)
         try:
             return place_at(self.options.checkpoints)
-        except PlaceError as error:
+        except StoreError as error:
             raise UserError(
                 str(error),
                 exit_code=ExitCode.CONFIG,
                 hint="install what it needs, or give a folder: --checkpoints DIR",
             ) from error
 
-    def _allowance(self, place: Place) -> Allowance | None:
+    def _allowance(self, place: CheckpointStore) -> DiskQuota | None:
         """Of this machine's disk; a place elsewhere is none of it."""
-        return self.options.allowance if isinstance(place, FolderPlace) else None
+        return self.options.disk_quota if isinstance(place, FolderStore) else None
 
-    def _partial_bytes(self, place: Place) -> int | None:
+    def _partial_bytes(self, place: CheckpointStore) -> int | None:
         """What may be kept of a copy, beside the checkpoints that are here; None: all of it."""
-        allowance = self.options.allowance
-        if allowance is None:
+        disk_quota = self.options.disk_quota
+        if disk_quota is None:
             return None
-        here = isinstance(place, FolderPlace)
+        here = isinstance(place, FolderStore)
         used_bytes = sum(map(place.size_bytes, place.names())) if here else 0
-        return allowance.left_bytes(used_bytes)
+        return disk_quota.left_bytes(used_bytes)
 
-    async def _restore(self, service: PeerService, place: Place) -> None:
+    async def _restore(self, service: PeerService, place: CheckpointStore) -> None:
         """Take up the newest checkpoint that is whole."""
         try:
-            found = await trio.to_thread.run_sync(service.keeper.restore, place, self.tell)
+            found = await trio.to_thread.run_sync(service.state_service.restore, place, self.tell)
         except CheckpointError as error:
             raise UserError(
                 f"the checkpoints in {place} are not this run's: {error}",
                 exit_code=ExitCode.CONFIG,
                 hint="give the run a place of its own with --checkpoints (or --state)",
             ) from error
-        except PlaceError as error:
+        except StoreError as error:
             raise UserError(
                 f"cannot look for checkpoints: {error}",
                 exit_code=ExitCode.CONFIG,
                 hint="make the place usable, or give another one with --checkpoints",
             ) from error
         if found:
-            restored = service.keeper.restored
+            restored = service.state_service.restored
             assert restored is not None
             self.tell(f"took up a checkpoint of step {restored.step}, {restored.rounds} rounds")
 
@@ -239,7 +239,7 @@ class Peer:
                 nursery.start_soon(tell)
                 try:
                     await trio.to_thread.run_sync(work)
-                except PlaceError as error:
+                except StoreError as error:
                     self.tell(f"no last checkpoint: {error}")
                 nursery.cancel_scope.cancel()
 
@@ -286,7 +286,7 @@ class Peer:
             backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
 
     async def _serve(self, service: PeerService) -> None:
-        live = Live(self.status, self.status)
+        live = LiveStream(self.status, self.status)
         side = control_side(
             "peer",
             self.options.state,
@@ -321,7 +321,7 @@ class Peer:
                     self._unfit = error.code == RefusalCode.LAYOUT.value
                 nursery.cancel_scope.cancel()
 
-    async def _supervise(self, supervisor: Supervisor) -> None:
+    async def _supervise(self, supervisor: TrainerSupervisor) -> None:
         try:
             end = await supervisor.run()
         except UserError as error:
@@ -399,7 +399,7 @@ class Peer:
             "role": replica.role.value,
             "in_sync": replica.in_sync,
             "phase": service.report.phase,
-            "why": "; ".join(map(said_copy, progress.copies))
+            "why": "; ".join(map(format_copy, progress.copies))
             or service.report.why
             or service.training.why_still(),
             "told": list(service.report.told),

@@ -17,13 +17,13 @@ from itertools import islice
 import trio
 
 from ...checkpoint import checkpoints
-from ...checkpoint.blocks import Parts as FragmentParts
-from ...checkpoint.checkpoint_store import Place, PlaceError
+from ...checkpoint.blocks import FragmentArrays
+from ...checkpoint.checkpoint_store import CheckpointStore, StoreError
 from ...checkpoint.checkpoints import Checkpoint, CheckpointError, Manifest
-from ...checkpoint.copy_progress import Standing
+from ...checkpoint.copy_progress import FetchProgress
 from ...checkpoint.donor import Donor
 from ...checkpoint.joiner import Joiner
-from ...checkpoint.partial_copy import Spool
+from ...checkpoint.partial_copy import PartialCopies
 from ...checkpoint.shared_state import SharedState
 from ...checkpoint.state_transfer import FetchFailedError
 from ...membership.master.state.roster import layout_difference
@@ -36,27 +36,27 @@ from ...protocol.messages import (
     BlocksVerified,
     CopyProgress,
     Donate,
-    Founded,
     FragmentHead,
     FragmentSize,
     Index,
     IndexRequest,
-    Layout,
     Message,
+    ModelLayout,
     Release,
     SyncFragment,
     Verified,
     Verify,
     VerifyBlocks,
+    WeightsSupplied,
 )
 from ..fragment_layout import fragments_of, sizes_of
 from ..memory_check import check_room
-from .peer_parts import Parts, cancel
+from .peer_parts import PeerParts, cancel
 
 log = logging.getLogger("holdfast.peer")
 
 
-class StateKeeper:
+class StateService:
     """Owns the shared state and the arena in which the trainer posts.
 
     Attributes:
@@ -68,8 +68,8 @@ class StateKeeper:
       kept: older ones of the same state, the newest first; none once we were in sync.
     """
 
-    def __init__(self, parts: Parts) -> None:
-        self.layout: Layout | None = None
+    def __init__(self, parts: PeerParts) -> None:
+        self.layout: ModelLayout | None = None
         self.known_state: SharedState | None = None
         self.known_posted: Arena | None = None
         self.received_bytes = self.saved_bytes = 0
@@ -81,7 +81,9 @@ class StateKeeper:
         self._joiner: Joiner | None = None
         self._copying = True  # since we were in sync last, in this life or an earlier one
         self._fetches: dict[int, trio.CancelScope] = {}
-        self._standings: dict[int, tuple[int, Standing]] = {}  # version and how far, by fragment
+        self._standings: dict[
+            int, tuple[int, FetchProgress]
+        ] = {}  # version and how far, by fragment
 
     @property
     def state(self) -> SharedState:
@@ -100,7 +102,7 @@ class StateKeeper:
 
     # ------------------------------------------------------------ its making
 
-    def use_layout(self, layout: Layout) -> bool:
+    def use_layout(self, layout: ModelLayout) -> bool:
         """The run's tensors are known: make room for the shared state. False: it was there.
 
         Raises:
@@ -117,17 +119,21 @@ class StateKeeper:
         folder = parts.config.partial
         if self._joiner is not None and self._joiner.spool is not None:
             self._joiner.spool.close()
-        spool = None if folder is None else Spool(folder, limit_bytes=parts.config.partial_bytes)
+        spool = (
+            None
+            if folder is None
+            else PartialCopies(folder, limit_bytes=parts.config.partial_bytes)
+        )
         self._joiner = Joiner(
             self.state, parts.hub, parts.network, spool=spool, on_disk=self._on_disk
         )
         parts.start(self._donate, self._donor, self._donor_scope)
         return True
 
-    def _sizes(self, layout: Layout) -> tuple[FragmentSize, ...]:
+    def _sizes(self, layout: ModelLayout) -> tuple[FragmentSize, ...]:
         return sizes_of(fragments_of(layout, self._parts.spec.diloco))
 
-    def _make_room(self, layout: Layout, sizes: tuple[FragmentSize, ...]) -> None:
+    def _make_room(self, layout: ModelLayout, sizes: tuple[FragmentSize, ...]) -> None:
         check_room(sizes, self._parts.config.memory_bytes)
         shared, self.known_posted = self._parts.trainer.open_arenas(sizes)
         self.known_state = SharedState(sizes, shared, self._parts.config.run_id)
@@ -135,7 +141,7 @@ class StateKeeper:
 
     # ------------------------------------------------------------ kept from life to life
 
-    def restore(self, place: Place, tell: Callable[[str], None] = log.warning) -> bool:
+    def restore(self, place: CheckpointStore, tell: Callable[[str], None] = log.warning) -> bool:
         """Before the service runs, in a thread: take up the newest checkpoint that is whole.
 
         Args:
@@ -160,13 +166,13 @@ class StateKeeper:
             taken.sizes,
         )
 
-    def _on_disk(self, head: FragmentHead) -> tuple[FragmentParts, bytes] | None:
+    def _on_disk(self, head: FragmentHead) -> tuple[FragmentArrays, bytes] | None:
         """See ``Joiner.on_disk``; blocks."""
         for each in self.kept:
             if each.manifest.fragment_heads()[head.fragment] == head:
                 try:
                     return each.checked_parts(head.fragment)
-                except (CheckpointError, PlaceError) as error:
+                except (CheckpointError, StoreError) as error:
                     log.warning("%s", error)
         return None
 
@@ -196,7 +202,7 @@ class StateKeeper:
         )
         return True
 
-    def check_restored(self, layout: Layout | None, lineage: bytes) -> None:
+    def check_restored(self, layout: ModelLayout | None, lineage: bytes) -> None:
         """The run is known: what was restored must be of it, or is forgotten before it is used."""
         if self.known_state is None or self._donor is not None:
             return
@@ -211,7 +217,7 @@ class StateKeeper:
         self.restored = None
         replica.restored(b"", 0, (), 0, replica.term, replica.nonce)
 
-    def _difference(self, layout: Layout | None, lineage: bytes) -> str:
+    def _difference(self, layout: ModelLayout | None, lineage: bytes) -> str:
         """What tells the restored state from the run's; empty: nothing."""
         assert self.layout is not None
         if layout is None:
@@ -237,7 +243,7 @@ class StateKeeper:
 
     # ------------------------------------------------------------ its end
 
-    def discard(self) -> Layout | None:
+    def discard(self) -> ModelLayout | None:
         """What we hold is no state of the run: forget it. Returns the layout that it had."""
         log.warning("our state belongs to another lineage than the run's: discarded")
         layout = self.layout
@@ -258,7 +264,7 @@ class StateKeeper:
         heads = state.heads()
         lineage = state.lineage()
         parts.replica.founded(lineage, heads)
-        parts.tell_master(Founded(layout, state.sizes, heads, lineage))
+        parts.tell_master(WeightsSupplied(layout, state.sizes, heads, lineage))
 
     async def verify(self, order: Verify | VerifyBlocks) -> None:
         """Tell the master what the bytes in our memory come to, one fragment after the other."""
@@ -351,7 +357,7 @@ class StateKeeper:
         def wanted() -> bool:
             return self._fetches.get(head.fragment) is scope  # else it was stopped, or replaced
 
-        def progress(standing: Standing) -> None:
+        def progress(standing: FetchProgress) -> None:
             nonlocal received_bytes, saved_bytes
             if wanted():
                 self._standings[head.fragment] = head.version, standing

@@ -14,7 +14,7 @@ LOOK_S_MAX = 5.0
 
 
 @frozen
-class Look:
+class StepSample:
     """What there is to see of a trainer.
 
     Attributes:
@@ -39,10 +39,10 @@ class StepWatch:
 
     still_s: float = 0.0
     _stepped: bool = False
-    _last: Look | None = None
+    _last: StepSample | None = None
     _looked_s: float = 0.0
 
-    def look(self, now_s: float, seen: Look, deadline_s: float) -> bool:
+    def look(self, now_s: float, seen: StepSample, deadline_s: float) -> bool:
         """True: it has taken longer than it may."""
         before, looked_s = self._last, self._looked_s
         self._last, self._looked_s = seen, now_s

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ...protocol.arena import Arena
-from ...protocol.messages import FailureKind, FragmentSize, Layout, Message
+from ...protocol.messages import FailureKind, FragmentSize, Message, ModelLayout
 
 
 class TrainerEvents(Protocol):
     """What a port reports to the peer service; plain calls, made from the service's own loop."""
 
-    def trainer_came(self, layout: Layout) -> None: ...
+    def trainer_came(self, layout: ModelLayout) -> None: ...
 
     def trainer_said(self, message: Message) -> None: ...
 

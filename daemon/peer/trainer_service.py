@@ -30,9 +30,9 @@ from ...protocol.messages import (
     Failing,
     FailureKind,
     InitialPosted,
-    Layout,
     Message,
     Metrics,
+    ModelLayout,
     Posted,
     PostInitial,
     Progress,
@@ -44,9 +44,9 @@ from ...protocol.messages import (
 )
 from ...protocol.text import plain
 from ..fragment_layout import fragments_of
-from .peer_parts import Parts
-from .state_service import StateKeeper
-from .step_watch import Look, StepWatch
+from .peer_parts import PeerParts
+from .state_service import StateService
+from .step_watch import StepSample, StepWatch
 
 log = logging.getLogger("holdfast.peer")
 
@@ -59,7 +59,7 @@ STILL_SAID_S = 60.0  # without a step, be it a first one that compiles: people w
 NORM_CHUNK_COUNT = 1 << 18  # elements squared at a time in float64
 
 
-class Training:
+class TrainerService:
     """Implements ``TrainerEvents``.
 
     Args:
@@ -72,29 +72,29 @@ class Training:
 
     def __init__(
         self,
-        parts: Parts,
-        keeper: StateKeeper,
+        parts: PeerParts,
+        state_service: StateService,
         residual_of: Callable[[int], Residual | None],
     ) -> None:
-        self.layout: Layout | None = None
+        self.layout: ModelLayout | None = None
         self.failed: TrainerFailed | None = None
         self._watch = StepWatch()
         self._reloads: deque[float] = deque()  # when, of late
         self._parts = parts
         self._residual_of = residual_of
-        self._keeper = keeper
+        self._state_service = state_service
         self._founding = False
         self._metrics: dict[str, float] = {}
         self._pace: deque[tuple[float, int]] = deque()  # (time, tokens) of late, oldest first
 
     # ------------------------------------------------------------ the trainer reports
 
-    def trainer_came(self, layout: Layout) -> None:
+    def trainer_came(self, layout: ModelLayout) -> None:
         """A script attached."""
         self.layout, self.failed = layout, None
         self._reloads.clear()
         self._parts.tell_master(TrainerAttached(layout))
-        if self._keeper.layout is not None and self._parts.known_spec is not None:
+        if self._state_service.layout is not None and self._parts.known_spec is not None:
             self.admit()
 
     def trainer_said(self, message: Message) -> None:
@@ -105,7 +105,7 @@ class Training:
             case InitialPosted():
                 if self._founding:
                     self._founding = False
-                    self._parts.start(self._keeper.take_initial)
+                    self._parts.start(self._state_service.take_initial)
             case Failing(kind=FailureKind.NAN):
                 self._spoilt(message.reason)
             case Metrics():
@@ -127,17 +127,17 @@ class Training:
 
     def check_alive(self) -> None:
         """Look whether the trainer moves; away with one that does not. Once in a while."""
-        parts, posted = self._parts, self._keeper.known_posted
+        parts, posted = self._parts, self._state_service.known_posted
         replica, spec = parts.replica, parts.known_spec
         if posted is None or spec is None or not replica.trainer_loaded or replica.finished:
             self._watch = StepWatch()
             return
         waiting = int(posted.slots[WAITING_SLOT])
-        seen = Look(
+        seen = StepSample(
             int(posted.slots[STEP_SLOT]),
             int(posted.slots[TOKENS_SLOT]),
             waiting - 1 if waiting else None,
-            int(self._keeper.state.arena.slots[MAIL_SLOT]),
+            int(self._state_service.state.arena.slots[MAIL_SLOT]),
         )
         deadline_s = spec.trainer.step_deadline_s or math.inf
         if self._watch.look(trio.current_time(), seen, deadline_s):
@@ -171,7 +171,7 @@ class Training:
 
     async def _check_posted(self, message: Posted) -> None:
         """Measure the pseudo-gradient's norm; refuse what is not finite before anyone sees it."""
-        parts, posted = self._parts, self._keeper.known_posted
+        parts, posted = self._parts, self._state_service.known_posted
         if posted is None or not 0 <= message.fragment < len(posted.sizes):
             return
         values = posted.values(message.fragment)
@@ -190,7 +190,7 @@ class Training:
 
     def admit(self) -> None:
         """A trainer and the run's layout are there: let the one have the other, or refuse it."""
-        layout, state = self._keeper.layout, self._keeper.state
+        layout, state = self._state_service.layout, self._state_service.state
         if self.layout is None or layout is None:
             return
         parts = self._parts
@@ -210,7 +210,9 @@ class Training:
                 outer_lr=diloco.outer_lr,
                 outer_momentum=diloco.outer_momentum,
                 nesterov=diloco.nesterov,
-                own_state=parts.config.own_state if parts.spec.checkpoint.trainer else "",
+                local_checkpoint=parts.config.local_checkpoint
+                if parts.spec.checkpoint.trainer
+                else "",
             )
         )
         parts.perform(parts.replica.trainer_came())
@@ -220,7 +222,7 @@ class Training:
         if self.layout is None:
             return
         self._founding = True
-        if self._keeper.use_layout(self.layout):
+        if self._state_service.use_layout(self.layout):
             self.admit()
         self._parts.trainer.tell(PostInitial())
 
@@ -237,7 +239,7 @@ class Training:
         step = tokens = 0
         waited_s = stepped_s = 0.0
         loss = None
-        posted = self._keeper.known_posted
+        posted = self._state_service.known_posted
         if posted is not None:
             step = int(posted.slots[STEP_SLOT])
             tokens = int(posted.slots[TOKENS_SLOT])
@@ -253,12 +255,12 @@ class Training:
             self.why_still() or self._parts.report.phase,
             hub.sent_bytes,
             hub.received_bytes,
-            self._keeper.received_bytes,
+            self._state_service.received_bytes,
             dict(self._metrics),
             waited_s,
             stepped_s,
-            self._keeper.copies(),
-            self._keeper.saved_bytes,
+            self._state_service.copies(),
+            self._state_service.saved_bytes,
         )
 
     def _tokens_per_s(self, tokens: int) -> float:

@@ -53,7 +53,7 @@ async def nothing_said() -> Failing | None:
     return None
 
 
-class Supervisor:
+class TrainerSupervisor:
     """One training command.
 
     Args:

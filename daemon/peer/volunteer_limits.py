@@ -63,7 +63,7 @@ class Hours:
 
 
 @define
-class Lending:
+class VolunteerLimits:
     """Whether this machine may take part now.
 
     Args:
@@ -98,7 +98,7 @@ class Lending:
 
 
 @frozen
-class Allowance:
+class DiskQuota:
     """What of a machine's disk a peer may fill, with checkpoints and with what has come of a copy."""
 
     disk_bytes: int

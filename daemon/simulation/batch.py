@@ -18,7 +18,7 @@ from .hostile_run import live_with_hostile
 from .liar_run import FoundOut, live_with_a_liar
 from .lying_peers import Lie
 from .scenario import Scenario
-from .scenario_run import Outcome, run_scenario
+from .scenario_run import RunOutcome, run_scenario
 from .shrink import shrink
 from .witness import Tell, ViolationError
 
@@ -27,7 +27,7 @@ AHEAD = 4  # seeds per process that wait their turn: few, so that Ctrl+C ends so
 
 
 @frozen
-class Choice:
+class BatchOptions:
     """What is the same for all seeds.
 
     Attributes:
@@ -57,7 +57,7 @@ class Choice:
         )
 
 
-PLAIN = Choice()
+PLAIN = BatchOptions()
 
 
 @define
@@ -77,17 +77,17 @@ class Violation:
 
 
 @define
-class Result:
+class SeedResult:
     """What came of one seed; exactly one of the three."""
 
     seed: int
-    outcome: Outcome | None = None
+    outcome: RunOutcome | None = None
     found_out: FoundOut | None = None
     violation: Violation | None = None
 
 
 @define
-class Report:
+class BatchReport:
     """What came of many."""
 
     start: int
@@ -101,7 +101,7 @@ class Report:
     lied: list[int] = field(factory=list)  # rounds with a lie until the liar was found out, by run
     violations: list[Violation] = field(factory=list)
 
-    def add(self, result: Result) -> None:
+    def add(self, result: SeedResult) -> None:
         self.seeds += 1
         if result.violation is not None:
             self.violations.append(result.violation)
@@ -144,7 +144,7 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
-def try_seed(seed: int, choice: Choice = PLAIN, tell: Tell | None = None) -> Result:
+def try_seed(seed: int, choice: BatchOptions = PLAIN, tell: Tell | None = None) -> SeedResult:
     """Live through one seed; shrink it if it fails.
 
     Args:
@@ -153,25 +153,25 @@ def try_seed(seed: int, choice: Choice = PLAIN, tell: Tell | None = None) -> Res
     reproduce = f"holdfast simulate --start {seed} --seeds 1{choice.options}"
     if choice.hostile:
         try:
-            return Result(seed, outcome=live_with_hostile(seed, tell))
+            return SeedResult(seed, outcome=live_with_hostile(seed, tell))
         except (BaseExceptionGroup, ViolationError) as error:
             lies = [kind.value for kind in Hostile.of(seed).kinds]
             violation = Violation(seed, _told_of(error), sorted(lies), [], reproduce)
-            return Result(seed, violation=violation)
+            return SeedResult(seed, violation=violation)
     if choice.liar is not None:
         try:
             lived = live_with_a_liar(seed, choice.liar, choice.audit, choice.lies, tell)
         except (BaseExceptionGroup, ViolationError) as error:
             what = _told_of(error)
-            return Result(seed, violation=Violation(seed, what, [], [], reproduce))
-        return Result(seed, found_out=lived)
+            return SeedResult(seed, violation=Violation(seed, what, [], [], reproduce))
+        return SeedResult(seed, found_out=lived)
     scenario = Scenario.of(seed, choice.peers, choice.audit)
     try:
-        return Result(seed, outcome=run_scenario(scenario, tell))
+        return SeedResult(seed, outcome=run_scenario(scenario, tell))
     except (BaseExceptionGroup, ViolationError):
         what = broken_by(scenario)  # the same seed, the same story
     smaller = shrink(scenario, lambda each: bool(broken_by(each)))
-    return Result(
+    return SeedResult(
         seed,
         violation=Violation(
             seed,
@@ -191,7 +191,7 @@ def _prepare() -> None:
 
 
 def try_seeds(
-    start: int, count: int, choice: Choice, jobs: int, heard: Callable[[Result], None]
+    start: int, count: int, choice: BatchOptions, jobs: int, heard: Callable[[SeedResult], None]
 ) -> None:
     """Live through many, in so many processes; results come in the order in which they are there.
 
@@ -207,7 +207,7 @@ def try_seeds(
             gc.unfreeze()
         return
     seeds = iter(range(start, start + count))
-    waiting: set[Future[Result]] = set()
+    waiting: set[Future[SeedResult]] = set()
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=spawn, initializer=_prepare) as pool:
         try:

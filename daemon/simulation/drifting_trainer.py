@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 from ...protocol.arena import LOSS_SLOT, STEP_SLOT, TOKENS_SLOT, WAITING_SLOT, Arena, arena_bytes
 from ...protocol.messages import (
     ArenaOpened,
+    ExtendStepLimit,
     Failing,
     FailureKind,
     Finished,
     FragmentSize,
     InitialPosted,
-    Layout,
-    Lift,
     Load,
     Message,
+    ModelLayout,
     Posted,
     PostInitial,
     Rejected,
@@ -40,7 +40,7 @@ RESTART_S = 1.0
 Delta = Callable[[str, int, int], NDArray[np.float32]]  # (peer, round, count) -> pseudo-gradient
 
 
-def small_layout(counts: Sequence[int] = (5, 3), counters: int = 1) -> Layout:
+def small_layout(counts: Sequence[int] = (5, 3), counters: int = 1) -> ModelLayout:
     """A layout of some vectors and counters."""
     tensors = [
         TensorSpec(f"layer{i}.weight", (count,), "float32", "parameter")
@@ -48,7 +48,7 @@ def small_layout(counts: Sequence[int] = (5, 3), counters: int = 1) -> Layout:
     ]
     if counters:
         tensors.append(TensorSpec("steps", (counters,), "int64", "counter"))
-    return Layout(tuple(tensors))
+    return ModelLayout(tuple(tensors))
 
 
 @frozen
@@ -64,7 +64,13 @@ class SimTrainer:
     """A ``TrainerPort`` without a process: its parameters drift by a seeded amount per step."""
 
     def __init__(
-        self, peer: str, layout: Layout, witness: Witness, *, step_s: float, delta: Delta | None
+        self,
+        peer: str,
+        layout: ModelLayout,
+        witness: Witness,
+        *,
+        step_s: float,
+        delta: Delta | None,
     ) -> None:
         self.peer = peer
         self.layout = layout
@@ -247,22 +253,22 @@ class SimTrainer:
             case Load():
                 self._loaded, self.finished = True, message.finished
                 self._step = message.step
-                self._hold, self._lifted = message.hold_step, False
+                self._hold, self._lifted = message.step_limit, False
                 self._tokens_from, self._tokens_loaded = {}, self._tokens
                 self._in_flight.clear()
-            case Lift():
-                self._hold, self._lifted = message.hold_step, True
+            case ExtendStepLimit():
+                self._hold, self._lifted = message.step_limit, True
             case SetContributing():
                 self._contributing = message.contributing
             case RoundOpened():
                 if message.round not in self._in_flight:  # else it is hurried, and has posted
                     self._open[message.round] = message
-                self._hold, self._lifted = message.hold_step, False
+                self._hold, self._lifted = message.step_limit, False
             case RoundEnded():
                 self._open.pop(message.round, None)
                 posted = self._in_flight.pop(message.round, None)
                 if message.committed or not self._lifted:
-                    self._hold, self._lifted = message.hold_step, False
+                    self._hold, self._lifted = message.step_limit, False
                 if message.committed:
                     self._catch_up(message.step)
                     if message.contributed and posted is not None:

@@ -29,7 +29,7 @@ def on_host(name: str) -> Iterator[None]:
         _HOST.reset(token)
 
 
-class Standstill(trio.abc.Instrument):
+class FrozenHosts(trio.abc.Instrument):
     """Which hosts stand still.
 
     Whoever stops a host must let it go on before its tasks are cancelled: they could not end.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...membership.peer.replica import Phase
+from ...membership.peer.replica import RoundState
 from .witness import Witness
 from .witnessed_services import SimPeer, WitnessedMaster
 
@@ -19,7 +19,7 @@ def keeps_state(sim: SimPeer, witness: Witness, master: WitnessedMaster | None) 
     results = {
         (here.fragment, here.version)
         for here in sim.service.replica.rounds.values()
-        if here.phase in (Phase.REDUCED, Phase.APPLYING) and here.round in decided
+        if here.phase in (RoundState.REDUCED, RoundState.APPLYING) and here.round in decided
     }
     for head in sim.service.replica.heads():
         committed = _newest(head.fragment, witness, master)

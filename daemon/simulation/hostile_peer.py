@@ -18,7 +18,7 @@ from typing import Any
 import trio
 from attrs import define, evolve, field
 
-from ...collectives.gather_tree import Part
+from ...collectives.gather_tree import ChunkRole
 from ...collectives.links.send_queue import Frame
 from ...collectives.reduction import Reduction
 from ...protocol.messages import (
@@ -43,8 +43,8 @@ from ...protocol.messages import (
     Reduced,
     ReduceFailed,
     Remedy,
-    RoadWanted,
-    RoadWorks,
+    RouteWanted,
+    RouteWorks,
     Synced,
     SyncFailed,
     TrainerFailed,
@@ -70,8 +70,8 @@ class Falsehood(enum.Enum):
     HELLO = "says that it holds other state, whenever it greets"
     READY = "announces other norms, steps and roots than its update's"
     NOT_READY = "is not ready, though it is"
-    ROADS = "says that it reaches nobody"
-    ROADS_WORK = "says that roads work, whichever"
+    ROUTES = "says that it reaches nobody"
+    ROUTES_WORK = "says that routes work, whichever"
     BROKEN = "says that its links broke, all of them"
     MOVES = "says that bytes move, and reports no result"
     HELD = "says that it holds other chunks than it does"
@@ -209,12 +209,12 @@ class Hostile:
         if self.does(Falsehood.FOUND):
             square = 10 ** self.rng.uniform(0, 12)
             quarry = self.quarry_of(service)
-            found = message.gauged or bytes(GAUGED_BYTES * len(peers))
+            found = message.norm_sums or bytes(GAUGED_BYTES * len(peers))
             sums = list(struct.unpack(f"<{3 * len(peers)}f", found))
             if quarry in peers:
                 sums[3 * peers.index(quarry)] = square
-            gauged = struct.pack(f"<{len(sums)}f", *sums)
-            message = evolve(message, gauged=gauged)
+            norm_sums = struct.pack(f"<{len(sums)}f", *sums)
+            message = evolve(message, norm_sums=norm_sums)
         return message
 
     # ------------------------------------------------------------ what nobody asked for
@@ -258,12 +258,12 @@ class Hostile:
                 chunks = tuple(range(self.rng.randint(0, 3)))
                 lie = self.rng.choice([(chunks, ()), ((), chunks)])
                 yield Audited(here.round, here.attempt, *lie, "because I say so")
-        if Falsehood.ROADS in kinds:
+        if Falsehood.ROUTES in kinds:
             for peer in others:
                 worked = self.rng.random() < 0.5
-                yield RoadWanted(peer, self.rng.choice([0, 1, 2, 2**40]), worked, "no way")
-        if Falsehood.ROADS_WORK in kinds:
-            yield from (RoadWorks(peer, self.rng.choice([0, 1, 2])) for peer in others)
+                yield RouteWanted(peer, self.rng.choice([0, 1, 2, 2**40]), worked, "no way")
+        if Falsehood.ROUTES_WORK in kinds:
+            yield from (RouteWorks(peer, self.rng.choice([0, 1, 2])) for peer in others)
         if Falsehood.BROKEN in kinds:
             yield from map(LinkBroken, others)
         if Falsehood.MOVES in kinds:
@@ -310,13 +310,13 @@ class _HostileReduction(Reduction):
         self._spoilt = one if hostile.does(Falsehood.NOT_FINITE) else set()
         self._given = 0
 
-    def _plan_sends(self, chunks: Iterable[tuple[int, Part]]) -> list[Any]:
+    def _plan_sends(self, chunks: Iterable[tuple[int, ChunkRole]]) -> list[Any]:
         sends = super()._plan_sends(chunks)
         return [send for send in sends if send.peer not in self._kept_from[send.contribution]]
 
     def _load_contribution(self, index: int, attempt: int) -> Frame | None:
         frame = super()._load_contribution(index, attempt)
-        if frame is None or self._ledger.part(index).parent not in self._spoilt:
+        if frame is None or self._tracker.part(index).parent not in self._spoilt:
             return frame
         header, payload = frame
         return header, b"\xff" * len(payload)

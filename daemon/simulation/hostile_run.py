@@ -23,12 +23,18 @@ from ...membership.master.state.journal import (
     RootKnown,
     RoundCommitted,
 )
-from ...membership.master.state.master_effects import Announce, Drop, Effect, EventKind, Record
+from ...membership.master.state.master_effects import (
+    AnnounceEvent,
+    DropPeer,
+    Effect,
+    EventKind,
+    RecordDurably,
+)
 from ...protocol.messages import Commit, Role
 from .drifting_trainer import small_layout
 from .hostile_peer import Falsehood, Hostile
 from .scenario import DEADLINE_S, MASTER, SPARE, Scenario
-from .scenario_run import Outcome, telling
+from .scenario_run import RunOutcome, telling
 from .swarm import Swarm
 from .virtual_time import run_virtually
 from .witness import Tell, ViolationError
@@ -59,13 +65,13 @@ class _Judge:
             return
         for effect in effects:
             match effect:
-                case Drop(peer=peer) if peer != self.hostile:
+                case DropPeer(peer=peer) if peer != self.hostile:
                     raise self._violation(
                         f"{peer[:8]} is honest and was sent away: {effect.reason}"
                     )
-                case Record(record=record):
+                case RecordDurably(record=record):
                     self._record(record)
-                case Announce(event=event) if event.kind is EventKind.BAD:
+                case AnnounceEvent(event=event) if event.kind is EventKind.BAD:
                     if event.peer != self.hostile:
                         raise self._violation(f"said of somebody honest: {event.text}")
 
@@ -83,7 +89,7 @@ class _Judge:
     def _committed(self, commit: Commit) -> None:
         assert self.swarm.master is not None
         coordinator = self.swarm.master.coordinator
-        round_ = coordinator.conductor.ledger.committed(commit.round)
+        round_ = coordinator.scheduler.round_table.committed(commit.round)
         assert round_ is not None
         contributors = {contributor.peer for contributor in commit.contributors}
         receivers = set(round_.running().receivers)
@@ -103,7 +109,7 @@ class _Judge:
         return ViolationError(what)
 
 
-def live_with_hostile(seed: int, tell: Tell | None = None) -> Outcome:
+def live_with_hostile(seed: int, tell: Tell | None = None) -> RunOutcome:
     """Live through it in virtual time, from outside of trio.
 
     Raises:
@@ -112,7 +118,7 @@ def live_with_hostile(seed: int, tell: Tell | None = None) -> Outcome:
     return run_virtually(partial(_live, seed, tell), seed=seed)
 
 
-async def _live(seed: int, tell: Tell | None) -> Outcome:
+async def _live(seed: int, tell: Tell | None) -> RunOutcome:
     rng = Random(f"harassed {seed}")
     made = Scenario(seed=seed, peers=PEERS, min_members=2, tensors=(TENSOR,), step_s=0.1)
     scenario = evolve(made, audit=AUDIT if rng.random() < 0.25 else 0.0, delay_s=0.005)
@@ -162,7 +168,7 @@ async def _live(seed: int, tell: Tell | None) -> Outcome:
         judge.began = False
         nursery.cancel_scope.cancel()
     lies = [f"{name} {kind.value}" for kind in sorted(hostile.kinds, key=lambda k: k.name)]
-    return Outcome.of(seed, [*lies, f"{hostile.told} lies"], swarm)
+    return RunOutcome.of(seed, [*lies, f"{hostile.told} lies"], swarm)
 
 
 def _all_in(swarm: Swarm, honest: list[str]) -> bool:

@@ -114,5 +114,5 @@ def _found_out(swarm: Swarm, name: str, liar: Liar) -> bool:
     assert swarm.master is not None
     coordinator, peer = swarm.master.coordinator, swarm.peers[name].peer
     if liar.lie is Lie.SILENT:
-        return peer in coordinator.conductor.course.audits.barred()
+        return peer in coordinator.scheduler.driver.audits.barred()
     return peer in coordinator.context.history.quarantined

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from attrs import define, field
 
-from ...collectives.evidence import Exhibit, sealed, statement_of_sum
+from ...collectives.evidence import ChunkEvidence, sealed, statement_of_sum
 from ...collectives.reduction import Reduction
 from ...protocol.network.lane import Buffer
 from ..peer.auditor import Auditor
@@ -91,6 +91,6 @@ class _LyingAuditor(Auditor):
         super().__init__(parts, reducer)
         self._liar = liar
 
-    def _verdict(self, exhibit: Exhibit, _fault: str) -> str:
+    def _verdict(self, exhibit: ChunkEvidence, _fault: str) -> str:
         self._liar.told.add(exhibit.order.round)
         return "it is wrong because I say so"

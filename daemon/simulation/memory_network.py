@@ -49,7 +49,7 @@ RECEIVE_BYTES = 65_536  # when the caller does not say how much
 AHEAD_S = 0.001  # of a control stream: its sender goes on so long before its bytes are on their way
 BACKLOG_COUNT_MAX = 1_024  # connections that wait for a server; more are refused
 FIRST_FREE_PORT = 40_000
-INTRODUCTION = b"\x16"  # then a peer id: what stands for a TLS handshake over an arranged road
+INTRODUCTION = b"\x16"  # then a peer id: what stands for a TLS handshake over an arranged route
 PEER_ID_BYTES = 32
 TAKEN_EXIT_CODE = 4
 

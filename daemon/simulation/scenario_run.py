@@ -21,7 +21,7 @@ from attrs import define, evolve
 from numpy.typing import NDArray
 
 from ...membership.master.rounds.round import Round
-from ...membership.master.rounds.round_table import Ledger
+from ...membership.master.rounds.round_table import RoundTable
 from ...membership.master.state.master_effects import EventKind
 from ...protocol.messages import Role
 from .drifting_trainer import small_layout
@@ -40,7 +40,7 @@ MASTER_BYTES_PER_S = 1e7  # of lines to the master, if the peers' own are slower
 
 
 @define
-class Outcome:
+class RunOutcome:
     """What a scenario led to.
 
     Attributes:
@@ -59,23 +59,23 @@ class Outcome:
     trace: str
 
     @classmethod
-    def of(cls, seed: int, faults: list[str], swarm: Swarm) -> Outcome:
+    def of(cls, seed: int, faults: list[str], swarm: Swarm) -> RunOutcome:
         """What the swarm has come to."""
         assert swarm.master is not None
-        ledger = swarm.master.coordinator.conductor.ledger
+        round_table = swarm.master.coordinator.scheduler.round_table
         return cls(
             seed,
             faults,
             swarm.witness.events,
             swarm.committed,
-            ledger.repair_count,
-            ledger.rerun_count,
-            ledger.abort_count,
+            round_table.repair_count,
+            round_table.rerun_count,
+            round_table.abort_count,
             swarm.witness.trace.hexdigest()[:32],
         )
 
 
-def run_scenario(scenario: Scenario, tell: Tell | None = None) -> Outcome:
+def run_scenario(scenario: Scenario, tell: Tell | None = None) -> RunOutcome:
     """Live through it in virtual time, from outside of trio.
 
     Args:
@@ -133,14 +133,14 @@ class _History:
         self.found_s = 0.0
         self._repairs_before = 0  # before the fault that came last
 
-    async def live(self) -> Outcome:
+    async def live(self) -> RunOutcome:
         with _errors_said() as errors:
             outcome = await self._live()
         if errors:
             raise ViolationError(f"a bug of ours ended a connection: {errors[0]}")
         return outcome
 
-    async def _live(self) -> Outcome:
+    async def _live(self) -> RunOutcome:
         scenario = self.scenario
         async with trio.open_nursery() as nursery:
             self.swarm = swarm = Swarm(
@@ -171,7 +171,7 @@ class _History:
             finally:
                 swarm.standstill.all_go_on()
             nursery.cancel_scope.cancel()
-        return Outcome.of(scenario.seed, self.happened, swarm)
+        return RunOutcome.of(scenario.seed, self.happened, swarm)
 
     async def _begin(self) -> None:
         """Everybody joins, and the first round is committed."""
@@ -189,9 +189,9 @@ class _History:
     # ------------------------------------------------------------ how the run is
 
     @property
-    def _ledger(self) -> Ledger:
+    def _tracker(self) -> RoundTable:
         assert self.swarm.master is not None
-        return self.swarm.master.coordinator.conductor.ledger
+        return self.swarm.master.coordinator.scheduler.round_table
 
     def _staying(self) -> list[str]:
         return [name for name in sorted(self.swarm.peers) if name not in self.swarm.left]
@@ -212,7 +212,7 @@ class _History:
     def _reducing(self) -> Round | None:
         if self.swarm.master is None:
             return None
-        return next(iter(self._ledger.reducing()), None)
+        return next(iter(self._tracker.reducing()), None)
 
     # ------------------------------------------------------------ moments
 
@@ -221,7 +221,7 @@ class _History:
         swarm = self.swarm
         await trio.sleep_until(self.found_s + fault.at_s)
         before = self._repairs_before
-        self._repairs_before = self._ledger.repair_count if swarm.master is not None else 0
+        self._repairs_before = self._tracker.repair_count if swarm.master is not None else 0
         with trio.move_on_after(INSTANT_S):  # the round may as well end without it
             await self._instant(fault, before)
         await trio.sleep(fault.after_s)
@@ -240,7 +240,7 @@ class _History:
                 return
             case Instant.REPAIR:
                 await self._when(
-                    lambda: not self._reducing() or self._ledger.repair_count > repairs_before
+                    lambda: not self._reducing() or self._tracker.repair_count > repairs_before
                 )
                 return
         if self._reducing():  # not one that is half over already
@@ -302,7 +302,7 @@ class _History:
             return
         if self.scenario.faults[0].who == MASTER:
             return
-        if self._ledger.abort_count or self._ledger.rerun_count:
+        if self._tracker.abort_count or self._tracker.rerun_count:
             raise ViolationError(f"one death cost a whole round: {self.swarm.story()}")
 
     async def _make_peace(self) -> None:

@@ -10,7 +10,7 @@ from ...protocol.trust.identity import Identity
 from ...protocol.trust.notary import Notary
 
 
-class Notaries:
+class SimulatedKeys:
     """Everybody's; the same peer has the same key in every run."""
 
     def __init__(self, run_id: str) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import trio
 
-from ...checkpoint.checkpoint_store import FolderPlace
+from ...checkpoint.checkpoint_store import FolderStore
 from ...membership.master.coordinator import Coordinator
 from ...membership.master.state.journal import RunCreated, TermStarted
 from ...membership.master.state.master_effects import Effect
@@ -27,7 +27,7 @@ from ...membership.master.status.status import describe
 from ...membership.spec.spec import TOPK_CODECS, RunSpec
 from ...protocol.addresses import Address
 from ...protocol.errors import EvictedError, UserError
-from ...protocol.messages import Layout, RelayOffer, Role
+from ...protocol.messages import ModelLayout, RelayOffer, Role
 from ...protocol.trust.authority import Party
 from ..master.journal_store import GrantRow
 from ..master.master_service import CROWD_MIN
@@ -35,11 +35,11 @@ from ..peer.peer_parts import PeerConfig
 from ..peer.relay_service import RelayService
 from ..tasks import told_error
 from .drifting_trainer import RESTART_S, Delta, SimTrainer, small_layout
-from .frozen_hosts import Standstill, on_host
+from .frozen_hosts import FrozenHosts, on_host
 from .holdings import keeps_state
 from .lying_peers import Corrupts
 from .memory_network import MemoryWorld
-from .simulated_keys import Notaries
+from .simulated_keys import SimulatedKeys
 from .witness import ViolationError, Witness
 from .witnessed_services import (
     SimPeer,
@@ -76,7 +76,7 @@ class Swarm:
         spec_toml: str,
         *,
         seed: int = 0,
-        layout: Layout | None = None,
+        layout: ModelLayout | None = None,
         step_s: float = 0.05,
         slowness: Mapping[str, float] | None = None,
         delay_s: float = 0.01,
@@ -92,7 +92,7 @@ class Swarm:
         self.spec = RunSpec.parse(spec_toml)
         self.seed = seed
         self.rng = random.Random(seed)
-        self.notaries = Notaries(RUN_ID)
+        self.notaries = SimulatedKeys(RUN_ID)
         self.world = MemoryWorld(
             self.rng, delay_s=delay_s, jitter_s=jitter_s, bytes_per_s=bytes_per_s
         )
@@ -116,7 +116,7 @@ class Swarm:
         self.relays: dict[str, trio.CancelScope] = {}  # by name: of those that run
         self.twins: dict[str, SimPeer] = {}  # by the name of whose identity they have
         self.gone_with_twin = False  # the newest state: the run goes back to what others hold
-        self.standstill = Standstill()
+        self.standstill = FrozenHosts()
         self.at_peace = False
         self._changed_lines: list[Callable[[], None]] = []  # makes them as they were
         self.strict = strict
@@ -312,7 +312,7 @@ class Swarm:
             site=site,
         )
         disk = disk or (None if self.disks is None else self.disks / name)
-        place = None if disk is None else FolderPlace(disk)
+        place = None if disk is None else FolderStore(disk)
         service = WitnessedPeer(config, network, trainer, checkpoints=place)
         service.witness, service.apply_s = self.witness, self.apply_s
         service.changed = self.notify
@@ -321,7 +321,7 @@ class Swarm:
         trainer.tell_failed = service.training.failed_with
         service.checkpointer.turn_s = self.disk_turn_s
         if place is not None:
-            service.keeper.restore(place)
+            service.state_service.restore(place)
         return SimPeer(name, peer, network, trainer, service, lives=lives)
 
     def make_trainer(self, name: str, peer: str, _lives: int) -> SimTrainer:
@@ -361,7 +361,7 @@ class Swarm:
     def keep(self, name: str, folder: Path) -> None:
         """What a daemon that ended in good order leaves on its disk."""
         checkpointer = self.peers[name].service.checkpointer
-        checkpointer.place = FolderPlace(folder)
+        checkpointer.place = FolderStore(folder)
         last = checkpointer.last()
         for _piece in () if last is None else last[1]:
             pass
@@ -541,7 +541,7 @@ class Swarm:
         assert self.master is not None
         coordinator = self.master.coordinator
         self.master.decide(coordinator.pause)
-        await self.when(lambda: not coordinator.conductor.rounds, within_s=within_s)
+        await self.when(lambda: not coordinator.scheduler.rounds, within_s=within_s)
         await self.when(lambda: all(self.in_sync(name) for name in names), within_s=within_s)
 
     def check_final(self, names: Sequence[str]) -> None:

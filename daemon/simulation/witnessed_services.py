@@ -8,14 +8,14 @@ from collections.abc import Callable, Collection
 import trio
 from attrs import define, field
 
-from ...checkpoint.checkpoint_store import Place
+from ...checkpoint.checkpoint_store import CheckpointStore
 from ...membership.master.state.journal import JournalRecord, PeerQuarantined, PlaceTaken
-from ...membership.master.state.master_effects import Drop, Effect, Record
-from ...membership.peer.peer_effects import Deed, TellMaster
+from ...membership.master.state.master_effects import DropPeer, Effect, RecordDurably
+from ...membership.peer.peer_effects import PeerEffect, TellMaster
 from ...membership.spec.spec import RunSpec
 from ...protocol.errors import HoldfastError
 from ...protocol.messages import Applied, Commit, RefusalCode, Synced, Welcome
-from ..master.journal_store import Store
+from ..master.journal_store import JournalStore
 from ..master.master_service import MasterService
 from ..peer.checkpointer import Checkpointer
 from ..peer.peer_service import PeerService
@@ -24,7 +24,7 @@ from .memory_network import MemoryNetwork
 from .witness import ViolationError, Witness
 
 
-class WitnessedStore(Store):
+class WitnessedStore(JournalStore):
     """A journal in memory that the witness reads along.
 
     Attributes:
@@ -89,17 +89,17 @@ class WitnessedPeer(PeerService):
     apply_s: float = 0.0  # how long an outer step takes; virtual time sees no computing
     changed: Callable[[], None] | None = None
 
-    def _make_checkpointer(self, place: Place | None) -> Checkpointer:
-        return SlowCheckpointer(self.parts, self.keeper, place, wall_clock=trio.current_time)
+    def _make_checkpointer(self, place: CheckpointStore | None) -> Checkpointer:
+        return SlowCheckpointer(self.parts, self.state_service, place, wall_clock=trio.current_time)
 
     def _welcome(self, message: Welcome) -> RunSpec:
         self.witness.saw_term(self.config.me, self.config.incarnation, message.term)
         return super()._welcome(message)
 
-    def _perform(self, todo: list[Deed]) -> None:
-        for deed in todo:
-            if isinstance(deed, TellMaster) and isinstance(deed.message, Applied | Synced):
-                self.witness.saw_root(self.config.me, deed.message.head)
+    def _perform(self, todo: list[PeerEffect]) -> None:
+        for effect in todo:
+            if isinstance(effect, TellMaster) and isinstance(effect.message, Applied | Synced):
+                self.witness.saw_root(self.config.me, effect.message.head)
         super()._perform(todo)
         if self.changed is not None:
             self.changed()
@@ -140,10 +140,10 @@ class SimPeer:
 def check_honesty(effects: list[Effect], liars: Collection[str]) -> None:
     """Who does not lie is not sent away for that, nor convicted."""
     for effect in effects:
-        record = effect.record if isinstance(effect, Record) else None
+        record = effect.record if isinstance(effect, RecordDurably) else None
         if isinstance(record, PeerQuarantined) and record.peer not in liars:
             raise ViolationError(f"{record.peer[:8]} is honest: {record.reason}")
-        if isinstance(effect, Drop) and effect.code is RefusalCode.PROTOCOL:
+        if isinstance(effect, DropPeer) and effect.code is RefusalCode.PROTOCOL:
             raise ViolationError(f"{effect.peer[:8]} was dropped: {effect.reason}")
 
 
@@ -152,5 +152,5 @@ def promoted(effects: list[Effect]) -> list[str]:
     return [
         effect.record.peer
         for effect in effects
-        if isinstance(effect, Record) and isinstance(effect.record, PlaceTaken)
+        if isinstance(effect, RecordDurably) and isinstance(effect.record, PlaceTaken)
     ]

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ...protocol.errors import UserError
 from .host_names import HostNames, Named
 from .json_answers import answer
-from .page_files import PAGES, Pages
+from .page_files import PAGES, PageFiles
 
 DESCRIPTION = Path(__file__).with_name("openapi.json")
 BODY_BYTES_MAX = 65_536  # of a request; actions are a handful of fields
@@ -49,7 +49,7 @@ def make_app(
     actions: Mapping[str, Action],
     why_unready: Callable[[], str] = str,
     routes: Iterable[BaseRoute] = (),
-    pages: Pages = PAGES,
+    pages: PageFiles = PAGES,
     names: HostNames | None = None,
 ) -> ASGIApp:
     """An application with the page, ``GET /api/NAME`` per read, ``POST /api/NAME`` per action.

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 from ...protocol.addresses import Address
 from ...protocol.errors import UserError
 from ..exit_codes import ExitCode
-from ..paths import Control, published
+from ..paths import DaemonAddress, published
 from .app import Action, Read, make_app
 from .connections import Connections
 from .host_names import HostNames
@@ -79,7 +79,7 @@ def control_side(
         routes=routes,
         names=HostNames(address.host, names),
     )
-    with listener, published(state, Control(kind, url, token, os.getpid())):
+    with listener, published(state, DaemonAddress(kind, url, token, os.getpid())):
         yield partial(serve_http, app, listener), url
 
 

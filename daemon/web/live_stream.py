@@ -35,7 +35,7 @@ HEADERS = [
 
 
 @define(eq=False)
-class Listener:
+class StreamListener:
     """What one of those who listen has not been sent yet."""
 
     status: bytes = b""  # empty: it knows the newest, ``known``
@@ -58,7 +58,7 @@ class Listener:
         return taken
 
 
-class Live:
+class LiveStream:
     """The stream of one daemon.
 
     Args:
@@ -69,7 +69,7 @@ class Live:
     def __init__(self, status: Callable[[], object], stamp: Callable[[], object]) -> None:
         self._status = status
         self._stamp = stamp
-        self._listeners: set[Listener] = set()
+        self._listeners: set[StreamListener] = set()
         self._wanted = trio.Event()
         self._told: object = None  # the stamp of ``_frame``
         self._frame = b""  # of the newest status
@@ -122,7 +122,7 @@ class Live:
             await send({"type": "http.response.body", "body": b""})
             return
         self._look()
-        listener = Listener()
+        listener = StreamListener()
         listener.tell(self._frame)
         self._listeners.add(listener)
         self._wanted.set()
@@ -136,7 +136,7 @@ class Live:
         with trio.move_on_after(SEND_S):
             await send({"type": "http.response.body", "body": b""})
 
-    async def _feed(self, listener: Listener, send: Send) -> None:
+    async def _feed(self, listener: StreamListener, send: Send) -> None:
         body = b"retry: %d\n\n" % RETRY_MS + listener.take()
         while not listener.overrun:
             with trio.move_on_after(SEND_S) as in_time:

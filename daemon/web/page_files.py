@@ -38,7 +38,7 @@ class _File:
     tag: str
 
 
-class Pages:
+class PageFiles:
     """The files of one folder, by their paths in it."""
 
     def __init__(self, folder: Path) -> None:
@@ -62,7 +62,7 @@ class Pages:
         return _answer(request, self.files.get(request.path_params["name"]))
 
 
-PAGES = Pages(STATIC)
+PAGES = PageFiles(STATIC)
 
 
 def _read(path: Path) -> _File:

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from ...membership.master.state.master_effects import EventKind
 from ...protocol.network.interface import Network
 from ..answer_limits import EVENTS_ANSWER_MAX, ROUNDS_ANSWER_MAX
-from ..metrics_store import History, as_columns
+from ..metrics_store import MetricsStore, as_columns
 from .json_answers import answer
 
 POINTS_MIN, POINTS_MAX, POINTS_DEFAULT = 10, 5_000, 600
@@ -100,7 +100,7 @@ def status_route(status: Callable[[bool], Mapping[str, object]]) -> Route:
     return Route("/api/status", handle, methods=["GET"])
 
 
-def past_routes(history: History, network: Network) -> list[Route]:
+def past_routes(history: MetricsStore, network: Network) -> list[Route]:
     """Routes that ask the file in a thread, of which they have a few of their own."""
     readers = trio.CapacityLimiter(READERS_MAX)
 

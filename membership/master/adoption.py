@@ -16,9 +16,9 @@ from __future__ import annotations
 from ...protocol.messages import Abort, Hello, Reduced, ReduceFailed
 from ..planning.plan import PlanEstimate
 from .rounds.attempt import Attempt
-from .rounds.reduction_driver import Course
-from .rounds.round import Phase, Round
-from .rounds.round_table import Ledger
+from .rounds.reduction_driver import ReductionDriver
+from .rounds.round import Round, RoundPhase
+from .rounds.round_table import RoundTable
 from .state.context import Context
 from .state.journal import RoundOrdered
 from .state.master_effects import EventKind
@@ -30,10 +30,10 @@ UNKNOWN = PlanEstimate(0.0, 0.0, 0.0, 0)  # what the plan should need was not wr
 class Adoption:
     """One per master; has nothing to do in one that runs for long."""
 
-    def __init__(self, context: Context, ledger: Ledger, course: Course) -> None:
+    def __init__(self, context: Context, round_table: RoundTable, driver: ReductionDriver) -> None:
         self.context = context
-        self.ledger = ledger
-        self.course = course
+        self.round_table = round_table
+        self.driver = driver
         self._orders: dict[int, RoundOrdered] = {
             record.order.round: record for _, record in sorted(context.history.orders.items())
         }
@@ -97,9 +97,9 @@ class Adoption:
         said, self._said = self._said, []
         for member, message in said:
             if isinstance(message, Reduced):
-                self.course.reduced(member, message)
+                self.driver.reduced(member, message)
             else:
-                self.course.reduce_failed(member, message)
+                self.driver.reduce_failed(member, message)
         return True
 
     def _void(self, number: int, why: str) -> None:
@@ -127,13 +127,13 @@ class Adoption:
             order=order,
             adopted=True,
         )
-        round_ = self.ledger.rounds[order.round] = Round(
+        round_ = self.round_table.rounds[order.round] = Round(
             number=order.round,
             fragment=order.fragment,
             version=order.version,
             at_step=record.at_step,
             opened_s=now_s,
-            phase=Phase.REDUCING,
+            phase=RoundPhase.REDUCING,
             ready={
                 each.peer: ready
                 for each, ready in zip(order.contributors, record.ready, strict=True)

@@ -43,8 +43,6 @@ from ...protocol.messages import (
     Commit,
     Diagnosis,
     Finish,
-    Found,
-    Founded,
     FragmentHead,
     Heartbeat,
     Held,
@@ -64,14 +62,16 @@ from ...protocol.messages import (
     Relayed,
     Released,
     Renew,
-    RoadWanted,
-    RoadWorks,
+    RouteWanted,
+    RouteWorks,
+    SupplyWeights,
     Synced,
     SyncFailed,
     TrainerAttached,
     TrainerFailed,
     TrainerLost,
     View,
+    WeightsSupplied,
     Welcome,
 )
 from ..planning.bandwidth import Bandwidths
@@ -80,13 +80,12 @@ from . import trainers
 from .adoption import Adoption
 from .hello_checks import Processes, Refusal, founding_fault, layout_refusal, refusal
 from .lineage import Lineage
-from .rounds.round import Phase
-from .rounds.round_scheduler import Conductor
+from .rounds.round import RoundPhase
+from .rounds.round_scheduler import RoundScheduler
 from .routes.probing import Probing
-from .routes.routes import Roads
+from .routes.routes import Routes
 from .state.context import Context, quoted, said
 from .state.journal import (
-    History,
     JournalRecord,
     PeerAdmitted,
     PeerCleared,
@@ -95,13 +94,14 @@ from .state.journal import (
     PlaceVacated,
     RunFinished,
     RunFounded,
+    RunHistory,
     RunPaused,
 )
-from .state.master_effects import Effect, EventKind, Judge, StandDown
+from .state.master_effects import CheckProof, Effect, EventKind, StandDown
 from .state.roster import Grant, Member, new_member, next_to_seat
 from .state.succession import Succession
-from .state.voting_blocs import large_invites, said_invite
-from .sync.state_sync import ROOT_BYTES, Syncing
+from .state.voting_blocs import format_invite_warning, large_invites
+from .sync.state_sync import ROOT_BYTES, StateSync
 
 __all__ = ["Coordinator", "Grant"]
 
@@ -120,7 +120,7 @@ class Coordinator:
     """
 
     def __init__(self, spec: RunSpec, run_id: str, term: int, lot: bytes = b"") -> None:
-        self._start(spec, run_id, History(), term, lot)
+        self._start(spec, run_id, RunHistory(), term, lot)
 
     @classmethod
     def restore(
@@ -133,27 +133,29 @@ class Coordinator:
     ) -> Coordinator:
         """The master of a run that has a journal."""
         coordinator = cls.__new__(cls)
-        history = History.replay(records)
+        history = RunHistory.replay(records)
         if history.run_id not in ("", run_id):
             raise LocalProtocolError(f"the journal is of run {history.run_id}, not {run_id}")
         coordinator._start(spec, run_id, history, term, lot)
         return coordinator
 
-    def _start(self, spec: RunSpec, run_id: str, history: History, term: int, lot: bytes) -> None:
+    def _start(
+        self, spec: RunSpec, run_id: str, history: RunHistory, term: int, lot: bytes
+    ) -> None:
         self.context = Context(spec, run_id, history, term, lot)
         self.succession = Succession(self.context)
         bandwidths = Bandwidths()
-        self.roads = Roads(self.context)
-        self.syncing = Syncing(self.context, self.succession, bandwidths, self.roads)
-        self.lineage = Lineage(self.context, self.syncing, self.succession, self._evict)
-        self.conductor = Conductor(
-            self.context, self.syncing, self.succession, bandwidths, self.roads, self._evict
+        self.routes = Routes(self.context)
+        self.state_sync = StateSync(self.context, self.succession, bandwidths, self.routes)
+        self.lineage = Lineage(self.context, self.state_sync, self.succession, self._evict)
+        self.scheduler = RoundScheduler(
+            self.context, self.state_sync, self.succession, bandwidths, self.routes, self._evict
         )
-        course = self.conductor.course
-        self.adoption = Adoption(self.context, self.conductor.ledger, course)
-        self.probing = Probing(self.context, bandwidths, self.roads)
-        self.syncing.missing = set(history.places)
-        self.syncing.votes.unheard = set(history.places)
+        driver = self.scheduler.driver
+        self.adoption = Adoption(self.context, self.scheduler.round_table, driver)
+        self.probing = Probing(self.context, bandwidths, self.routes)
+        self.state_sync.missing = set(history.places)
+        self.state_sync.votes.unheard = set(history.places)
         self._missing_until_s: float | None = None  # set by the first event after a restart
         self._processes = Processes()
         self.founder: str | None = None  # who was sent Found
@@ -168,24 +170,24 @@ class Coordinator:
             TrainerAttached: self._on_trainer_attached,
             TrainerLost: self._on_trainer_lost,
             TrainerFailed: self._on_trainer_failed,
-            Founded: self._on_founded,
-            Ready: self.conductor.ready,
-            NotReady: self.conductor.not_ready,
+            WeightsSupplied: self._on_founded,
+            Ready: self.scheduler.ready,
+            NotReady: self.scheduler.not_ready,
             Reduced: self._on_reduced,
-            Held: course.held,
-            Diagnosis: course.diagnosed,
+            Held: driver.held,
+            Diagnosis: driver.diagnosed,
             ReduceFailed: self._on_reduce_failed,
-            Audited: course.audits.audited,
-            ProofPiece: course.audits.proof,
-            Measured: self.conductor.measured,
+            Audited: driver.audits.audited,
+            ProofPiece: driver.audits.proof,
+            Measured: self.scheduler.measured,
             Probed: self.probing.probed,
-            LinkBroken: self.roads.broken,
-            RoadWanted: self.roads.wanted,
-            RoadWorks: self.roads.works,
-            Relayed: self.roads.relayed,
+            LinkBroken: self.routes.broken,
+            RouteWanted: self.routes.wanted,
+            RouteWorks: self.routes.works,
+            Relayed: self.routes.relayed,
             Applied: self._on_applied,
             Synced: self._on_synced,
-            SyncFailed: self.syncing.failed,
+            SyncFailed: self.state_sync.failed,
             Leaving: self._on_leaving,
         }
 
@@ -234,12 +236,12 @@ class Coordinator:
             reachable=reachable,
         )
         self.context.roster.members[peer] = member
-        self.context.tally.attached(member, known=member.number < number_before)
+        self.context.totals.attached(member, known=member.number < number_before)
         self.context.detector.heard(peer, now_s)
-        self.roads.attached(peer)
+        self.routes.attached(peer)
         self._taken_over(self.succession.came(peer))
         committed = self._outcomes(hello)
-        self.syncing.attached(member, hello, committed)
+        self.state_sync.attached(member, hello, committed)
         self._welcome(member, committed, self.adoption.came(member, hello))
         self.context.announce(
             EventKind.JOIN,
@@ -310,9 +312,9 @@ class Coordinator:
             if member.addresses != addresses:
                 member.addresses = addresses
                 self.context.announce(
-                    EventKind.ROAD, peer, f"{said(member)} is at {', '.join(addresses)} now"
+                    EventKind.ROUTE, peer, f"{said(member)} is at {', '.join(addresses)} now"
                 )
-                self.roads.classed(member)
+                self.routes.classed(member)
                 self._settle()
         return self.context.take_effects()
 
@@ -324,8 +326,8 @@ class Coordinator:
         if member is not None and member.reachable != reachable:
             member.reachable = reachable
             said_now = "can be dialled now" if reachable else "cannot be dialled any more"
-            self.context.announce(EventKind.ROAD, peer, f"{said(member)} {said_now}")
-            self.roads.classed(member)
+            self.context.announce(EventKind.ROUTE, peer, f"{said(member)} {said_now}")
+            self.routes.classed(member)
             self._settle()
         return self.context.take_effects()
 
@@ -337,8 +339,8 @@ class Coordinator:
         self._taken_over(self.succession.kicked(peer))
         if peer in self.context.roster:
             self._evict(peer, RefusalCode.KICKED, f"removed by the run's owner: {quoted(reason)}")
-        self.syncing.missing.discard(peer)
-        self.syncing.votes.unheard.discard(peer)
+        self.state_sync.missing.discard(peer)
+        self.state_sync.votes.unheard.discard(peer)
         self._settle()
         return self.context.take_effects()
 
@@ -346,7 +348,7 @@ class Coordinator:
         """The run's owner lifts a quarantine; the peer may come back with what it has."""
         if not self._begin(now_s):
             return []
-        self.conductor.course.audits.cleared(peer)
+        self.scheduler.driver.audits.cleared(peer)
         if peer in self.context.history.quarantined:
             name = self.context.name(peer)
             self.context.record(PeerCleared(peer))
@@ -354,11 +356,11 @@ class Coordinator:
         self._settle()
         return self.context.take_effects()
 
-    def judged(self, case: Judge, fault: str, now_s: float) -> list[Effect]:
-        """What came of a ``Judge``: what is wrong with the chunk; empty: nothing is proven."""
+    def judged(self, case: CheckProof, fault: str, now_s: float) -> list[Effect]:
+        """What came of a ``CheckProof``: what is wrong with the chunk; empty: nothing is proven."""
         if not self._begin(now_s):
             return []
-        self.conductor.course.audits.judged(case.order.round, case.attempt, fault)
+        self.scheduler.driver.audits.judged(case.order.round, case.attempt, fault)
         self._settle()
         return self.context.take_effects()
 
@@ -416,14 +418,14 @@ class Coordinator:
         drain_s = DRAIN_DEADLINES_MAX * self.context.spec.membership.deadline_s
         return min(
             self.context.detector.next_deadline_s(),
-            self.conductor.next_deadline_s(),
-            self.syncing.next_deadline_s(),
+            self.scheduler.next_deadline_s(),
+            self.state_sync.next_deadline_s(),
             self.probing.next_deadline_s(),
             trainers.next_deadline_s(self.context),
             self.lineage.due_s,
             self._finish_due_s if not self._finish_sent else math.inf,
             self._missing_until_s
-            if (self.syncing.missing or self.syncing.votes.unheard)
+            if (self.state_sync.missing or self.state_sync.votes.unheard)
             and self._missing_until_s is not None
             and not self.succession.waiting
             else math.inf,
@@ -521,13 +523,13 @@ class Coordinator:
     def _on_progress(self, member: Member, message: Progress) -> None:
         before = member.progress
         member.progress = message
-        self.context.tally.progress(member, message)
+        self.context.totals.progress(member, message)
         received = before is None or message.bulk_received_bytes > before.bulk_received_bytes
         if received or (before and message.bulk_sent_bytes > before.bulk_sent_bytes):
-            self.conductor.course.moved(member)
+            self.scheduler.driver.moved(member)
         state = before is None or message.state_received_bytes > before.state_received_bytes
         if received or state:
-            self.syncing.moved(member, state=state)
+            self.state_sync.moved(member, state=state)
 
     def _on_trainer_attached(self, member: Member, message: TrainerAttached) -> None:
         refused = layout_refusal(self.context, message.layout)
@@ -545,7 +547,7 @@ class Coordinator:
         if member.layout is not None or member.trainerless_s is None:
             member.trainerless_s = self.context.now_s
         member.layout = None
-        self.conductor.trainer_lost(member)
+        self.scheduler.trainer_lost(member)
         if self.founder == member.peer:
             self.founder = None
         self.context.announce(
@@ -554,7 +556,7 @@ class Coordinator:
             f"{said(member)} has lost its trainer: {quoted(message.reason)}",
         )
 
-    def _on_founded(self, member: Member, message: Founded) -> None:
+    def _on_founded(self, member: Member, message: WeightsSupplied) -> None:
         if self.context.history.founded or self.founder != member.peer:
             return  # its trainer was lost in between and somebody else was asked
         fault = founding_fault(member, message, self.context.spec)
@@ -565,7 +567,7 @@ class Coordinator:
         self.context.record(
             RunFounded(message.layout, message.sizes, message.lineage, message.heads)
         )
-        self.syncing.founded(member)
+        self.state_sync.founded(member)
         self.context.announce(
             EventKind.RUN, member.peer, f"{said(member)} gave the run its first weights"
         )
@@ -578,19 +580,19 @@ class Coordinator:
 
     def _on_reduced(self, member: Member, message: Reduced) -> None:
         if not self.adoption.hears(member, message):
-            self.conductor.course.reduced(member, message)
+            self.scheduler.driver.reduced(member, message)
 
     def _on_reduce_failed(self, member: Member, message: ReduceFailed) -> None:
         if not self.adoption.hears(member, message):
-            self.conductor.course.reduce_failed(member, message)
+            self.scheduler.driver.reduce_failed(member, message)
 
     def _on_applied(self, member: Member, message: Applied) -> None:
         if self._known_head(member, message.head):
-            self.syncing.report(member, message.head)
+            self.state_sync.report(member, message.head)
 
     def _on_synced(self, member: Member, message: Synced) -> None:
         if self._known_head(member, message.head):
-            self.syncing.synced(member, message)
+            self.state_sync.synced(member, message)
 
     def _known_head(self, member: Member, head: FragmentHead) -> bool:
         history = self.context.history
@@ -603,7 +605,7 @@ class Coordinator:
             return True
         doubtful = history.branch > 0  # commits were lost or undone: it may be of another branch
         if doubtful and head.fragment < len(versions) and len(head.root) == ROOT_BYTES:
-            self.syncing.beyond(member, head)
+            self.state_sync.beyond(member, head)
             return False
         self._violation(member, f"it reports version {head.version} of fragment {head.fragment}")
         return False
@@ -646,29 +648,29 @@ class Coordinator:
             self.founder = None
         if not keep_place and member.peer in self.context.history.places:
             self.context.record(PlaceVacated(member.peer))
-        self.roads.removed(member.peer)
+        self.routes.removed(member.peer)
         self.probing.removed(member)
-        self.syncing.removed(member)
+        self.state_sync.removed(member)
         self.adoption.removed(member.peer)
-        self.conductor.removed(member.peer, f"{said(member)} is gone: {quoted(why)}")
+        self.scheduler.removed(member.peer, f"{said(member)} is gone: {quoted(why)}")
 
     # ------------------------------------------------------------ what follows
 
     def _settle(self) -> None:
         for _pass in range(SETTLE_PASSES_MAX):
             changed = self._give_up_missing()
-            changed |= self.adoption.settle(missing=bool(self.syncing.missing))
+            changed |= self.adoption.settle(missing=bool(self.state_sync.missing))
             changed |= self.lineage.adopt()
-            changed |= self.syncing.settle(self.conductor.excluded)
+            changed |= self.state_sync.settle(self.scheduler.excluded)
             changed |= self._give_places()
             self._warn_of_invites()
             self._publish_view()
-            self.roads.arrange_again()
+            self.routes.arrange_again()
             changed |= self._ask_founder()
             if not self.adoption.waiting:
-                changed |= self.syncing.transfer(self.conductor.excluded)
+                changed |= self.state_sync.transfer(self.scheduler.excluded)
             changed |= self._remove_hopeless()
-            changed |= self.conductor.advance()
+            changed |= self.scheduler.advance()
             changed |= self.lineage.call_back()
             changed |= self._rewind()
             changed |= self.probing.advance(lines_busy=self._lines_busy())
@@ -680,7 +682,7 @@ class Coordinator:
         raise LocalProtocolError("the master's rules do not come to rest")
 
     def _rewind(self) -> bool:
-        if not self.lineage.rewind(busy=bool(self.conductor.rounds)):
+        if not self.lineage.rewind(busy=bool(self.scheduler.rounds)):
             return False
         for member in self.context.roster.by_number():
             self._welcome(member, ())  # tells of the branch that the run is on now
@@ -688,8 +690,8 @@ class Coordinator:
 
     def _lines_busy(self) -> bool:
         """Whether bulk bytes move: of a reduction or of a transfer."""
-        rounds, roster = self.conductor.rounds.values(), self.context.roster
-        return any(round_.phase is Phase.REDUCING for round_ in rounds) or any(
+        rounds, roster = self.scheduler.rounds.values(), self.context.roster
+        return any(round_.phase is RoundPhase.REDUCING for round_ in rounds) or any(
             copy.fetch is not None for member in roster for copy in member.copies
         )
 
@@ -699,7 +701,7 @@ class Coordinator:
         for member in self.founders():
             if member.layout is not None:
                 self.founder = member.peer
-                self.context.send(member.peer, Found())
+                self.context.send(member.peer, SupplyWeights())
                 return True
         return False
 
@@ -718,7 +720,7 @@ class Coordinator:
         for invite, count in large_invites(self.contributing()).items():
             if invite not in self._warned:
                 self._warned.add(invite)
-                self.context.announce(EventKind.RUN, None, said_invite(invite, count))
+                self.context.announce(EventKind.RUN, None, format_invite_warning(invite, count))
 
     def contributing(self) -> list[Member]:
         """Members that have a place."""
@@ -727,20 +729,20 @@ class Coordinator:
 
     def _give_up_missing(self) -> bool:
         """A deadline after a restart, contributors that have not come back lose their places."""
-        syncing = self.syncing
-        if not (syncing.missing or syncing.votes.unheard) or self._missing_until_s is None:
+        state_sync = self.state_sync
+        if not (state_sync.missing or state_sync.votes.unheard) or self._missing_until_s is None:
             return False
         if self.succession.waiting or self.context.now_s < self._missing_until_s:
             return False
-        for peer in sorted(syncing.missing):
+        for peer in sorted(state_sync.missing):
             self.context.record(PlaceVacated(peer))
             self.context.announce(
                 EventKind.LEAVE,
                 peer,
                 f"{self.context.name(peer)} did not come back after the master's restart",
             )
-        syncing.missing.clear()
-        syncing.votes.unheard.clear()
+        state_sync.missing.clear()
+        state_sync.votes.unheard.clear()
         return True
 
     def _give_places(self) -> bool:
@@ -787,7 +789,7 @@ class Coordinator:
             )
 
     def _remove_hopeless(self) -> bool:
-        hopeless = self.syncing.hopeless()
+        hopeless = self.state_sync.hopeless()
         for member, code, reason in hopeless:
             self._evict(member.peer, code, reason)
         return bool(hopeless)
@@ -799,9 +801,9 @@ class Coordinator:
             if member.draining_s is None:
                 continue
             patient = self.context.now_s < member.draining_s + drain_s
-            if self.conductor.adds(member.peer) or (
+            if self.scheduler.adds(member.peer) or (
                 patient
-                and (self.conductor.awaits(member.peer) or self.syncing.is_only_donor(member))
+                and (self.scheduler.awaits(member.peer) or self.state_sync.is_only_donor(member))
             ):
                 continue
             self.context.send(member.peer, Released())

@@ -7,15 +7,15 @@ from ...protocol.messages import (
     MEMBERS_MAX,
     VERSION_MAX,
     VERSION_MIN,
-    Founded,
     Hello,
-    Layout,
+    ModelLayout,
     RefusalCode,
+    WeightsSupplied,
 )
 from ..planning.fragment_sizes import sizes_fault
 from ..spec.spec import RunSpec
 from .state.context import Context, quoted
-from .state.journal import History
+from .state.journal import RunHistory
 from .state.roster import Member, layout_difference
 
 # New processes of one key: each is a record of the journal, so many at once and then one every so
@@ -73,7 +73,7 @@ def refusal(context: Context, peer: str, hello: Hello) -> Refusal | None:
     return layout_refusal(context, hello.layout)
 
 
-def shut_out(history: History, peer: str) -> Refusal | None:
+def shut_out(history: RunHistory, peer: str) -> Refusal | None:
     """Refuse a key that the run's owner has removed, or that was convicted."""
     if peer in history.revoked:
         return RefusalCode.KICKED, f"removed by the run's owner: {quoted(history.revoked[peer])}"
@@ -85,7 +85,7 @@ def shut_out(history: History, peer: str) -> Refusal | None:
     return None
 
 
-def layout_refusal(context: Context, layout: Layout | None) -> Refusal | None:
+def layout_refusal(context: Context, layout: ModelLayout | None) -> Refusal | None:
     """Refuse a trainer whose tensors are not the run's."""
     ours = context.history.layout
     if ours is None or layout is None:
@@ -96,8 +96,8 @@ def layout_refusal(context: Context, layout: Layout | None) -> Refusal | None:
     return RefusalCode.LAYOUT, f"the script's tensors are not the run's: {quoted(difference)}"
 
 
-def founding_fault(member: Member, message: Founded, spec: RunSpec) -> str | None:
-    """What is wrong with a ``Founded``; None if it may found the run."""
+def founding_fault(member: Member, message: WeightsSupplied, spec: RunSpec) -> str | None:
+    """What is wrong with a ``WeightsSupplied``; None if it may found the run."""
     count = len(message.heads)
     if not 1 <= count <= FRAGMENTS_MAX or len(message.sizes) != count:
         return f"{count} heads for {len(message.sizes)} fragment sizes"

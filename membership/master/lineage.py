@@ -31,7 +31,7 @@ from .state.master_effects import EventKind
 from .state.roster import CopyState, Member
 from .state.succession import NAMES_SAID_MAX, Succession
 from .state.voting_blocs import Voice, elect, voices_of
-from .sync.state_sync import Syncing
+from .sync.state_sync import StateSync
 
 
 @frozen
@@ -53,10 +53,10 @@ class Lineage:
     """
 
     def __init__(
-        self, context: Context, syncing: Syncing, succession: Succession, evict: Evict
+        self, context: Context, state_sync: StateSync, succession: Succession, evict: Evict
     ) -> None:
         self.context = context
-        self.syncing = syncing
+        self.state_sync = state_sync
         self.succession = succession
         self._evict = evict
         self.lost_since_s: float | None = None
@@ -150,7 +150,7 @@ class Lineage:
             f"{len(self.succession.electorate)} contributors hold it, the journal had lost what "
             f"came after version {before}",
         )
-        self.syncing.judge_again(head.fragment)
+        self.state_sync.judge_again(head.fragment)
 
     # ------------------------------------------------------------ what nobody holds any more
 
@@ -261,7 +261,7 @@ class Lineage:
         )
         for fragment, version in enumerate(before):
             if version != history.versions[fragment]:
-                self.syncing.judge_again(fragment)
+                self.state_sync.judge_again(fragment)
         return True
 
     def _possible(self) -> Fallback | None:
@@ -272,7 +272,7 @@ class Lineage:
             or history.paused
             or self.succession.waiting
             or self.useless_since_s is not None  # one of the versions beyond becomes the run's
-            or self.syncing.missing
+            or self.state_sync.missing
         ):
             return None
         return self.fallback()

@@ -17,98 +17,98 @@ from ...protocol.messages import (
 )
 
 
-class Deed:
+class PeerEffect:
     """Base of what the service must do for the machine, in the order given."""
 
     __slots__ = ()
 
 
 @frozen
-class TellMaster(Deed):
+class TellMaster(PeerEffect):
     message: Message
 
 
 @frozen
-class TellTrainer(Deed):
+class TellTrainer(PeerEffect):
     message: Message
 
 
 @frozen
-class ReloadTrainer(Deed):
+class ReloadTrainer(PeerEffect):
     """Send ``Load``: the trainer takes the shared state as it is and drops its local delta."""
 
     step: int
-    hold_step: int
+    step_limit: int
 
 
 @frozen
-class StartReduction(Deed):
+class StartReduction(PeerEffect):
     order: Reduce
     contribute: bool
 
 
 @frozen
-class FlushReduction(Deed):
+class FlushReduction(PeerEffect):
     """Shut the lost out of the round's reduction, then answer with ``Held``."""
 
     order: Flush
 
 
 @frozen
-class DiagnoseReduction(Deed):
+class DiagnoseReduction(PeerEffect):
     """Answer with a ``Diagnosis`` of the round's reduction."""
 
     order: Diagnose
 
 
 @frozen
-class RepairReduction(Deed):
+class RepairReduction(PeerEffect):
     """Go on without the lost; report ``reduction_done`` when the result is (or still is) whole."""
 
     order: Repair
 
 
 @frozen
-class StopReduction(Deed):
+class StopReduction(PeerEffect):
     """Cancel the round's reduction, whatever its attempt."""
 
     round: int
 
 
 @frozen
-class ApplyRound(Deed):
+class ApplyRound(PeerEffect):
     """Apply the held result of this attempt by the outer step; report ``applied``."""
 
     commit: Commit
 
 
 @frozen
-class DropRound(Deed):
+class DropRound(PeerEffect):
     """Forget the round's inputs and results."""
 
     round: int
 
 
 @frozen
-class FetchFragment(Deed):
+class FetchFragment(PeerEffect):
     order: SyncFragment
 
 
 @frozen
-class StopFetch(Deed):
+class StopFetch(PeerEffect):
     fragment: int
 
 
 @frozen
-class PinFragment(Deed):
+class PinFragment(PeerEffect):
     order: Donate
 
 
 @frozen
-class UnpinFragment(Deed):
+class UnpinFragment(PeerEffect):
     order: Release
 
 
 @frozen
-class DiscardState(Deed):
+class DiscardState(PeerEffect):
     """Our state belongs to no run we know: forget it."""

@@ -35,10 +35,10 @@ from ...protocol.messages import (
     ContributorRun,
     Diagnose,
     Donate,
+    ExtendStepLimit,
     Finish,
     Flush,
     FragmentHead,
-    Lift,
     Message,
     NotReady,
     Open,
@@ -63,12 +63,12 @@ from ..manifest import went_in
 from ..spec.spec import EVERY
 from .peer_effects import (
     ApplyRound,
-    Deed,
     DiagnoseReduction,
     DiscardState,
     DropRound,
     FetchFragment,
     FlushReduction,
+    PeerEffect,
     PinFragment,
     ReloadTrainer,
     RepairReduction,
@@ -93,7 +93,7 @@ WORTH_SHARE = 0.5
 # ---------------------------------------------------------------- state
 
 
-class Phase(enum.Enum):
+class RoundState(enum.Enum):
     OPEN = "open"
     REDUCING = "reducing"
     REDUCED = "reduced"
@@ -108,13 +108,13 @@ class RoundHere:
     fragment: int
     version: int
     at_step: int
-    phase: Phase = Phase.OPEN
+    phase: RoundState = RoundState.OPEN
     attempt: int = 0
     order: Reduce | None = None
     posted: Posted | None = None  # our trainer's pseudo-gradient for it
     offered: bool = False  # the trainer was told that it is open
     told_step: int = 0  # at which it is to post, as it was told
-    hurried: bool = False  # the others wait: what is trained by now is wanted
+    nudged: bool = False  # the others wait: what is trained by now is wanted
     digest: bytes = b""  # of the result we hold, when REDUCED
     reported: Reduced | ReduceFailed | None = None  # what became of the attempt here
     commit: Commit | None = None
@@ -149,7 +149,7 @@ class Replica:
       me: our peer id.
       sync_every, fragment_count: of the spec (H, P).
       away: there is no session with the master.
-      lift_step: how far the trainer may go beyond its hold since the master was lost; None again
+      extended_limit: how far the trainer may go beyond its hold since the master was lost; None again
         as soon as it was told of a round.
       lift_count: lifts so far.
       trained: what the trainer has done since its last ``Load`` is a contributor's training.
@@ -171,7 +171,7 @@ class Replica:
     trainer_loaded: bool = False  # the trainer has the shared state and may contribute
     finished: bool = False
     away: bool = False
-    lift_step: int | None = None
+    extended_limit: int | None = None
     lift_count: int = 0
     trained: bool = False
     told_training: bool = False
@@ -193,7 +193,7 @@ class Replica:
     def training(self) -> bool:
         """Our trainer's steps count. A master that has just come back takes its contributors for
         not in sync until enough of them are there; they need not stand still for that."""
-        back = self.lift_step is not None and self.trained and self.role is Role.CONTRIBUTOR
+        back = self.extended_limit is not None and self.trained and self.role is Role.CONTRIBUTOR
         return self.contributing or back
 
     @property
@@ -227,10 +227,10 @@ class Replica:
         return tuple(
             Reduced(r.round, r.attempt, r.digest or NO_DIGEST)
             for r in self.rounds.values()
-            if r.phase in (Phase.REDUCING, Phase.REDUCED) and r.commit is None
+            if r.phase in (RoundState.REDUCING, RoundState.REDUCED) and r.commit is None
         )[-FRAGMENTS_MAX:]
 
-    def hold_step(self) -> int:
+    def step_limit(self) -> int:
         """How far a trainer may go before it hears of the next round: the first step at which one
         is due that it was not told of. A round that we know is not enough: the trainer would run
         past its step while the message is on its way."""
@@ -239,34 +239,34 @@ class Replica:
 
     # ------------------------------------------------------------ without a master
 
-    def master_gone(self) -> list[Deed]:
+    def master_gone(self) -> list[PeerEffect]:
         """The session broke. The trainer goes on: what it learns meanwhile comes with the next
         round. The caller sets a bound later, by ``bound_lift`` with ``lift_count``."""
         self.away = True
-        if self.lift_step is None:
-            self.lift_step = COUNT_MAX
+        if self.extended_limit is None:
+            self.extended_limit = COUNT_MAX
             self.lift_count += 1
         return self._lift()
 
-    def bound_lift(self, lift_count: int) -> list[Deed]:
+    def bound_lift(self, lift_count: int) -> list[PeerEffect]:
         """The master has been away for long: only ``sync_every`` steps past the hold are left."""
-        if self.lift_step != COUNT_MAX or lift_count != self.lift_count:
+        if self.extended_limit != COUNT_MAX or lift_count != self.lift_count:
             return []
-        self.lift_step = self.hold_step() + self.sync_every
+        self.extended_limit = self.step_limit() + self.sync_every
         return self._lift()
 
-    def _lift(self) -> list[Deed]:
-        if self.lift_step is None or self.finished:
+    def _lift(self) -> list[PeerEffect]:
+        if self.extended_limit is None or self.finished:
             return []
         if not (self.trainer_loaded and self.training):
             return []
-        return [TellTrainer(Lift(self.lift_step))]
+        return [TellTrainer(ExtendStepLimit(self.extended_limit))]
 
-    def _heard_of_round(self) -> list[Deed]:
+    def _heard_of_round(self) -> list[PeerEffect]:
         """The trainer was told of a round, which ends a lift; but not while the master is away."""
         if self.away:
             return self._lift()
-        self.lift_step = None
+        self.extended_limit = None
         return []
 
     # ------------------------------------------------------------ the state we start from
@@ -291,9 +291,9 @@ class Replica:
         for head in heads:
             self.fragments[head.fragment] = FragmentHere(head.version, head.root)
 
-    def welcome(self, message: Welcome, fragment_count: int) -> list[Deed]:
+    def welcome(self, message: Welcome, fragment_count: int) -> list[PeerEffect]:
         """A (new) session with the master begins, or the run has just been founded."""
-        deeds: list[Deed] = []
+        effects: list[PeerEffect] = []
         self.away = False
         self.term, self.nonce = message.term, message.nonce
         self.step = (
@@ -304,26 +304,26 @@ class Replica:
             # What was committed there is void, unless it is applied already: the master will say.
             self.branch = message.branch
             for here in list(self.rounds.values()):
-                if here.commit is not None and here.phase is not Phase.APPLYING:
-                    deeds += self._end(here, committed=False)
+                if here.commit is not None and here.phase is not RoundState.APPLYING:
+                    effects += self._end(here, committed=False)
         for round_id in sorted(self.rounds):
             here = self.rounds[round_id]
-            if here.phase is Phase.APPLYING or here.commit is not None:
+            if here.phase is RoundState.APPLYING or here.commit is not None:
                 continue
-            if round_id in committed and here.phase is Phase.REDUCED:
+            if round_id in committed and here.phase is RoundState.REDUCED:
                 continue
             if round_id in message.going_on:
                 if here.reported is not None:
-                    deeds.append(TellMaster(here.reported))
+                    effects.append(TellMaster(here.reported))
                 continue
-            deeds += self._end(here, committed=False)
+            effects += self._end(here, committed=False)
         for index, fragment in enumerate(self.fragments):
             if fragment.fetching is not None:
                 fragment.fetching = None
-                deeds.append(StopFetch(index))
+                effects.append(StopFetch(index))
         if message.lineage != self.lineage:
             if self.fragments and any(f.version is not None for f in self.fragments):
-                deeds.append(DiscardState())
+                effects.append(DiscardState())
             self.lineage = message.lineage
             self.trainer_loaded = False
             self.fragments = []
@@ -331,10 +331,10 @@ class Replica:
         if message.lineage and not self.fragments:
             self.fragments = [FragmentHere() for _ in range(fragment_count)]
         for commit in message.committed:
-            deeds += self.receive(commit)
+            effects += self.receive(commit)
         if self.valid and not self.trainer_loaded:
-            deeds += self._reload()
-        return deeds
+            effects += self._reload()
+        return effects
 
     # ------------------------------------------------------------ the master speaks
 
@@ -344,7 +344,7 @@ class Replica:
         """
         return term > self.term or (term == self.term and self.nonce in (b"", nonce))
 
-    def receive(self, message: Message) -> list[Deed]:
+    def receive(self, message: Message) -> list[PeerEffect]:
         """Handle one message of the master (all but ``Welcome``)."""
         match message:
             case View():
@@ -378,7 +378,7 @@ class Replica:
             case _:
                 return []
 
-    def _view(self, message: View) -> list[Deed]:
+    def _view(self, message: View) -> list[PeerEffect]:
         if self.view is not None and message.number < self.view.number:
             return []
         self.view = message
@@ -392,105 +392,105 @@ class Replica:
             return self._reload()  # a spare's warm-up steps are not training: it starts afresh
         return [self._tell_role()] if self.trainer_loaded else []
 
-    def _tell_role(self) -> Deed:
+    def _tell_role(self) -> PeerEffect:
         self.told_training = self.training
         why = "" if self.training else f"this peer is a {self.role.value}, kept in sync"
         return TellTrainer(SetContributing(self.training, why))
 
-    def _open(self, message: Open) -> list[Deed]:
+    def _open(self, message: Open) -> list[PeerEffect]:
         if not 0 <= message.fragment < len(self.fragments):
             return [TellMaster(NotReady(message.round, "no such fragment here"))]
         if self.fragments[message.fragment].version not in (message.version, message.version - 1):
             return [TellMaster(NotReady(message.round, "the fragment is not in sync here"))]
         known = self.rounds.get(message.round)
         if known is not None and message.at_step < known.at_step:
-            return self._hurry(known)
-        deeds = self._end_void(message.fragment, message.round)
+            return self._nudge(known)
+        effects = self._end_void(message.fragment, message.round)
         here = RoundHere(message.round, message.fragment, message.version, message.at_step)
         self.rounds[message.round] = here
         if not self.trainer_loaded:
-            return [*deeds, TellMaster(NotReady(message.round, "no trainer is attached"))]
-        return [*deeds, *self._offer(here)]
+            return [*effects, TellMaster(NotReady(message.round, "no trainer is attached"))]
+        return [*effects, *self._offer(here)]
 
-    def _hurry(self, here: RoundHere) -> list[Deed]:
+    def _nudge(self, here: RoundHere) -> list[PeerEffect]:
         """The round is told again with an earlier step: it waits for us."""
-        here.hurried = True
-        if here.phase is Phase.OPEN and here.posted is None and here.offered:
+        here.nudged = True
+        if here.phase is RoundState.OPEN and here.posted is None and here.offered:
             return self._offer(here)
         return []
 
-    def _end_void(self, fragment: int, round_id: int) -> list[Deed]:
+    def _end_void(self, fragment: int, round_id: int) -> list[PeerEffect]:
         """A new round of a fragment: earlier ones that are not committed by now never will be."""
         void = [
             here
             for here in self.rounds.values()
             if here.fragment == fragment and here.round < round_id and here.commit is None
         ]
-        return [deed for here in void for deed in self._end(here, committed=False)]
+        return [effect for here in void for effect in self._end(here, committed=False)]
 
-    def _offer(self, here: RoundHere) -> list[Deed]:
+    def _offer(self, here: RoundHere) -> list[PeerEffect]:
         """Tell the trainer of an open round, once its fragment is at the round's base version."""
         fragment = self.fragments[here.fragment]
         if fragment.version != here.version:
             return []
         here.offered = True
-        here.told_step = 0 if here.hurried else max(here.at_step, fragment.worth_step)
+        here.told_step = 0 if here.nudged else max(here.at_step, fragment.worth_step)
         opened = RoundOpened(
-            here.round, here.fragment, here.version, here.told_step, self.hold_step()
+            here.round, here.fragment, here.version, here.told_step, self.step_limit()
         )
         return [TellTrainer(opened), *self._heard_of_round()]
 
-    def _end_overtaken(self, fragment: int) -> list[Deed]:
+    def _end_overtaken(self, fragment: int) -> list[PeerEffect]:
         """Committed rounds whose results will not come any more: ask to be brought in sync."""
         numbers = sorted(here.round for here in self.rounds.values() if here.fragment == fragment)
-        deeds: list[Deed] = []
+        effects: list[PeerEffect] = []
         for number in numbers[: 1 - OVERTAKEN_MAX]:  # the one that is ordered now counts, too
             here = self.rounds[number]
-            if here.commit is not None and here.phase is Phase.REDUCING:
-                deeds += [*self._end(here, committed=False), *self._lost_result(here.commit)]
-        return deeds
+            if here.commit is not None and here.phase is RoundState.REDUCING:
+                effects += [*self._end(here, committed=False), *self._lost_result(here.commit)]
+        return effects
 
-    def _reduce(self, message: Reduce) -> list[Deed]:
-        deeds = self._end_void(message.fragment, message.round)
-        deeds += self._end_overtaken(message.fragment)
+    def _reduce(self, message: Reduce) -> list[PeerEffect]:
+        effects = self._end_void(message.fragment, message.round)
+        effects += self._end_overtaken(message.fragment)
         here = self.rounds.get(message.round)
         if here is None:
             here = RoundHere(message.round, message.fragment, message.version, at_step=0)
             self.rounds[message.round] = here
         if message.attempt <= here.attempt or here.commit is not None:
-            return deeds
-        if here.phase is Phase.REDUCING:
-            deeds.append(StopReduction(here.round))
-        here.phase, here.attempt, here.order = Phase.REDUCING, message.attempt, message
+            return effects
+        if here.phase is RoundState.REDUCING:
+            effects.append(StopReduction(here.round))
+        here.phase, here.attempt, here.order = RoundState.REDUCING, message.attempt, message
         here.digest, here.reported = b"", None
         contribute = any(c.peer == self.me for c in message.contributors)
         if contribute and here.posted is None:
-            return [*deeds, *self._fail(here, "our contribution is gone")]
+            return [*effects, *self._fail(here, "our contribution is gone")]
         if self.me not in message.receivers:
-            return deeds
-        return [*deeds, StartReduction(message, contribute)]
+            return effects
+        return [*effects, StartReduction(message, contribute)]
 
-    def _flush(self, message: Flush) -> list[Deed]:
+    def _flush(self, message: Flush) -> list[PeerEffect]:
         here = self.rounds.get(message.round)
         if here is None or here.order is None or message.attempt <= here.attempt:
             return []
         return [FlushReduction(message)]
 
-    def _repair(self, message: Repair) -> list[Deed]:
+    def _repair(self, message: Repair) -> list[PeerEffect]:
         here = self.rounds.get(message.round)
-        if here is None or here.phase not in (Phase.REDUCING, Phase.REDUCED):
+        if here is None or here.phase not in (RoundState.REDUCING, RoundState.REDUCED):
             return []
         if message.attempt <= here.attempt or here.commit is not None:
             return []
-        here.phase, here.attempt, here.digest = Phase.REDUCING, message.attempt, b""
+        here.phase, here.attempt, here.digest = RoundState.REDUCING, message.attempt, b""
         here.reported = None
         return [RepairReduction(message)]
 
-    def _fail(self, here: RoundHere, reason: str) -> list[Deed]:
+    def _fail(self, here: RoundHere, reason: str) -> list[PeerEffect]:
         here.reported = ReduceFailed(here.round, here.attempt, (), False, reason)
         return [TellMaster(here.reported)]
 
-    def _commit(self, message: Commit) -> list[Deed]:
+    def _commit(self, message: Commit) -> list[PeerEffect]:
         if message.fragment >= len(self.fragments):
             return []
         self.step = max(self.step, message.at_step)
@@ -503,20 +503,20 @@ class Replica:
         if here.commit is not None:
             return []
         here.commit, here.at_step = message, message.at_step
-        if here.phase is Phase.REDUCED and here.digest != message.digest:
+        if here.phase is RoundState.REDUCED and here.digest != message.digest:
             return [*self._end(here, committed=False), *self._lost_result(message)]
-        if here.phase is not Phase.REDUCED and here.attempt != message.attempt:
+        if here.phase is not RoundState.REDUCED and here.attempt != message.attempt:
             return [*self._end(here, committed=False), *self._lost_result(message)]
         return self._advance(message.fragment)
 
-    def _lost_result(self, commit: Commit) -> list[Deed]:
+    def _lost_result(self, commit: Commit) -> list[PeerEffect]:
         """A round is committed whose result we do not hold: ask to be brought in sync."""
         failed = ReduceFailed(
             commit.round, commit.attempt, (), False, "the committed result is not here"
         )
         return [TellMaster(failed)]
 
-    def _sync(self, message: SyncFragment) -> list[Deed]:
+    def _sync(self, message: SyncFragment) -> list[PeerEffect]:
         index = message.head.fragment
         if index >= len(self.fragments):
             return [
@@ -531,11 +531,11 @@ class Replica:
             and (here.version > message.head.version or here.root == message.head.root)
         ):
             return [TellMaster(Synced(FragmentHead(index, here.version, here.root), 0))]
-        deeds: list[Deed] = [StopFetch(index)] if here.fetching is not None else []
+        effects: list[PeerEffect] = [StopFetch(index)] if here.fetching is not None else []
         here.fetching, here.version, here.root = message, None, b""
-        return [*deeds, FetchFragment(message)]
+        return [*effects, FetchFragment(message)]
 
-    def _stop_copy(self, message: Release) -> list[Deed]:
+    def _stop_copy(self, message: Release) -> list[PeerEffect]:
         """The rounds have outrun our copy: neither it nor what was kept for replay is of use."""
         here = self.fragments[message.fragment] if message.fragment < len(self.fragments) else None
         if here is None or here.fetching is None or here.fetching.head.version != message.version:
@@ -543,31 +543,31 @@ class Replica:
         here.fetching = None
         return [StopFetch(message.fragment), *self._end_kept(message.fragment)]
 
-    def _end_kept(self, fragment: int) -> list[Deed]:
+    def _end_kept(self, fragment: int) -> list[PeerEffect]:
         """Committed rounds that there is nothing to apply to: the next copy will have them in it."""
         kept = [here for here in self.rounds.values() if here.fragment == fragment and here.commit]
-        return [deed for here in kept for deed in self._end(here, committed=False)]
+        return [effect for here in kept for effect in self._end(here, committed=False)]
 
     # ------------------------------------------------------------ our own tasks report
 
-    def trainer_came(self) -> list[Deed]:
+    def trainer_came(self) -> list[PeerEffect]:
         """A trainer attached with the right layout; it begins once the shared state is there."""
         self.trainer_attached, self.trainer_loaded = True, False
         return self._reload() if self.valid else []
 
-    def trainer_lost(self) -> list[Deed]:
+    def trainer_lost(self) -> list[PeerEffect]:
         """The trainer is gone; rounds it has posted for go on, the others do not wait for it."""
         self.trainer_attached = self.trainer_loaded = self.trained = False
         return [
             TellMaster(NotReady(here.round, "the trainer is gone"))
             for here in self.rounds.values()
-            if here.phase is Phase.OPEN and here.posted is None
+            if here.phase is RoundState.OPEN and here.posted is None
         ]
 
-    def posted(self, message: Posted, norm: float | None, refusal: str) -> list[Deed]:
+    def posted(self, message: Posted, norm: float | None, refusal: str) -> list[PeerEffect]:
         """The trainer posted a pseudo-gradient; ``norm`` is None when it must be refused."""
         here = self.rounds.get(message.round)
-        if here is None or here.phase is not Phase.OPEN:
+        if here is None or here.phase is not RoundState.OPEN:
             return []  # too late: the round went on without us, the delta stays with the trainer
         held = self.fragments[here.fragment]
         if held.version != here.version or message.version != here.version:
@@ -585,27 +585,27 @@ class Replica:
         attempt: int,
         digest: bytes,
         manifest: tuple[ContributorRun, ...] = (),
-        gauged: bytes = b"",
+        norm_sums: bytes = b"",
         momentum_square: float = 0.0,
-    ) -> list[Deed]:
+    ) -> list[PeerEffect]:
         here = self.rounds.get(round_id)
-        if here is None or here.attempt != attempt or here.phase is not Phase.REDUCING:
+        if here is None or here.attempt != attempt or here.phase is not RoundState.REDUCING:
             return []
-        here.phase, here.digest = Phase.REDUCED, digest
+        here.phase, here.digest = RoundState.REDUCED, digest
         if here.commit is not None:
             if here.commit.digest != digest:
                 commit = here.commit
                 return [*self._end(here, committed=False), *self._lost_result(commit)]
             return self._advance(here.fragment)
-        here.reported = Reduced(round_id, attempt, digest, manifest, gauged, momentum_square)
+        here.reported = Reduced(round_id, attempt, digest, manifest, norm_sums, momentum_square)
         return [TellMaster(here.reported)]
 
     def reduction_failed(
         self, round_id: int, attempt: int, accused: Iterable[str], bad: bool, reason: str
-    ) -> list[Deed]:
+    ) -> list[PeerEffect]:
         """Our reduction ended, or (``accused`` and not ``bad``) waits for a repair or an abort."""
         here = self.rounds.get(round_id)
-        if here is None or here.attempt != attempt or here.phase is not Phase.REDUCING:
+        if here is None or here.attempt != attempt or here.phase is not RoundState.REDUCING:
             return []
         failed = ReduceFailed(round_id, attempt, tuple(accused), bad, reason)
         if here.commit is not None:
@@ -613,28 +613,28 @@ class Replica:
         here.reported = failed
         return [TellMaster(failed)]
 
-    def applied(self, round_id: int, head: FragmentHead) -> list[Deed]:
+    def applied(self, round_id: int, head: FragmentHead) -> list[PeerEffect]:
         """The outer step is done and the fragment has this head now."""
         here = self.rounds.get(round_id)
         if here is None:
             return []
         held = self.fragments[head.fragment]
         held.version, held.root = head.version, head.root
-        deeds: list[Deed] = [TellMaster(Applied(round_id, head))]
-        deeds += self._end(here, committed=True)
-        deeds += self._advance(head.fragment)
+        effects: list[PeerEffect] = [TellMaster(Applied(round_id, head))]
+        effects += self._end(here, committed=True)
+        effects += self._advance(head.fragment)
         for other in self.rounds.values():
             if (
-                other.phase is Phase.OPEN
+                other.phase is RoundState.OPEN
                 and other.fragment == head.fragment
                 and self.trainer_loaded
             ):
-                deeds += self._offer(other)
-        return deeds
+                effects += self._offer(other)
+        return effects
 
     def fetched(
         self, head: FragmentHead, received_bytes: int, bad_donors: Iterable[str] = ()
-    ) -> list[Deed]:
+    ) -> list[PeerEffect]:
         """A fetch is verified and installed; ``bad_donors`` served wrong blocks."""
         held = self.fragments[head.fragment]
         if held.fetching is None or held.fetching.head != head:
@@ -647,7 +647,7 @@ class Replica:
 
     def fetch_failed(
         self, head: FragmentHead, bad_donors: Iterable[str], reason: str
-    ) -> list[Deed]:
+    ) -> list[PeerEffect]:
         held = self.fragments[head.fragment]
         if held.fetching is None or held.fetching.head != head:
             return []
@@ -656,41 +656,41 @@ class Replica:
 
     # ------------------------------------------------------------ moving on
 
-    def _advance(self, fragment: int) -> list[Deed]:
+    def _advance(self, fragment: int) -> list[PeerEffect]:
         """Apply the next committed round of a fragment, if there is one and it can be applied."""
         held = self.fragments[fragment]
         if held.fetching is not None:
             return self._trim()
         if held.version is None:
             return self._end_kept(fragment)
-        deeds: list[Deed] = []
+        effects: list[PeerEffect] = []
         for here in sorted(self.rounds.values(), key=lambda r: r.round):
             if here.fragment != fragment or here.commit is None:
                 continue
-            if here.phase is Phase.APPLYING:
-                return deeds
+            if here.phase is RoundState.APPLYING:
+                return effects
             if here.version < held.version:
-                deeds += self._end(here, committed=False)
-            elif here.version == held.version and here.phase is Phase.REDUCED:
-                here.phase = Phase.APPLYING
-                return [*deeds, ApplyRound(here.commit)]
+                effects += self._end(here, committed=False)
+            elif here.version == held.version and here.phase is RoundState.REDUCED:
+                here.phase = RoundState.APPLYING
+                return [*effects, ApplyRound(here.commit)]
         if held.synced_due:
             held.synced_due = False
             head = FragmentHead(fragment, held.version, held.root)
-            deeds.append(TellMaster(Synced(head, held.received_bytes, held.bad_donors)))
+            effects.append(TellMaster(Synced(head, held.received_bytes, held.bad_donors)))
         if self.valid and not self.trainer_loaded:
-            deeds += self._reload()
-        return deeds
+            effects += self._reload()
+        return effects
 
-    def _trim(self) -> list[Deed]:
+    def _trim(self) -> list[PeerEffect]:
         """Bound what a joiner buffers: the oldest rounds go, a later fetch makes up for them."""
-        deeds: list[Deed] = []
+        effects: list[PeerEffect] = []
         while len(self.rounds) > ROUNDS_HELD_MAX:
             oldest = self.rounds[min(self.rounds)]
-            deeds += self._end(oldest, committed=False)
-        return deeds
+            effects += self._end(oldest, committed=False)
+        return effects
 
-    def _reload(self) -> list[Deed]:
+    def _reload(self) -> list[PeerEffect]:
         if not self.trainer_attached:
             return []
         self.trainer_loaded, self.trained = True, self.training
@@ -699,18 +699,18 @@ class Replica:
             fragment.worth_step = worth_step
         for here in self.rounds.values():
             here.offered = False  # it may be another trainer than before
-        deeds: list[Deed] = [ReloadTrainer(self.step, self.hold_step()), self._tell_role()]
+        effects: list[PeerEffect] = [ReloadTrainer(self.step, self.step_limit()), self._tell_role()]
         for here in self.rounds.values():
-            if here.phase is Phase.OPEN and here.posted is None:
-                deeds += self._offer(here)
-        return [*deeds, *self._heard_of_round()]
+            if here.phase is RoundState.OPEN and here.posted is None:
+                effects += self._offer(here)
+        return [*effects, *self._heard_of_round()]
 
-    def _end(self, here: RoundHere, *, committed: bool) -> list[Deed]:
+    def _end(self, here: RoundHere, *, committed: bool) -> list[PeerEffect]:
         """The round is over for us: tell the trainer, free its memory."""
         del self.rounds[here.round]
-        deeds: list[Deed] = []
-        if here.phase is Phase.REDUCING:
-            deeds.append(StopReduction(here.round))
+        effects: list[PeerEffect] = []
+        if here.phase is RoundState.REDUCING:
+            effects.append(StopReduction(here.round))
         added = went_in(here.commit).added if committed and here.commit is not None else ()
         ours = next((each for each in added if each.contributor.peer == self.me), None)
         held = self.fragments[here.fragment] if here.fragment < len(self.fragments) else None
@@ -722,16 +722,16 @@ class Replica:
             ours is not None,
             version,
             self.step,
-            self.hold_step() if committed else self._hold_step_after_abort(here),
+            self.step_limit() if committed else self._hold_step_after_abort(here),
             share=0.0 if ours is None else ours.weight_share,
         )
-        deeds += [TellTrainer(ended), DropRound(here.round)]
+        effects += [TellTrainer(ended), DropRound(here.round)]
         if not committed:
-            return deeds
+            return effects
         if ours is not None and held is not None and here.posted is not None:
             held.worth_step = here.posted.step + self._worth_steps(self.sync_every)
         self.trained &= self.training  # a spare's trainer takes the new version as it is
-        return [*deeds, *self._heard_of_round()]
+        return [*effects, *self._heard_of_round()]
 
     def _hold_step_after_abort(self, here: RoundHere) -> int:
         """An aborted round is opened again at the same step, and the trainer waits for it there.
@@ -741,10 +741,10 @@ class Replica:
         """
         at_step = max(here.at_step, here.told_step)
         later = any(
-            other.offered and other.phase is Phase.OPEN and other.at_step > here.at_step
+            other.offered and other.phase is RoundState.OPEN and other.at_step > here.at_step
             for other in self.rounds.values()
         )
-        return at_step if at_step > self.step and not later else self.hold_step()
+        return at_step if at_step > self.step and not later else self.step_limit()
 
     def _worth_steps(self, between_steps: int) -> int:
         """Steps to train since the last round before another one is worth its bytes."""

@@ -69,7 +69,7 @@ class SiteLine:
 
 
 @frozen
-class Lines:
+class LineCapacities:
     """What a plan has to know about the network.
 
     Attributes:
@@ -167,7 +167,7 @@ class Bandwidths:
         caps: Mapping[str, Bandwidth],
         sites: Sequence[tuple[str, ...]] = (),
         sending: Collection[str] = (),
-    ) -> Lines:
+    ) -> LineCapacities:
         """The lines of these peers, for a plan.
 
         Args:
@@ -185,7 +185,7 @@ class Bandwidths:
         for peer in peers:
             rate = known.get(peer, usual)
             rates[peer] = _capped(rate, caps.get(peer, NO_CAP))
-        return Lines(
+        return LineCapacities(
             rates,
             guessed=frozenset(peers) - known.keys(),
             sites=tuple(

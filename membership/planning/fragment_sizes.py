@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from ...protocol.messages import BLOCKS_MAX, CHUNK_BITS_BYTES_MAX, FragmentSize, Layout
+from ...protocol.messages import BLOCKS_MAX, CHUNK_BITS_BYTES_MAX, FragmentSize, ModelLayout
 from ..spec.spec import RunSpec
 from .plan import COUNTER_BYTES, VALUE_BYTES, chunk_elements_of
 
@@ -20,7 +20,7 @@ FRAGMENT_BYTES_MAX = BLOCKS_MAX * BLOCK_BYTES
 CHUNKS_MAX = 8 * CHUNK_BITS_BYTES_MAX  # of a fragment: a ``Held`` has a bit for each
 
 
-def sizes_fault(layout: Layout, sizes: Sequence[FragmentSize], spec: RunSpec) -> str | None:
+def sizes_fault(layout: ModelLayout, sizes: Sequence[FragmentSize], spec: RunSpec) -> str | None:
     """What is wrong with the sizes of a run's fragments; None: they may be recorded and planned with."""
     wanted = spec.diloco.fragments
     if len(sizes) != wanted:

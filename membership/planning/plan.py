@@ -13,9 +13,9 @@ from itertools import groupby
 
 from attrs import evolve, frozen
 
-from ...protocol.messages import FragmentSize, OwnerRun, Plan, SiteLeads
+from ...protocol.messages import FragmentSize, OwnerRun, Plan, SiteLeaders
 from ..spec.spec import MEAN, TOPK_CODECS, RunSpec
-from .bandwidth import Lines, SiteLine
+from .bandwidth import LineCapacities, SiteLine
 from .shares import SharedLine, Workload, best_shares, bound_s, reduction_s, ring_s
 from .sites import Site, SitePlan, TreePlan, plan_tree, tree_s
 
@@ -69,7 +69,7 @@ def make_plan(
     size: FragmentSize,
     contributors: Sequence[str],
     receivers: Sequence[str],
-    lines: Lines,
+    lines: LineCapacities,
     spec: RunSpec,
     *,
     fragment: int = 0,
@@ -206,7 +206,7 @@ class _Sited:
         lines = (SharedLine(frozenset(site.members), site.line) for site in self.sites)
         return evolve(self.work, shared=tuple(lines))
 
-    def deal(self) -> tuple[tuple[OwnerRun, ...], tuple[SiteLeads, ...], float]:
+    def deal(self) -> tuple[tuple[OwnerRun, ...], tuple[SiteLeaders, ...], float]:
         """The tree in whole chunks: owners, leaders, and what it should need."""
         count = self.cut.chunk_count
         owned = _apportion(count, [site.owned for site in self.best.sites])
@@ -220,7 +220,7 @@ class _Sited:
             rest = _dealt(peers, _apportion(count - own_count, site.leading))
             leaders = [*rest[:first], *owners[first:], *rest[first:]]
             if len(peers) > 1:
-                leads.append(SiteLeads(tuple(peers), _runs(leaders)))
+                leads.append(SiteLeaders(tuple(peers), _runs(leaders)))
             leading = Counter(leaders)
             shares = tuple(leading[peer] / count for peer in peers)
             dealt.append(SitePlan(site.members, own_count / count, shares))

@@ -22,12 +22,12 @@ COARSE_CODECS = (*TOPK_CODECS, "nf4", "e2m1", "e3m0")
 
 
 @frozen
-class Doubt:
+class SpecWarning:
     key: str
     text: str
 
 
-def doubts(spec: RunSpec) -> Iterator[Doubt]:
+def doubts(spec: RunSpec) -> Iterator[SpecWarning]:
     """What one would ask the file's author about."""
     yield from _of_the_algorithm(spec)
     yield from _of_the_wire(spec)
@@ -35,102 +35,110 @@ def doubts(spec: RunSpec) -> Iterator[Doubt]:
     yield from _of_what_is_kept(spec)
 
 
-def _of_the_algorithm(spec: RunSpec) -> Iterator[Doubt]:
+def _of_the_algorithm(spec: RunSpec) -> Iterator[SpecWarning]:
     diloco, rounds = spec.diloco, spec.run.rounds
     if 0 < rounds < ROUNDS_FEW and diloco.outer_momentum > MOMENTUM_HIGH:
-        yield Doubt(
+        yield SpecWarning(
             "diloco.outer_momentum",
             f"{diloco.outer_momentum:g} overshoots in a run of only {rounds} rounds; 0.7 is better",
         )
     if diloco.outer_lr == 0:
-        yield Doubt("diloco.outer_lr", "0: the run would learn nothing")
+        yield SpecWarning("diloco.outer_lr", "0: the run would learn nothing")
     elif diloco.outer_lr > 1:
-        yield Doubt("diloco.outer_lr", f"{diloco.outer_lr:g} goes beyond what was learnt")
+        yield SpecWarning("diloco.outer_lr", f"{diloco.outer_lr:g} goes beyond what was learnt")
     if diloco.algorithm != "allreduce":
         if diloco.sync_every < STEPS_FEW:
-            yield Doubt(
+            yield SpecWarning(
                 "diloco.sync_every",
                 f"rounds every {diloco.sync_every} steps send about what data parallel training "
                 "would; 30 to 500 are usual",
             )
         if diloco.pace == "lockstep":
-            yield Doubt("diloco.pace", "everybody waits for the slowest machine at every round")
+            yield SpecWarning(
+                "diloco.pace", "everybody waits for the slowest machine at every round"
+            )
     turn = diloco.sync_every // diloco.fragments
     if isinstance(diloco.overlap, int) and turn < diloco.overlap and not diloco.preview:
-        yield Doubt(
+        yield SpecWarning(
             "diloco.overlap",
             f"{diloco.overlap} steps are longer than from one fragment's round to the next "
             f'({turn}): trainers go on from old weights; "auto" stays below',
         )
 
 
-def _of_the_wire(spec: RunSpec) -> Iterator[Doubt]:
+def _of_the_wire(spec: RunSpec) -> Iterator[SpecWarning]:
     reduce = spec.reduce
     up, down = (
         {codec.partition("+")[0] for codec in ((each,) if isinstance(each, str) else each)}
         for each in (reduce.codec_up, reduce.codec_down)
     )
     if down & set(TOPK_CODECS):
-        yield Doubt(
+        yield SpecWarning(
             "reduce.codec_down",
             "topk drops most of a mean of several peers, and nobody sends it again; "
             "int8+zstd loses a third to a half of a percent",
         )
     elif up == {"fp32"} and down - set(FIXED_CODECS[:2]):
-        yield Doubt("reduce.codec_down", "results are coarser than what they are made of")
+        yield SpecWarning("reduce.codec_down", "results are coarser than what they are made of")
     if up & set(COARSE_CODECS) and not reduce.error_feedback:
-        yield Doubt("reduce.error_feedback", "what so coarse a codec leaves out is lost without it")
+        yield SpecWarning(
+            "reduce.error_feedback", "what so coarse a codec leaves out is lost without it"
+        )
     if reduce.combine != MEAN and 0 < spec.membership.contributors < OUTVOTED_MIN:
-        yield Doubt(
+        yield SpecWarning(
             "reduce.combine",
             f"{reduce.combine}: of {spec.membership.contributors} contributors nobody can be outvoted",
         )
     if spec.sync.donor_share == 0:
-        yield Doubt("sync.donor_share", "0: nobody gets a copy of the state while rounds go on")
+        yield SpecWarning(
+            "sync.donor_share", "0: nobody gets a copy of the state while rounds go on"
+        )
 
 
-def _of_times(spec: RunSpec) -> Iterator[Doubt]:
+def _of_times(spec: RunSpec) -> Iterator[SpecWarning]:
     members, trainer = spec.membership, spec.trainer
     if members.deadline_s < DEADLINE_SHORT_S:
-        yield Doubt(
+        yield SpecWarning(
             "membership.deadline_s",
             f"{members.deadline_s:g} s: over the internet, members that live are taken for dead",
         )
     if members.deadline_s > DEADLINE_LONG_S:
-        yield Doubt(
+        yield SpecWarning(
             "membership.deadline_s", f"everybody waits {members.deadline_s:g} s for each who dies"
         )
     if members.grace_s > members.deadline_s:
-        yield Doubt(
+        yield SpecWarning(
             "membership.grace_s",
             f"{members.grace_s:g} s for stragglers are more than the dead get ({members.deadline_s:g} s)",
         )
     if members.quorum < 0.5:
-        yield Doubt(
+        yield SpecWarning(
             "membership.quorum", f"{members.quorum:g}: less than half of the peers make a round"
         )
     if members.rewind_s == 0:
-        yield Doubt(
+        yield SpecWarning(
             "membership.rewind_s",
             "0: a run whose newest state is lost waits for ever instead of going back",
         )
     if trainer.step_deadline_s == 0:
-        yield Doubt("trainer.step_deadline_s", "0: a trainer that hangs is never started again")
+        yield SpecWarning(
+            "trainer.step_deadline_s", "0: a trainer that hangs is never started again"
+        )
     elif trainer.step_deadline_s < STEP_DEADLINE_SHORT_S:
-        yield Doubt(
+        yield SpecWarning(
             "trainer.step_deadline_s",
             f"{trainer.step_deadline_s:g} s: an evaluation, or a first step that compiles, is ended",
         )
 
 
-def _of_what_is_kept(spec: RunSpec) -> Iterator[Doubt]:
+def _of_what_is_kept(spec: RunSpec) -> Iterator[SpecWarning]:
     kept = spec.checkpoint
     if not kept.every_rounds and not kept.every_s:
-        yield Doubt(
+        yield SpecWarning(
             "checkpoint.every_s",
             "no checkpoints while rounds go on: if all are killed at once, the run is lost",
         )
     if kept.keep_s and kept.every_s and kept.keep_s < kept.every_s:
-        yield Doubt(
+        yield SpecWarning(
             "checkpoint.keep_s", "shorter than from one checkpoint to the next: one is kept"
         )

@@ -43,7 +43,7 @@ ADDRESSES_KNOWN_MAX = 4_096  # with less than all of it; who failed longest ago 
 
 
 @frozen
-class Line:
+class AddressGroup:
     """Where somebody comes from, as far as one owner is told from others by it.
 
     Attributes:
@@ -55,7 +55,7 @@ class Line:
 
 
 @define(eq=False)
-class Place:
+class AcceptSlot:
     """What a connection holds.
 
     Attributes:
@@ -64,7 +64,7 @@ class Place:
       gave_way: it had to.
     """
 
-    line: Line
+    line: AddressGroup
     since_s: float
     scope: trio.CancelScope = field(factory=trio.CancelScope)
     silent: bool = True
@@ -95,11 +95,11 @@ class Places:
         self._per_line_max = per_line_max
         self._hurry_s = hurry_s
         self._now = now
-        self._held: dict[Place, None] = {}  # the oldest is first
+        self._held: dict[AcceptSlot, None] = {}  # the oldest is first
         self._by_line: Counter[str] = Counter()
 
     @contextmanager
-    def place(self, line: Line, *, known: bool = False) -> Iterator[Place | None]:
+    def place(self, line: AddressGroup, *, known: bool = False) -> Iterator[AcceptSlot | None]:
         """Hold a place, or None if there is none.
 
         Args:
@@ -112,7 +112,7 @@ class Places:
             if place is not None:
                 place.release()
 
-    def _take(self, line: Line, known: bool) -> Place | None:
+    def _take(self, line: AddressGroup, known: bool) -> AcceptSlot | None:
         if self._by_line[line.name] >= self._per_line_max:
             room = self._clear(lambda place: place.line == line)
         elif line.site and not known and self._by_line[line.site] >= self._per_site_max:
@@ -123,7 +123,7 @@ class Places:
             room = True
         if not room:
             return None
-        place = Place(line, self._now())
+        place = AcceptSlot(line, self._now())
         place._give_back = lambda: self._give_back(place)
         self._held[place] = None
         self._by_line.update(filter(None, (line.name, line.site)))
@@ -133,7 +133,7 @@ class Places:
     def _per_site_max(self) -> int:
         return PLACES_PER_SITE * self._per_line_max
 
-    def _clear(self, may_yield: Callable[[Place], bool]) -> bool:
+    def _clear(self, may_yield: Callable[[AcceptSlot], bool]) -> bool:
         """Have the oldest of these give way that can be expected to."""
         due_s = self._now() - self._hurry_s
         for place in self._held:
@@ -144,7 +144,7 @@ class Places:
                 return True
         return False
 
-    def _give_back(self, place: Place) -> None:
+    def _give_back(self, place: AcceptSlot) -> None:
         del self._held[place]
         for name in filter(None, (place.line.name, place.line.site)):
             self._by_line[name] -= 1
@@ -152,7 +152,7 @@ class Places:
                 del self._by_line[name]
 
 
-class Credit:
+class AddressCredit:
     """What each address may still cost us.
 
     Args:
@@ -181,49 +181,49 @@ class Credit:
         self._known[host] = (left, self._now())
 
 
-class Door:
+class AcceptLimits:
     """All of it for one node's port."""
 
     def __init__(self) -> None:
         self.strangers = Places(STRANGERS_MAX, STRANGERS_PER_ADDRESS_MAX, STRANGERS_HURRY_S)
         self.newcomers = Places(NEWCOMERS_MAX, NEWCOMERS_PER_ADDRESS_MAX, NEWCOMERS_HURRY_S)
         self.lanes = Places(LANES_UNPROVEN_MAX, LANES_UNPROVEN_PER_ADDRESS_MAX, STRANGERS_HURRY_S)
-        self._credit = Credit()
-        self._site_credit = Credit(times=CREDIT_PER_SITE)
+        self._credit = AddressCredit()
+        self._site_credit = AddressCredit(times=CREDIT_PER_SITE)
         self._members_lines: OrderedDict[str, None] = OrderedDict()
 
-    def open_to(self, line: Line) -> bool:
+    def open_to(self, line: AddressGroup) -> bool:
         """Whether a connection from there is looked at."""
         if line.site and not self.knows(line) and self._site_credit.left(line.site) < 1.0:
             return False
         return self._credit.left(line.name) >= 1.0
 
-    def charge(self, line: Line) -> None:
+    def charge(self, line: AddressGroup) -> None:
         """A connection from there came to nothing."""
         self._credit.charge(line.name)
         if line.site:
             self._site_credit.charge(line.site)
 
-    def member_came(self, line: Line) -> None:
+    def member_came(self, line: AddressGroup) -> None:
         self._members_lines[line.name] = None
         self._members_lines.move_to_end(line.name)
         if len(self._members_lines) > MEMBERS_LINES_MAX:
             self._members_lines.popitem(last=False)
 
-    def knows(self, line: Line) -> bool:
+    def knows(self, line: AddressGroup) -> bool:
         """Whether a member has come from there."""
         return line.name in self._members_lines
 
 
-def line_of(host: str) -> Line:
+def line_of(host: str) -> AddressGroup:
     """By what the owner of an address is told from others."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
-        return Line(host)
+        return AddressGroup(host)
     if isinstance(address, ipaddress.IPv4Address):
-        return Line(str(address))
+        return AddressGroup(str(address))
     if address.ipv4_mapped is not None:
-        return Line(str(address.ipv4_mapped))
+        return AddressGroup(str(address.ipv4_mapped))
     line, site = (ipaddress.ip_network((address, bits), strict=False) for bits in (64, 48))
-    return Line(str(line), str(site))
+    return AddressGroup(str(line), str(site))

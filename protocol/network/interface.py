@@ -134,7 +134,7 @@ class Network(Protocol):
     async def dial_over(
         self, stream: trio.abc.Stream, *, party: Party, peer: str, name: str
     ) -> Channel:
-        """As ``dial``, over a stream of an arranged road. ``name``: for people. Closes it on failure."""
+        """As ``dial``, over a stream of an arranged route. ``name``: for people. Closes it on failure."""
         ...
 
     async def welcome(
@@ -144,7 +144,7 @@ class Network(Protocol):
         on_lane: LaneHandler,
         name: str,
     ) -> None:
-        """Treat a stream of an arranged road as one that was accepted, to its end."""
+        """Treat a stream of an arranged route as one that was accepted, to its end."""
         ...
 
     def prepare_lane(self, stream: trio.abc.Stream, congestion: str) -> LaneFacts:

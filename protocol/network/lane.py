@@ -15,7 +15,7 @@ nonce and never travels, so a record that was replayed, reordered, dropped, move
 sent back to its author fails authentication. The first frame of each side is ``OPEN``, without
 payload: it proves that the other end has the keys.
 
-``Sealer`` and ``Opener`` are that format without any I/O. ``Lane`` uses them over any stream of trio;
+``RecordSealer`` and ``RecordOpener`` are that format without any I/O. ``Lane`` uses them over any stream of trio;
 ``socket_lane.SocketLane`` in threads over a real socket.
 """
 
@@ -60,7 +60,7 @@ PREAMBLE_BYTES = _PREAMBLE.size
 HEADER_BYTES = _HEADER.size
 
 
-class Direction(enum.IntEnum):
+class PreambleSide(enum.IntEnum):
     """Who sent the preamble; one that comes back to its author is no preamble."""
 
     FROM_DIALER = 1
@@ -116,7 +116,7 @@ OPEN = FrameHeader(FrameKind.OPEN, 0, 0, 0, 0, 0)
 
 
 @frozen
-class Preamble:
+class LanePreamble:
     """The first bytes of a lane, from its dialer: which link's keys to use."""
 
     link_id: bytes = field(
@@ -124,18 +124,18 @@ class Preamble:
     )
     lane: int = field(validator=and_(ge(0), le(LANES_MAX - 1)))
     version: int = field(default=VERSION, validator=in_((VERSION,)))
-    direction: Direction = Direction.FROM_DIALER
+    direction: PreambleSide = PreambleSide.FROM_DIALER
 
     def pack(self) -> bytes:
         return _PREAMBLE.pack(MAGIC, self.version, self.direction, self.lane, self.link_id)
 
     @classmethod
-    def unpack(cls, data: Buffer) -> Preamble:
+    def unpack(cls, data: Buffer) -> LanePreamble:
         """Raises RemoteProtocolError: that is no preamble of this version."""
         if len(data) != PREAMBLE_BYTES:
             raise RemoteProtocolError(f"a lane's preamble has {PREAMBLE_BYTES} bytes")
         magic, version, direction, lane, link_id = _PREAMBLE.unpack(data)
-        if magic != MAGIC or direction != Direction.FROM_DIALER or lane >= LANES_MAX:
+        if magic != MAGIC or direction != PreambleSide.FROM_DIALER or lane >= LANES_MAX:
             raise RemoteProtocolError("not a lane's preamble")
         if version != VERSION:
             raise RemoteProtocolError(f"a lane of version {version}, {VERSION} is spoken here")
@@ -144,10 +144,10 @@ class Preamble:
 
 async def send_preamble(stream: trio.abc.Stream, link_id: bytes, lane: int) -> None:
     """The dialer's first bytes."""
-    await stream.send_all(Preamble(link_id, lane).pack())
+    await stream.send_all(LanePreamble(link_id, lane).pack())
 
 
-async def receive_preamble(stream: trio.abc.Stream) -> Preamble:
+async def receive_preamble(stream: trio.abc.Stream) -> LanePreamble:
     """The acceptor reads which lane this is; the caller bounds the time.
 
     Raises:
@@ -159,7 +159,7 @@ async def receive_preamble(stream: trio.abc.Stream) -> Preamble:
         if not more:
             raise RemoteProtocolError("a lane ended before its preamble")
         data += more
-    return Preamble.unpack(data)
+    return LanePreamble.unpack(data)
 
 
 def derive_lane_keys(
@@ -186,7 +186,7 @@ def frame_bytes(payload_bytes: int) -> int:
     return HEADER_BYTES + payload_bytes + TAG_BYTES * record_count
 
 
-class Sealer:
+class RecordSealer:
     """Turns frames into records, in order; one direction of one lane.
 
     Args:
@@ -232,8 +232,8 @@ class Sealer:
             at = HEADER_BYTES
 
 
-class Opener:
-    """Checks and opens what a ``Sealer`` made, in order; one direction of one lane.
+class RecordOpener:
+    """Checks and opens what a ``RecordSealer`` made, in order; one direction of one lane.
 
     Args:
       key: of this direction (32 bytes).
@@ -322,8 +322,8 @@ class Lane:
         if send_key == receive_key:
             raise LocalProtocolError("both directions of a lane share a key")
         self._stream = stream
-        self.sealer = Sealer(send_key)
-        self.opener = Opener(receive_key)
+        self.sealer = RecordSealer(send_key)
+        self.opener = RecordOpener(receive_key)
         self._send_torn = False
         self._receive_torn = False
         self.sent_bytes = 0

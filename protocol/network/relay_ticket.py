@@ -25,33 +25,33 @@ _PREAMBLE = struct.Struct(f">BBB{TICKET_BYTES}s")
 PREAMBLE_BYTES = _PREAMBLE.size
 
 
-class Part(enum.IntEnum):
+class RelayRole(enum.IntEnum):
     PARK = 0
     CALL = 1
 
 
 @frozen
-class Preamble:
-    part: Part
+class RelayPreamble:
+    part: RelayRole
     ticket: bytes
 
     def pack(self) -> bytes:
         return _PREAMBLE.pack(MAGIC, VERSION, self.part, self.ticket)
 
     @classmethod
-    def unpack(cls, data: bytes) -> Preamble:
+    def unpack(cls, data: bytes) -> RelayPreamble:
         """Raises RemoteProtocolError: that is none of this version."""
         if len(data) != PREAMBLE_BYTES:
             raise RemoteProtocolError(f"a relay's preamble has {PREAMBLE_BYTES} bytes")
         magic, version, part, ticket = _PREAMBLE.unpack(data)
-        if magic != MAGIC or version != VERSION or part > Part.CALL:
+        if magic != MAGIC or version != VERSION or part > RelayRole.CALL:
             raise RemoteProtocolError("not a relay's preamble")
-        return cls(Part(part), ticket)
+        return cls(RelayRole(part), ticket)
 
 
-async def receive_preamble(stream: trio.abc.ReceiveStream) -> Preamble:
+async def receive_preamble(stream: trio.abc.ReceiveStream) -> RelayPreamble:
     """Raises RemoteProtocolError, also when it ends before; the caller bounds the time."""
-    return Preamble.unpack(await _exactly(stream, PREAMBLE_BYTES))
+    return RelayPreamble.unpack(await _exactly(stream, PREAMBLE_BYTES))
 
 
 async def wait_paired(stream: trio.abc.ReceiveStream) -> None:

@@ -32,7 +32,7 @@ UNSENT_BYTES = 256 * 1024
 
 
 @frozen
-class Pace:
+class LanePace:
     """A cap, as threads use it.
 
     Attributes:
@@ -66,8 +66,8 @@ class SocketLane:
         sender: Lane,
         receiver: Lane,
         *,
-        upload: Pace | None = None,
-        download: Pace | None = None,
+        upload: LanePace | None = None,
+        download: LanePace | None = None,
     ) -> None:
         self._sender = sender
         self._receiver = receiver
@@ -106,7 +106,7 @@ class SocketLane:
                 self._send_all(piece)
         self._sender.sent_bytes += frame_bytes(header.payload_bytes)
 
-    def _wait(self, pace: Pace | None, count: int) -> None:
+    def _wait(self, pace: LanePace | None, count: int) -> None:
         if pace is not None and (wait_s := pace.wait_s(count)) > 0:
             self._closing.wait(wait_s)
 

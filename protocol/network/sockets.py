@@ -33,7 +33,7 @@ from ..errors import RemoteProtocolError, UserError, WrongClockError
 from ..trust.authority import Party, holder_of
 from ..trust.credentials import Credentials
 from . import lane, relay_ticket
-from .accept_limits import Door, Line, Place, line_of
+from .accept_limits import AcceptLimits, AcceptSlot, AddressGroup, line_of
 from .hole_ports import SocketHole, share_port
 from .host_lookup import given_by
 from .interface import Channel, ChannelHandler, Hole, LaneFacts, LaneHandler
@@ -112,8 +112,8 @@ class SocketNetwork:
         self._credentials = credentials
         self._newcomers = newcomers
         self._greeting_s = greeting_s
-        self._door: Door | None = None  # made where there is a clock
-        self._unproven: dict[trio.abc.Stream, Place] = {}  # accepted lanes that hold a place
+        self._door: AcceptLimits | None = None  # made where there is a clock
+        self._unproven: dict[trio.abc.Stream, AcceptSlot] = {}  # accepted lanes that hold a place
         self._uncollected = 0  # accepted TLS connections since garbage was last collected
 
     # ------------------------------------------------------------ accepting
@@ -130,7 +130,7 @@ class SocketNetwork:
         """See ``network.Network.serve``. Addresses with port 0 get one free port in common."""
         handlers = _Handlers(on_channel, on_lane, on_relay)
         listeners = await bind_all(bind)
-        self._door = self._door or Door()
+        self._door = self._door or AcceptLimits()
         try:
             async with trio.open_nursery() as nursery:
                 for listener in listeners:
@@ -193,7 +193,7 @@ class SocketNetwork:
         stream: trio.SocketStream,
         handlers: _Handlers,
         remote: str,
-        place: Place | None,
+        place: AcceptSlot | None,
     ) -> None:
         """Find out by its first byte what a connection is, and run its handler.
 
@@ -235,15 +235,15 @@ class SocketNetwork:
                 self._door.member_came(line)
             await run_handler(handlers.on_channel, channel, channel.stream, remote)
 
-    def _charge(self, line: Line | None) -> None:
+    def _charge(self, line: AddressGroup | None) -> None:
         if line is not None and self._door is not None:
             self._door.charge(line)
 
     async def _keep_newcomer(
-        self, channel: Channel, line: Line | None, handlers: _Handlers
+        self, channel: Channel, line: AddressGroup | None, handlers: _Handlers
     ) -> None:
         """It has a place of its own, for as long as it stays."""
-        if line is None or self._door is None:  # no road is arranged for a newcomer
+        if line is None or self._door is None:  # no route is arranged for a newcomer
             await trio.aclose_forcefully(channel.stream)
             return
         self._charge(line)  # whatever comes of it: enrolment is not for every second
@@ -257,7 +257,11 @@ class SocketNetwork:
                 await run_handler(handlers.on_channel, channel, channel.stream, where)
 
     async def _keep_plain(
-        self, stream: trio.SocketStream, line: Line | None, remote: str, handler: LaneHandler
+        self,
+        stream: trio.SocketStream,
+        line: AddressGroup | None,
+        remote: str,
+        handler: LaneHandler,
     ) -> None:
         """A lane, or a relayed stream, has a place of its own until it is ``proven``."""
         if line is None:

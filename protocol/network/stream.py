@@ -15,7 +15,7 @@ from typing import TypeVar, overload
 import trio
 
 from .. import wire
-from ..connection_phases import ANY, Phase
+from ..connection_phases import ANY, ConnectionPhase
 from ..errors import HoldfastError, LocalProtocolError, RemoteProtocolError
 from ..message_quota import Quota
 from ..messages import Message
@@ -84,7 +84,7 @@ class MessageStream:
     def __init__(
         self,
         stream: trio.abc.Stream,
-        phase: Phase = ANY,
+        phase: ConnectionPhase = ANY,
         quota: Quota | None = None,
     ) -> None:
         self.phase = phase

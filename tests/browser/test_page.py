@@ -8,7 +8,7 @@ import signal
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from holdfast.daemon.master.journal_store import JOURNAL_FILE, Store
+from holdfast.daemon.master.journal_store import JOURNAL_FILE, JournalStore
 from holdfast.membership.master.state.journal import PeerQuarantined
 from tests.browser.conftest import STRANGE, url, watch
 from tests.processes.harness import Fleet, in_sync, member, role
@@ -260,17 +260,17 @@ def test_actions_work_with_the_token(page: Page, fleet: Fleet) -> None:
 def test_arranged_links_are_listed(page: Page) -> None:
     """The view itself, for this fleet's machines just dial each other."""
     page.evaluate("""async () => {
-        const { Roads } = await import("/static/roads.js");
+        const { Routes } = await import("/static/routes.js");
         const pair = { peers: ["1", "2"], names: ["alder", "birch"], tried: ["punched: <b>no</b> answer"] };
-        new Roads().show({
+        new Routes().show({
             members: [{ peer: "3", name: "hub" }],
-            roads: [
-                { ...pair, road: "relayed", relay: "3", works: true },
-                { ...pair, names: ["alder", "cedar"], road: "punched", relay: null, works: false },
+            routes: [
+                { ...pair, route: "relayed", relay: "3", works: true },
+                { ...pair, names: ["alder", "cedar"], route: "punched", relay: null, works: false },
             ],
         });
     }""")
-    lines = page.locator("#roads li")
+    lines = page.locator("#routes li")
     expect(lines).to_have_text(
         [
             "alder and cedar: no link; tried now: punched (punched: <b>no</b> answer)",
@@ -328,7 +328,7 @@ def test_who_is_in_quarantine_is_cleared_from_here(page: Page, fleet: Fleet) -> 
     birch = next(each for each in fleet.master()["departed"] if each["name"] == "birch")["peer"]
     fleet.nodes["master"].signal(signal.SIGKILL)
     fleet.nodes["master"].wait()
-    store = Store(fleet.folder / "master" / JOURNAL_FILE)
+    store = JournalStore(fleet.folder / "master" / JOURNAL_FILE)
     store.append(PeerQuarantined(birch, "chunk 3 of round 7 is <i>not</i> what it was given"))
     store.close()
     fleet.restart_master()

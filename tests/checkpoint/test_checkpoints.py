@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from holdfast.checkpoint import checkpoints
-from holdfast.checkpoint.checkpoint_store import FolderPlace, Place, PlaceError, place_at
+from holdfast.checkpoint.checkpoint_store import CheckpointStore, FolderStore, StoreError, place_at
 from holdfast.checkpoint.checkpoints import CheckpointError, Manifest
 from holdfast.checkpoint.shared_state import SharedState
 from holdfast.protocol import wire
-from holdfast.protocol.messages import FragmentHead, FragmentSize, Layout, TensorSpec
+from holdfast.protocol.messages import FragmentHead, FragmentSize, ModelLayout, TensorSpec
 from tests.checkpoint.test_place import LookedAtPlace
 from tests.checkpoint.test_state import SIZE, SMALL, advance, content, founded, make_state
 
-LAYOUT = Layout((TensorSpec("weight", (7,), "float32", "parameter"),))
+LAYOUT = ModelLayout((TensorSpec("weight", (7,), "float32", "parameter"),))
 LINEAGE = b"l" * 32
 EMPTY = FragmentSize(0, 0, 0)
 READER = "checkpoint"
@@ -48,7 +48,12 @@ def manifest_of(
 
 
 def save(
-    place: Place, state: SharedState, *, step: int = 400, now_s: float = 0.0, branch: int = 0
+    place: CheckpointStore,
+    state: SharedState,
+    *,
+    step: int = 400,
+    now_s: float = 0.0,
+    branch: int = 0,
 ) -> Manifest:
     manifest = manifest_of(state, step=step, now_s=now_s, branch=branch)
     for _written in checkpoints.write(place, state, manifest, reader=READER, writer="me"):
@@ -56,7 +61,7 @@ def save(
     return manifest
 
 
-def back(place: Place, *sizes: FragmentSize) -> SharedState:
+def back(place: CheckpointStore, *sizes: FragmentSize) -> SharedState:
     """What the newest holds."""
     state = make_state(*sizes)
     checkpoints.open_checkpoint(place, checkpoints.names(place)[0]).load(state)
@@ -64,11 +69,11 @@ def back(place: Place, *sizes: FragmentSize) -> SharedState:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> FolderPlace:
-    return FolderPlace(tmp_path)
+def place(tmp_path: Path) -> FolderStore:
+    return FolderStore(tmp_path)
 
 
-def test_what_was_written_comes_back_with_its_roots(place: FolderPlace) -> None:
+def test_what_was_written_comes_back_with_its_roots(place: FolderStore) -> None:
     sizes = (SIZE, SMALL, EMPTY)
     state = founded(*sizes)
     advance(state)
@@ -88,7 +93,7 @@ def test_what_was_written_comes_back_with_its_roots(place: FolderPlace) -> None:
     assert again.head(0) != state.head(0)
 
 
-def test_other_programs_can_read_it(place: FolderPlace) -> None:
+def test_other_programs_can_read_it(place: FolderStore) -> None:
     state = founded(SMALL, SIZE)
     name = save(place, state).name
     found = load_file(place.root / name)
@@ -98,7 +103,7 @@ def test_other_programs_can_read_it(place: FolderPlace) -> None:
         assert np.array_equal(found[f"{number}.counters"], state.counters(number))
 
 
-def test_by_a_url(place: FolderPlace) -> None:
+def test_by_a_url(place: FolderStore) -> None:
     remote = place_at(f"memory://{place.root.name}/run")
     state = founded(SIZE, SMALL)
     save(remote, state)
@@ -111,20 +116,20 @@ def test_by_a_url(place: FolderPlace) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.sampled_from(["write", "0", "1", "2"]), max_size=40))
-def test_it_is_of_one_instant_whatever_is_applied_meanwhile(deeds: list[str]) -> None:
+def test_it_is_of_one_instant_whatever_is_applied_meanwhile(effects: list[str]) -> None:
     sizes = (SMALL, EMPTY, SMALL)
     state, twin = founded(*sizes), founded(*sizes)
     for each in (state, twin):
         advance(each, 2)
-    place = place_at(f"memory://instant-{id(deeds)}")
+    place = place_at(f"memory://instant-{id(effects)}")
     manifest = manifest_of(state)
     assert checkpoints.pin(state, manifest, READER)
     writing = checkpoints.write(place, state, manifest, reader=READER, writer="me")
-    for deed in deeds:
-        if deed == "write":
+    for effect in effects:
+        if effect == "write":
             next(writing, None)
         else:
-            advance(state, int(deed))
+            advance(state, int(effect))
     for _written in writing:
         pass
     assert [content(back(place, *sizes), n) for n in range(3)] == [
@@ -161,7 +166,7 @@ def test_a_state_that_is_not_whole_has_none() -> None:
     )
 
 
-def test_the_newest_is_the_one_that_went_furthest(place: FolderPlace) -> None:
+def test_the_newest_is_the_one_that_went_furthest(place: FolderStore) -> None:
     state = founded(SMALL)
     wanted = [save(place, state, step=9).name]
     advance(state)
@@ -172,7 +177,7 @@ def test_the_newest_is_the_one_that_went_furthest(place: FolderPlace) -> None:
     assert checkpoints.names(place) == wanted[::-1]
 
 
-def test_what_is_there_already_is_not_written_again(place: FolderPlace) -> None:
+def test_what_is_there_already_is_not_written_again(place: FolderStore) -> None:
     state = founded(SMALL)
     save(place, state)
     assert not list(
@@ -190,7 +195,7 @@ def test_a_kill_at_any_instant_leaves_the_last_one_whole(tmp_path: Path) -> None
     place.stride = 11
 
     def look(instant: str) -> None:
-        heads = back(FolderPlace(root), SMALL, SMALL).heads()
+        heads = back(FolderStore(root), SMALL, SMALL).heads()
         assert heads in (before, state.heads()), instant
         seen.append(heads)
 
@@ -227,7 +232,7 @@ def test_a_disk_that_fails_at_any_instant_leaves_the_last_one_whole(tmp_path: Pa
         count, fails_at, failed = 0, fails_at + 1, False
         try:
             save(place, state, step=500)
-        except PlaceError:
+        except StoreError:
             failed = True
         assert [name for name in place.names() if name.endswith(".part")] == []
         assert back(place, SMALL).heads() in (before, state.heads())
@@ -235,7 +240,7 @@ def test_a_disk_that_fails_at_any_instant_leaves_the_last_one_whole(tmp_path: Pa
     assert back(place, SMALL).heads() == state.heads()
 
 
-def test_a_byte_changed_anywhere_is_refused_or_changes_nothing(place: FolderPlace) -> None:
+def test_a_byte_changed_anywhere_is_refused_or_changes_nothing(place: FolderStore) -> None:
     state = founded(SMALL)
     path = place.root / save(place, state).name
     good = path.read_bytes()
@@ -273,7 +278,7 @@ def test_bytes_of_any_kind_are_refused(data: bytes, shape: int) -> None:
 
 
 @pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 100, -1])
-def test_a_file_cut_short_or_too_long_is_refused(place: FolderPlace, length: int) -> None:
+def test_a_file_cut_short_or_too_long_is_refused(place: FolderStore, length: int) -> None:
     path = place.root / save(place, founded(SMALL)).name
     good = path.read_bytes()
     path.write_bytes(good[:length] if length >= 0 else good + b"x")
@@ -281,7 +286,7 @@ def test_a_file_cut_short_or_too_long_is_refused(place: FolderPlace, length: int
         back(place, SMALL)
 
 
-def rewrite(place: FolderPlace, **changes: object) -> None:
+def rewrite(place: FolderStore, **changes: object) -> None:
     """A file whose manifest says something else, with the right digest."""
     (name,) = checkpoints.names(place)
     manifest = checkpoints.open_checkpoint(place, name).manifest
@@ -306,7 +311,7 @@ def rewrite(place: FolderPlace, **changes: object) -> None:
     ],
 )
 def test_a_manifest_that_says_something_else(
-    place: FolderPlace, changes: dict[str, object], why: str
+    place: FolderStore, changes: dict[str, object], why: str
 ) -> None:
     save(place, founded(SMALL))
     rewrite(place, **changes)
@@ -314,13 +319,13 @@ def test_a_manifest_that_says_something_else(
         checkpoints.open_checkpoint(place, checkpoints.names(place)[0]).checked_parts(0)
 
 
-def test_a_state_of_other_sizes_does_not_take_it(place: FolderPlace) -> None:
+def test_a_state_of_other_sizes_does_not_take_it(place: FolderStore) -> None:
     save(place, founded(SMALL))
     with pytest.raises(CheckpointError, match="other arrays"):
         back(place, SIZE)
 
 
-def test_of_several_the_newest_that_is_whole(place: FolderPlace) -> None:
+def test_of_several_the_newest_that_is_whole(place: FolderStore) -> None:
     state = founded(SMALL)
     manifests = [save(place, state, step=step) for step in (1, 2, 3)]
     (place.root / manifests[2].name).write_bytes(b"what is this")
@@ -340,7 +345,7 @@ def test_of_several_the_newest_that_is_whole(place: FolderPlace) -> None:
     [(1, 0, [4]), (3, 0, [4, 3, 2]), (9, 0, [4, 3, 2, 1, 0]), (9, 25, [4, 3, 2]), (2, 25, [4, 3])],
 )
 def test_kept_by_count_and_by_age(
-    place: FolderPlace, keep_count: int, keep_s: float, left: list[int]
+    place: FolderStore, keep_count: int, keep_s: float, left: list[int]
 ) -> None:
     state = founded(SMALL)
     for step in range(5):
@@ -350,13 +355,13 @@ def test_kept_by_count_and_by_age(
     assert [each.manifest.step for each in found] == left
 
 
-def test_the_newest_stays_however_old(place: FolderPlace) -> None:
+def test_the_newest_stays_however_old(place: FolderStore) -> None:
     save(place, founded(SMALL))
     assert checkpoints.prune(place, "run", keep_count=1, keep_s=1.0, now_s=1e9) == []
     assert len(checkpoints.names(place)) == 1
 
 
-def test_what_is_damaged_or_anothers_is_left_alone(place: FolderPlace) -> None:
+def test_what_is_damaged_or_anothers_is_left_alone(place: FolderStore) -> None:
     damaged = save(place, founded(SMALL), step=1).name
     (place.root / damaged).write_bytes(b"what is this")
     other = save(place, founded(SMALL, run_id="other"), step=2).name
@@ -365,7 +370,7 @@ def test_what_is_damaged_or_anothers_is_left_alone(place: FolderPlace) -> None:
     assert {damaged, other} <= set(checkpoints.names(place))
 
 
-def test_false_names_take_no_checkpoints_place(place: FolderPlace) -> None:
+def test_false_names_take_no_checkpoints_place(place: FolderStore) -> None:
     """Whoever may write into a shared place cannot have others' checkpoints deleted by names."""
     genuine = [save(place, founded(SMALL), step=step).name for step in (1, 2)]
     newer = f"{manifest_of(founded(SMALL), step=3).name}.other.part"
@@ -381,7 +386,7 @@ def test_false_names_take_no_checkpoints_place(place: FolderPlace) -> None:
     assert third in place.names()
 
 
-def test_what_died_writers_left_goes_when_there_is_a_newer_one(place: FolderPlace) -> None:
+def test_what_died_writers_left_goes_when_there_is_a_newer_one(place: FolderStore) -> None:
     manifests = [manifest_of(founded(SMALL), step=step) for step in (1, 2, 3)]
     save(place, founded(SMALL), step=2)
     for manifest in manifests:

@@ -10,7 +10,13 @@ from typing import BinaryIO, cast
 import fsspec
 import pytest
 
-from holdfast.checkpoint.checkpoint_store import FolderPlace, Place, PlaceError, UrlPlace, place_at
+from holdfast.checkpoint.checkpoint_store import (
+    CheckpointStore,
+    FolderStore,
+    StoreError,
+    UrlStore,
+    place_at,
+)
 
 PIECES = (b"one", b"two", b"three")
 
@@ -38,7 +44,7 @@ class Snapshots:
             self.look("within a write")
 
 
-class LookedAtPlace(FolderPlace):
+class LookedAtPlace(FolderStore):
     """A folder in which ``look`` is called at each instant at which a process may be killed."""
 
     look: Callable[[str], None]
@@ -60,29 +66,29 @@ class LookedAtPlace(FolderPlace):
         self.look("renamed")
 
 
-def put(place: Place, name: str, *pieces: bytes) -> None:
+def put(place: CheckpointStore, name: str, *pieces: bytes) -> None:
     for _written in place.write(name, "me", pieces):
         pass
 
 
-def got(place: Place, name: str) -> bytes:
+def got(place: CheckpointStore, name: str) -> bytes:
     with place.reading(name) as file:
         return file.read()
 
 
 @pytest.fixture(params=["folder", "memory", "local"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[CheckpointStore]:
     if request.param == "memory":
         yield place_at("memory://runs/one")
         fsspec.filesystem("memory").rm("/runs", recursive=True)
     elif request.param == "local":
         folder = tmp_path / "deep" / "er"
-        yield UrlPlace(f"local://{folder}", fsspec.filesystem("local"), str(folder))
+        yield UrlStore(f"local://{folder}", fsspec.filesystem("local"), str(folder))
     else:
-        yield FolderPlace(tmp_path / "deep" / "er")
+        yield FolderStore(tmp_path / "deep" / "er")
 
 
-def test_what_was_written_is_there_and_nothing_else(place: Place) -> None:
+def test_what_was_written_is_there_and_nothing_else(place: CheckpointStore) -> None:
     assert place.names() == []
     put(place, "a", *PIECES)
     put(place, "b", b"")
@@ -95,7 +101,7 @@ def test_what_was_written_is_there_and_nothing_else(place: Place) -> None:
     assert place.names() == ["b"]
 
 
-def test_it_is_read_from_anywhere(place: Place) -> None:
+def test_it_is_read_from_anywhere(place: CheckpointStore) -> None:
     put(place, "a", b"0123456789")
     with place.reading("a") as file:
         file.seek(7)
@@ -104,7 +110,7 @@ def test_it_is_read_from_anywhere(place: Place) -> None:
         assert data == b"78"
 
 
-def test_a_writer_that_is_stopped_leaves_nothing(place: Place) -> None:
+def test_a_writer_that_is_stopped_leaves_nothing(place: CheckpointStore) -> None:
     put(place, "a", b"before")
     for count in range(1, len(PIECES) + 1):
         writing = place.write("a", "me", PIECES)
@@ -115,10 +121,10 @@ def test_a_writer_that_is_stopped_leaves_nothing(place: Place) -> None:
     assert got(place, "a") == b"before"
 
 
-def test_what_fails_while_it_is_read_or_written_is_told(place: Place) -> None:
-    with pytest.raises(PlaceError):
+def test_what_fails_while_it_is_read_or_written_is_told(place: CheckpointStore) -> None:
+    with pytest.raises(StoreError):
         place.size_bytes("none")
-    with pytest.raises(PlaceError), place.reading("none"):
+    with pytest.raises(StoreError), place.reading("none"):
         pass
 
     def broken() -> Iterator[bytes]:
@@ -126,7 +132,7 @@ def test_what_fails_while_it_is_read_or_written_is_told(place: Place) -> None:
         raise OSError(28, "No space left on device")
 
     writing = place.write("a", "me", broken())
-    with pytest.raises(PlaceError, match="No space left"):
+    with pytest.raises(StoreError, match="No space left"):
         for _written in writing:
             pass
     assert place.names() == []
@@ -148,7 +154,7 @@ def test_a_kill_at_any_instant_leaves_the_old_or_the_new_file(tmp_path: Path) ->
     assert len(copies) > sum(map(len, PIECES))
     contents = []
     for instant, copy in copies:
-        left = FolderPlace(copy)
+        left = FolderStore(copy)
         whole = [name for name in left.names() if not name.endswith(".part")]
         assert whole == ["a"], instant
         contents.append(got(left, "a"))
@@ -167,23 +173,23 @@ def test_its_bytes_are_on_disk_before_its_name(tmp_path: Path) -> None:
 
 
 def test_only_its_owner_can_read_it(tmp_path: Path) -> None:
-    put(FolderPlace(tmp_path / "new"), "a", b"x")
+    put(FolderStore(tmp_path / "new"), "a", b"x")
     assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
     assert (tmp_path / "new" / "a").stat().st_mode & 0o777 == 0o600
 
 
 def test_places_by_their_names(tmp_path: Path) -> None:
-    assert isinstance(place_at(str(tmp_path)), FolderPlace)
+    assert isinstance(place_at(str(tmp_path)), FolderStore)
     assert str(place_at(f"file://{tmp_path}")) == str(tmp_path)
     assert str(place_at("memory://x")) == "memory://x"
-    with pytest.raises(PlaceError, match="nosuch"):
+    with pytest.raises(StoreError, match="nosuch"):
         place_at("nosuch://bucket/run")
 
 
 def test_a_place_that_is_a_file_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    place = FolderPlace(tmp_path / "file")
-    with pytest.raises(PlaceError, match="file"):
+    place = FolderStore(tmp_path / "file")
+    with pytest.raises(StoreError, match="file"):
         place.names()
-    with pytest.raises(PlaceError, match="file"):
+    with pytest.raises(StoreError, match="file"):
         put(place, "a", b"x")

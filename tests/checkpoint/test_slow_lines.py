@@ -12,7 +12,7 @@ import pytest
 import trio
 import zstandard
 
-from holdfast.checkpoint.block_compression import LineRate, Savings
+from holdfast.checkpoint.block_compression import CompressionGain, LineRate
 from holdfast.checkpoint.blocks import BLOCK_BYTES
 from holdfast.checkpoint.byte_shuffle import squeeze
 from holdfast.checkpoint.donor import Donor, _Batch
@@ -130,7 +130,7 @@ async def test_a_donor_of_damaged_compressed_blocks_is_named(
 async def test_a_block_that_is_sent_again_is_the_same_frame() -> None:
     state, line = make_state(founded=True), LineRate()
     request = BlocksRequest(fragment=0, version=0, transfer=7, blocks=(0, 1))
-    batch = _Batch(state, request, line, Savings())
+    batch = _Batch(state, request, line, CompressionGain())
     plain = batch.next_frame()
     assert plain is not None
     first = plain()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from holdfast.checkpoint import blocks
 from holdfast.checkpoint.joiner import Joiner
-from holdfast.checkpoint.partial_copy import FragmentSpool, Spool
+from holdfast.checkpoint.partial_copy import FragmentPartialCopy, PartialCopies
 from holdfast.checkpoint.state_transfer import FetchReport
 from holdfast.daemon.simulation.drifting_trainer import small_layout
 from tests.checkpoint.test_transfer import (
@@ -40,14 +40,14 @@ def path(tmp_path: Path) -> Path:
 
 
 def filled(path: Path) -> None:
-    kept = FragmentSpool(path)
+    kept = FragmentPartialCopy(path)
     for digest, block in zip(DIGESTS, BLOCKS, strict=True):
         kept.put(digest, block)
     kept.close()
 
 
 def found(path: Path) -> list[int]:
-    kept = FragmentSpool(path)
+    kept = FragmentPartialCopy(path)
     there = [kept.find(digest) for digest in DIGESTS]
     kept.close()
     assert all(data in (None, block) for data, block in zip(there, BLOCKS, strict=True))
@@ -65,14 +65,14 @@ def test_what_was_put_is_found_by_the_next_process(path: Path) -> None:
 def test_no_more_is_kept_than_its_machines_owner_gives(tmp_path: Path) -> None:
     """Of all fragments together, also beside what an earlier process left."""
     limit_bytes = 2 * 36 + len(BLOCKS[0]) + len(BLOCKS[1])
-    spool = Spool(tmp_path / "partial", limit_bytes=limit_bytes)
+    spool = PartialCopies(tmp_path / "partial", limit_bytes=limit_bytes)
     spool.fragment(0).put(DIGESTS[0], BLOCKS[0])
     spool.fragment(1).put(DIGESTS[1], BLOCKS[1])
     spool.fragment(1).put(DIGESTS[2], BLOCKS[2])
     spool.close()
     sizes = [path.stat().st_size for path in (tmp_path / "partial").iterdir()]
     assert sum(sizes) == limit_bytes
-    again = Spool(tmp_path / "partial", limit_bytes=limit_bytes)
+    again = PartialCopies(tmp_path / "partial", limit_bytes=limit_bytes)
     assert again.fragment(0).find(DIGESTS[0]) == BLOCKS[0]
     assert again.fragment(1).find(DIGESTS[2]) is None
     again.fragment(0).put(DIGESTS[3], BLOCKS[3])
@@ -87,7 +87,7 @@ def test_a_file_that_was_cut_at_any_byte_gives_the_records_before(tmp_path: Path
     for length in range(len(whole)):
         path.write_bytes(whole[:length])
         assert found(path) == list(range(sum(end <= length for end in ends) - 1))
-        kept = FragmentSpool(path)  # and it goes on behind them
+        kept = FragmentPartialCopy(path)  # and it goes on behind them
         kept.put(DIGESTS[4], BLOCKS[4])
         kept.close()
         assert 4 in found(path)
@@ -108,7 +108,7 @@ def test_a_bit_changed_anywhere_is_a_block_less_and_never_another_one(
 
 def test_what_is_mostly_of_another_version_is_dropped(path: Path) -> None:
     filled(path)
-    kept = FragmentSpool(path)
+    kept = FragmentPartialCopy(path)
     kept.drop_unless(set(DIGESTS[2:]))
     assert kept.find(DIGESTS[0]), "half of it is of use"
     kept.drop_unless(set(DIGESTS[4:]))
@@ -123,7 +123,7 @@ def test_what_is_mostly_of_another_version_is_dropped(path: Path) -> None:
 def test_a_disk_that_fails_ends_the_keeping_only(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kept = FragmentSpool(path)
+    kept = FragmentPartialCopy(path)
     kept.put(DIGESTS[0], BLOCKS[0])
     with mock.patch("os.pwritev", side_effect=OSError(28, "No space left")):
         kept.put(DIGESTS[1], BLOCKS[1])
@@ -131,7 +131,7 @@ def test_a_disk_that_fails_ends_the_keeping_only(
     assert [kept.find(digest) for digest in DIGESTS] == [None] * 5
     assert "No space left" in caplog.text
     path.parent.chmod(0o700)
-    nowhere = Spool(path / "under a file")
+    nowhere = PartialCopies(path / "under a file")
     nowhere.fragment(0).put(DIGESTS[0], BLOCKS[0])
     assert nowhere.fragment(0).find(DIGESTS[0]) is None
     nowhere.clear()
@@ -153,7 +153,7 @@ async def fetch(folder: Path, *, frames: int, valid: bool = False) -> FetchRepor
     async with trio.open_nursery() as nursery:
         world = World(nursery, target)
         world.joiner = joiner = Joiner(
-            target, world.hub, world.network, spool=Spool(folder, after_s=0.0)
+            target, world.hub, world.network, spool=PartialCopies(folder, after_s=0.0)
         )
         await world.add_donor(1, source, Faults(frames_max=frames))
         with trio.move_on_after(5):
@@ -188,13 +188,13 @@ async def test_a_machine_that_loses_its_power_in_a_copy_goes_on_where_it_was(
                 swarm.world.link(name, "late", delay_s=0.02, bytes_per_s=3_000.0)
             late = swarm.add_peer("late", founder=False)
             late.service.config.partial = tmp_path / "partial"
-            await swarm.until(lambda: late.service.keeper.received_bytes > 200_000)
+            await swarm.until(lambda: late.service.state_service.received_bytes > 200_000)
             swarm.crash("late")
             again = swarm.restart("late")
             again.service.config.partial = tmp_path / "partial"
             await swarm.until(lambda: swarm.in_sync("late"))
             # What came in the first seconds is not kept: 9,000 bytes each, a fifth more uncompressed.
-            assert again.service.keeper.received_bytes < 320_008 - 200_000 + 11 * 9_000 * 1.2
+            assert again.service.state_service.received_bytes < 320_008 - 200_000 + 11 * 9_000 * 1.2
             await trio.sleep(1)
             assert not (tmp_path / "partial").exists()
 
@@ -208,7 +208,7 @@ async def test_what_an_earlier_life_left_goes_when_nothing_is_missing(tmp_path: 
         state = late.service.state
         assert state is not None
         state._fragments[0].kept[b"of a copy that was given up"] = np.zeros(9, np.uint8)
-        late.service.keeper._copying = True
+        late.service.state_service._copying = True
         swarm.crash("b")  # the view is another
         await trio.sleep(5)
         assert not (tmp_path / "partial").exists()

@@ -13,8 +13,8 @@ from holdfast.checkpoint.block_compression import (
     PAYS_BELOW_BYTES_PER_S,
     RECENT_BLOCKS,
     REST_BLOCKS,
+    CompressionGain,
     LineRate,
-    Savings,
 )
 
 MIB = 2**20
@@ -66,14 +66,14 @@ async def test_a_line_that_changes_is_judged_anew() -> None:
 
 
 def test_a_fragment_that_gives_way_is_compressed_all_the_time() -> None:
-    savings = Savings()
+    savings = CompressionGain()
     for _ in range(10 * REST_BLOCKS):
         assert savings.worth_trying()
         savings.note(100, 84)
 
 
 def test_one_that_does_not_is_let_be_and_tried_now_and_then() -> None:
-    savings, tried = Savings(), 0
+    savings, tried = CompressionGain(), 0
     for _ in range(10 * (REST_BLOCKS + RECENT_BLOCKS)):
         if savings.worth_trying():
             tried += 1
@@ -82,7 +82,7 @@ def test_one_that_does_not_is_let_be_and_tried_now_and_then() -> None:
 
 
 def test_a_few_stubborn_blocks_among_others_change_nothing() -> None:
-    savings = Savings()
+    savings = CompressionGain()
     for number in range(100):
         assert savings.worth_trying()
         savings.note(100, 100 if number % 2 else 84)

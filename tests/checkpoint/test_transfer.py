@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 from holdfast.checkpoint import blocks
 from holdfast.checkpoint.donor import QUEUED_MAX, Donor
 from holdfast.checkpoint.joiner import Joiner
-from holdfast.checkpoint.partial_copy import Spool
+from holdfast.checkpoint.partial_copy import PartialCopies
 from holdfast.checkpoint.shared_state import SharedState
 from holdfast.checkpoint.state_transfer import BlockSink, FetchFailedError, FetchReport
 from holdfast.collectives.links.frame_routing import FrameRouter
-from holdfast.collectives.links.send_priority import Rank
+from holdfast.collectives.links.send_priority import SendRank
 from holdfast.collectives.links.send_queue import FrameSource
 from holdfast.daemon.simulation.memory_network import MemoryWorld
 from holdfast.daemon.simulation.virtual_time import run_virtually
@@ -146,8 +146,10 @@ class FakeLink:
             raise PeerLostError(self.peer, self.reason)
         await self.carry(message)
 
-    async def send_from(self, source: FrameSource, rank: Rank = Rank.ROUND, age: int = 0) -> None:
-        assert rank is Rank.COPY
+    async def send_from(
+        self, source: FrameSource, rank: SendRank = SendRank.ROUND, age: int = 0
+    ) -> None:
+        assert rank is SendRank.COPY
         while True:
             await trio.lowlevel.checkpoint()
             if self.lost.is_set():
@@ -863,7 +865,7 @@ def test_however_often_its_machine_reboots_a_copy_comes_to_the_same_state(
             event(f"{10 * (len(came) * 10 // BLOCK_COUNT)} % came before the last life")
         async with trio.open_nursery() as nursery:
             world = World(nursery, target, seed + number)
-            spool = Spool(folder / "partial", after_s=0.0)
+            spool = PartialCopies(folder / "partial", after_s=0.0)
             world.joiner = Joiner(target, world.hub, world.network, spool=spool)
             for peer, faults in enumerate(donors, 1):
                 await world.add_donor(peer, source, faults)

@@ -7,8 +7,8 @@ What the script raises is raised again when the block ends.
 
 Both sides run freely between the messages, so a script must not count on who is faster. It says
 nothing that the trainer may not be there for: a trainer waits for what comes next at its
-``hold_step``, while a round without overlap that it posted is not over, as a spare, and in a loop of
-steps until something has happened. The real daemon gives a ``hold_step`` with everything it says for
+``step_limit``, while a round without overlap that it posted is not over, as a spare, and in a loop of
+steps until something has happened. The real daemon gives a ``step_limit`` with everything it says for
 the same reason.
 """
 
@@ -38,9 +38,9 @@ from holdfast.protocol.messages import (
     ArenaOpened,
     FragmentSize,
     InitialPosted,
-    Layout,
     Load,
     Message,
+    ModelLayout,
     Posted,
     PostInitial,
     RoundEnded,
@@ -73,7 +73,7 @@ def wait_for(event: threading.Event) -> None:
 class FakeDaemon:
     """One trainer's daemon; every method is a line of the conversation.
 
-    A ``hold_step`` makes the trainer wait there for what comes next. Scripts that go on after a
+    A ``step_limit`` makes the trainer wait there for what comes next. Scripts that go on after a
     message need it: else the trainer may be past the next round's step before that is opened, or
     at its own end before the next message is said.
     """
@@ -81,7 +81,7 @@ class FakeDaemon:
     def __init__(self, stream: socket.socket) -> None:
         stream.settimeout(WAIT_S)
         self.stream = stream
-        self.layout = Layout(())
+        self.layout = ModelLayout(())
         self.sizes: tuple[FragmentSize, ...] = ()
         self.overlap_steps = 0
         self._arenas: tuple[Arena, Arena] | None = None
@@ -154,7 +154,7 @@ class FakeDaemon:
         merge: str = "delta",
         nan_steps: int = 0,
         preview: tuple[float, float] | None = None,
-        own_state: str = "",
+        local_checkpoint: str = "",
     ) -> None:
         """From the trainer's hello to its arenas; ``preview``: the outer rate and momentum."""
         outer_lr, outer_momentum = preview or (0.0, 0.0)
@@ -179,7 +179,7 @@ class FakeDaemon:
                 outer_lr,
                 outer_momentum,
                 nesterov=True,
-                own_state=own_state,
+                local_checkpoint=local_checkpoint,
             ),
             files,
         )
@@ -208,26 +208,26 @@ class FakeDaemon:
             if counters is not None:
                 self.shared.counters(fragment)[:] = counters
 
-    def load(self, step: int = 0, hold_step: int = COUNT_MAX, finished: bool = False) -> None:
-        self.say(Load(step, hold_step, finished))
+    def load(self, step: int = 0, step_limit: int = COUNT_MAX, finished: bool = False) -> None:
+        self.say(Load(step, step_limit, finished))
 
     def start(
         self,
         fragment_count: int = 1,
         overlap_steps: int = 0,
         merge: str = "delta",
-        hold_step: int = COUNT_MAX,
+        step_limit: int = COUNT_MAX,
     ) -> None:
         """Everything up to where ``attach`` returns, at the model's own weights."""
         self.open_arenas(fragment_count, overlap_steps, merge)
         self.found()
-        self.load(hold_step=hold_step)
+        self.load(step_limit=step_limit)
 
     def open_round(
-        self, number: int, at_step: int, fragment: int = 0, hold_step: int = COUNT_MAX
+        self, number: int, at_step: int, fragment: int = 0, step_limit: int = COUNT_MAX
     ) -> None:
         version = self.shared.version(fragment)
-        self.say(RoundOpened(number, fragment, version, at_step, hold_step))
+        self.say(RoundOpened(number, fragment, version, at_step, step_limit))
 
     def end_round(
         self,
@@ -236,12 +236,12 @@ class FakeDaemon:
         committed: bool = True,
         contributed: bool = True,
         step: int = 0,
-        hold_step: int = COUNT_MAX,
+        step_limit: int = COUNT_MAX,
         share: float = 0.0,
     ) -> None:
         version = self.shared.version(fragment)
         ended = RoundEnded(
-            number, fragment, committed, contributed, version, step, hold_step, share
+            number, fragment, committed, contributed, version, step, step_limit, share
         )
         self.say(ended)
 
@@ -251,14 +251,14 @@ class FakeDaemon:
         at_step: int,
         change: float | Values,
         fragment: int = 0,
-        hold_step: int = COUNT_MAX,
+        step_limit: int = COUNT_MAX,
     ) -> Posted:
         """A whole round with our contribution, after which the shared values are ``- change``."""
         self.open_round(number, at_step, fragment)
         posted = self.hear(Posted)
         values = self.shared.values(fragment) - np.float32(change)
         self.share(fragment, self.shared.version(fragment) + 1, values)
-        self.end_round(number, fragment, step=at_step, hold_step=hold_step)
+        self.end_round(number, fragment, step=at_step, step_limit=step_limit)
         return posted
 
 

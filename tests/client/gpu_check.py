@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from holdfast.client.copier import Streams
-from holdfast.client.fragment_replica import Mirror
+from holdfast.client.copier import CudaCopier
+from holdfast.client.fragment_replica import FragmentReplica
 from holdfast.client.tensors import find_shared
 from holdfast.diloco.merge import merged, parse_merge
 from holdfast.protocol.arena import Arena, arena_bytes
@@ -39,10 +39,10 @@ class Bench:
         buffers = sum(each.count for each in tensors if each.spec.kind == "buffer")
         size = FragmentSize(values, values - buffers, 1)
         self.shared, self.posted = (Arena(bytearray(arena_bytes([size])), [size]) for _ in range(2))
-        self.mirror = Mirror(0, tensors, self.shared, self.posted, True, Streams())
-        self.mirror.post_present()
+        self.replica = FragmentReplica(0, tensors, self.shared, self.posted, True, CudaCopier())
+        self.replica.post_present()
         self.share(0, torch.from_numpy(self.posted.values(0)))
-        self.mirror.load()
+        self.replica.load()
 
     def share(self, version: int, values: torch.Tensor) -> None:
         with self.shared.writing(0, version):
@@ -68,15 +68,15 @@ def test_a_gpu_gets_the_bits_of_the_processor(dtype: torch.dtype, rule: str) -> 
         posts = []
         for bench in benches:
             bench.train(2 * version)
-            bench.mirror.post()
+            bench.replica.post()
             bench.train(2 * version + 1)
-            bench.mirror.conclude()
+            bench.replica.conclude()
             posts.append(bench.posted.values(0).tobytes())
             if not contributed:
-                bench.mirror.withdraw()
+                bench.replica.withdraw()
             bench.share(version, torch.from_numpy(bench.shared.values(0)) - change)
-            bench.mirror.merge(merge if contributed else merged, contributed=contributed)
-            bench.mirror.conclude()
+            bench.replica.merge(merge if contributed else merged, contributed=contributed)
+            bench.replica.conclude()
         assert posts[0] == posts[1], f"version {version}"
     for on_gpu, here in zip(*(bench.model.state_dict().values() for bench in benches), strict=True):
         assert torch.equal(on_gpu.cpu(), here)
@@ -87,19 +87,19 @@ def test_a_post_returns_before_what_is_queued_is_computed_and_takes_the_values_a
     weight = bench.model[0].weight
     assert isinstance(weight, torch.Tensor)
     before = weight.cpu()
-    bench.mirror.post()
-    bench.mirror.conclude()  # the first use of pinned memory takes its time
+    bench.replica.post()
+    bench.replica.conclude()  # the first use of pinned memory takes its time
     square = torch.randn(LARGE, LARGE, device="cuda")
     torch.cuda.synchronize()
     started_s = time.perf_counter()
     for _ in range(200):
         square = (square @ square).clamp(-1, 1)
     weight += 1
-    bench.mirror.post()
+    bench.replica.post()
     weight += 1  # must not get into the post
     queued_s = time.perf_counter() - started_s
-    still_under_way = bench.mirror.under_way
-    bench.mirror.conclude()
+    still_under_way = bench.replica.under_way
+    bench.replica.conclude()
     took_s = time.perf_counter() - started_s
     assert still_under_way, "the copy was waited for"
     assert queued_s < took_s / 2, f"queued in {queued_s:.3f} s of {took_s:.3f} s"
@@ -112,14 +112,14 @@ def test_steps_go_on_while_a_merge_is_on_its_way_up() -> None:
     bench = Bench("cuda", torch.float32, LARGE)
     weight = bench.model[0].weight
     assert isinstance(weight, torch.Tensor)
-    bench.mirror.post()
-    bench.mirror.conclude()
+    bench.replica.post()
+    bench.replica.conclude()
     expected = weight + 8 + 3
     bench.share(1, torch.from_numpy(bench.shared.values(0)) + 8)
     weight += 1
-    bench.mirror.merge(merged, contributed=True)
+    bench.replica.merge(merged, contributed=True)
     for _ in range(2):
         weight += 1
-        bench.mirror.advance()
-    bench.mirror.conclude()
+        bench.replica.advance()
+    bench.replica.conclude()
     torch.testing.assert_close(weight, expected)

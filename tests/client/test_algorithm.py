@@ -85,7 +85,7 @@ class Averaging:
     def serve(self, number: int, every: int, rounds: int, daemon: FakeDaemon) -> None:
         daemon.open_arenas(overlap_steps=every if self.delayed else 0)
         daemon.found()  # the models start equal, so each may found
-        daemon.load(hold_step=every)
+        daemon.load(step_limit=every)
         momentum = np.zeros(daemon.sizes[0].momentum_count, np.float32)
         for round_number in range(1, rounds + 1):
             at_step = round_number * every
@@ -102,7 +102,7 @@ class Averaging:
             values = daemon.shared.values(0).copy()
             outer_step(values, momentum, mean, self.lr, self.mu, nesterov=True)
             daemon.share(0, round_number, values)
-            daemon.end_round(round_number, step=at_step, hold_step=at_step + every)
+            daemon.end_round(round_number, step=at_step, step_limit=at_step + every)
         daemon.say(Finished())
 
 
@@ -248,7 +248,7 @@ def test_the_optimizers_state_stays_local_and_untouched() -> None:
     optimizer = adamw(model)
 
     def script(daemon: FakeDaemon) -> None:
-        daemon.start(hold_step=1)
+        daemon.start(step_limit=1)
         daemon.round(1, 1, change=0.5)
 
     with talking(script, stay=True) as path, attach(model, optimizer, socket_path=path) as run:
@@ -274,15 +274,15 @@ def test_overlap_trains_on_while_the_round_runs_and_blocks_when_it_is_used_up() 
     def script(daemon: FakeDaemon) -> None:
         daemon.open_arenas(overlap_steps=tau)
         daemon.found()
-        daemon.load(hold_step=2)
-        daemon.open_round(1, at_step=2, hold_step=2)
+        daemon.load(step_limit=2)
+        daemon.open_round(1, at_step=2, step_limit=2)
         assert daemon.hear(Posted).step == 2
         assert daemon.posted.values(0).tolist() == [-1.0]
         settled(lambda: daemon.posted.slots[STEP_SLOT] >= 2 + tau)
         assert daemon.hears_nothing()
         assert daemon.posted.slots[STEP_SLOT] == 2 + tau  # and not a step further
         daemon.share(0, 1, np.array([100.0], np.float32))
-        daemon.end_round(1, step=2, hold_step=6)
+        daemon.end_round(1, step=2, step_limit=6)
         daemon.open_round(2, at_step=6)
         posted = daemon.hear(Posted)
         assert (posted.tokens, posted.version) == (4 * 10, 1)
@@ -314,10 +314,10 @@ def test_an_overlap_of_a_whole_phase_brings_each_result_one_phase_late() -> None
     def script(daemon: FakeDaemon) -> None:
         daemon.open_arenas(overlap_steps=phase)
         daemon.found()
-        daemon.load(hold_step=phase)
+        daemon.load(step_limit=phase)
         for number, result in ((1, 100.0), (2, 200.0)):
             at_step = number * phase
-            daemon.open_round(number, at_step=at_step, hold_step=at_step + phase + 1)
+            daemon.open_round(number, at_step=at_step, step_limit=at_step + phase + 1)
             posted = daemon.hear(Posted)
             assert (posted.step, posted.tokens) == (at_step, phase * 10)
             assert daemon.posted.values(0).tolist() == [-1.0]  # this phase's steps and no others
@@ -325,7 +325,7 @@ def test_an_overlap_of_a_whole_phase_brings_each_result_one_phase_late() -> None
             assert daemon.hears_nothing()
             assert daemon.posted.slots[STEP_SLOT] == at_step + phase
             daemon.share(0, number, np.array([result], np.float32))
-            daemon.end_round(number, step=at_step, hold_step=at_step + phase)
+            daemon.end_round(number, step=at_step, step_limit=at_step + phase)
         daemon.say(Finished())
 
     with talking(script, stay=True) as path, attach(model, socket_path=path) as run:

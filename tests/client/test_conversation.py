@@ -19,7 +19,7 @@ from torch import nn
 
 import holdfast
 from holdfast.client import hook
-from holdfast.client.daemon_connection import Connection
+from holdfast.client.daemon_connection import DaemonConnection
 from holdfast.client.hook import Run, attach
 from holdfast.protocol.arena import (
     LOSS_SLOT,
@@ -247,13 +247,13 @@ def test_quiet_steps_make_no_system_call_and_the_mailbox_alone_wakes_them(
 ) -> None:
     monkeypatch.setattr(hook, "POLL_INTERVAL_S", 1e9)
     calls = []
-    receive_nowait = Connection.receive_nowait
+    receive_nowait = DaemonConnection.receive_nowait
 
-    def counted(connection: Connection) -> Message | None:
+    def counted(connection: DaemonConnection) -> Message | None:
         calls.append(1)
         return receive_nowait(connection)
 
-    monkeypatch.setattr(Connection, "receive_nowait", counted)
+    monkeypatch.setattr(DaemonConnection, "receive_nowait", counted)
     quiet = threading.Event()
 
     def script(daemon: FakeDaemon) -> None:
@@ -305,14 +305,14 @@ def test_a_round_posts_the_delta_and_takes_the_new_weights(
 ) -> None:
     model = line(1.0)
     waiting = threading.Event()
-    receive = Connection.receive
+    receive = DaemonConnection.receive
 
-    def observed(connection: Connection) -> Message:
+    def observed(connection: DaemonConnection) -> Message:
         waiting.set()
         return receive(connection)
 
     def script(daemon: FakeDaemon) -> None:
-        daemon.start(hold_step=2)
+        daemon.start(step_limit=2)
         daemon.open_round(1, at_step=2)
         posted = daemon.hear(Posted)
         assert 0.0 < posted.step_s < 1.0
@@ -324,7 +324,7 @@ def test_a_round_posts_the_delta_and_takes_the_new_weights(
         daemon.end_round(1, step=5)
 
     with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
-        monkeypatch.setattr(Connection, "receive", observed)
+        monkeypatch.setattr(DaemonConnection, "receive", observed)
         for _ in range(2):
             move(model, 2.0)
             run.step(loss=1.0, tokens=10)
@@ -338,8 +338,8 @@ def test_after_a_commit_the_next_delta_starts_at_zero() -> None:
     model = line(1.0)
 
     def script(daemon: FakeDaemon) -> None:
-        daemon.start(hold_step=1)
-        daemon.round(1, 1, change=0.25, hold_step=2)
+        daemon.start(step_limit=1)
+        daemon.round(1, 1, change=0.25, step_limit=2)
         posted = daemon.round(2, 2, change=0.25)
         assert (posted.version, posted.tokens) == (1, 3)
         assert daemon.posted.values(0).tolist() == [-0.5] * 3
@@ -356,10 +356,10 @@ def test_an_aborted_round_changes_nothing_and_the_delta_comes_again() -> None:
     model = line(1.0)
 
     def script(daemon: FakeDaemon) -> None:
-        daemon.start(hold_step=1)
+        daemon.start(step_limit=1)
         daemon.open_round(1, at_step=1)
         daemon.hear(Posted)
-        daemon.end_round(1, committed=False, step=9, hold_step=2)
+        daemon.end_round(1, committed=False, step=9, step_limit=2)
         daemon.open_round(2, at_step=2)
         posted = daemon.hear(Posted)
         assert (posted.tokens, posted.version, posted.step) == (11, 0, 2)
@@ -378,11 +378,11 @@ def test_an_excluded_trainer_keeps_its_delta_on_top_of_the_commit() -> None:
     model = line(1.0)
 
     def script(daemon: FakeDaemon) -> None:
-        daemon.start(hold_step=1)
+        daemon.start(step_limit=1)
         daemon.open_round(1, at_step=1)
         daemon.hear(Posted)
         daemon.share(0, 1, np.full(3, 10, np.float32))
-        daemon.end_round(1, contributed=False, hold_step=2)
+        daemon.end_round(1, contributed=False, step_limit=2)
         daemon.open_round(2, at_step=2)
         posted = daemon.hear(Posted)
         assert (posted.tokens, posted.version) == (12, 1)
@@ -444,7 +444,7 @@ def test_the_new_weights_are_the_shared_ones_bit_for_bit() -> None:
     theta[:4] = [-0.0, 1e-42, -1e-45, 3.4e38]
 
     def script(daemon: FakeDaemon) -> None:
-        daemon.start(hold_step=1)
+        daemon.start(step_limit=1)
         daemon.open_round(1, at_step=1)
         daemon.hear(Posted)
         daemon.share(0, 1, theta)
@@ -460,10 +460,10 @@ def test_two_fragments_have_rounds_of_their_own() -> None:
     model = nn.Sequential(line(1.0, 2), line(2.0, 2))
 
     def script(daemon: FakeDaemon) -> None:
-        daemon.start(fragment_count=2, hold_step=1)
-        assert daemon.round(1, 1, 0.5, fragment=1, hold_step=2).tokens == 5
+        daemon.start(fragment_count=2, step_limit=1)
+        assert daemon.round(1, 1, 0.5, fragment=1, step_limit=2).tokens == 5
         assert daemon.posted.values(1).tolist() == [-1, -1]
-        posted = daemon.round(2, 2, 0.5, fragment=0, hold_step=3)
+        posted = daemon.round(2, 2, 0.5, fragment=0, step_limit=3)
         assert (posted.tokens, posted.version) == (10, 0)
         assert daemon.posted.values(0).tolist() == [-2, -2]
         assert daemon.round(3, 3, 0.5, fragment=1).tokens == 10
@@ -481,13 +481,13 @@ def test_the_trainer_does_not_go_beyond_the_hold_step() -> None:
     def script(daemon: FakeDaemon) -> None:
         daemon.open_arenas()
         daemon.found()
-        daemon.load(hold_step=3)
+        daemon.load(step_limit=3)
         settled(lambda: daemon.posted.slots[STEP_SLOT] == 3)
         assert daemon.hears_nothing()
         assert daemon.posted.slots[STEP_SLOT] == 3
-        daemon.open_round(1, at_step=3, hold_step=5)
+        daemon.open_round(1, at_step=3, step_limit=5)
         assert daemon.hear(Posted).step == 3
-        daemon.end_round(1, committed=False, hold_step=6)
+        daemon.end_round(1, committed=False, step_limit=6)
         settled(lambda: daemon.posted.slots[STEP_SLOT] == 6)
         assert daemon.hears_nothing()
         assert daemon.posted.slots[STEP_SLOT] == 6
@@ -506,7 +506,7 @@ def test_a_spare_waits_in_its_first_step_and_follows_every_commit() -> None:
     model = line(1.0)
 
     def script(daemon: FakeDaemon) -> None:
-        daemon.start(hold_step=1)
+        daemon.start(step_limit=1)
         daemon.say(SetContributing(False, "all places are taken"))
         settled(lambda: daemon.posted.slots[STEP_SLOT] == 1)
         for version in (1, 2):
@@ -516,7 +516,7 @@ def test_a_spare_waits_in_its_first_step_and_follows_every_commit() -> None:
             daemon.end_round(version, contributed=False, step=100 * version)
             settled(functools.partial(equals, model, 10.0 * version))
         assert daemon.posted.slots[STEP_SLOT] == 200
-        daemon.load(step=200, hold_step=201)
+        daemon.load(step=200, step_limit=201)
         daemon.say(SetContributing(True, ""))
         daemon.open_round(3, at_step=201)
         posted = daemon.hear(Posted)
@@ -554,12 +554,12 @@ def test_the_optimizer_forgets_warm_up_steps_unless_it_came_with_a_state(fresh: 
         daemon.say(SetContributing(False, "all places are taken"))
         daemon.load()
         settled(lambda: daemon.posted.slots[STEP_SLOT] == 1)
-        daemon.load(step=0, hold_step=1)
+        daemon.load(step=0, step_limit=1)
         daemon.say(SetContributing(True, ""))
         daemon.open_round(1, at_step=1)
         daemon.hear(Posted)
-        daemon.load(step=1, hold_step=1)  # a resync
-        daemon.end_round(1, committed=False, hold_step=9)
+        daemon.load(step=1, step_limit=1)  # a resync
+        daemon.end_round(1, committed=False, step_limit=9)
 
     if not fresh:
         one_step()
@@ -577,7 +577,7 @@ def test_a_contributor_that_becomes_a_spare_waits_and_loses_its_delta() -> None:
     model = line(1.0)
 
     def script(daemon: FakeDaemon) -> None:
-        daemon.start(hold_step=1)
+        daemon.start(step_limit=1)
         daemon.round(1, 1, change=1.0)
         daemon.say(SetContributing(False, "a faster one came"))
         daemon.share(0, 2, np.full(3, 5, np.float32))
@@ -595,11 +595,11 @@ def test_a_resync_replaces_the_weights_and_drops_delta_and_tokens() -> None:
     model = line(1.0)
 
     def script(daemon: FakeDaemon) -> None:
-        daemon.start(hold_step=1)
+        daemon.start(step_limit=1)
         daemon.open_round(1, at_step=1)
         daemon.hear(Posted)  # now it waits
         daemon.share(0, 4, np.full(3, 50, np.float32))
-        daemon.load(step=40, hold_step=41)
+        daemon.load(step=40, step_limit=41)
         daemon.open_round(2, at_step=41)
         posted = daemon.hear(Posted)
         assert (posted.version, posted.tokens, posted.step) == (4, 7, 41)
@@ -619,14 +619,14 @@ def test_a_round_posted_before_a_resync_is_no_longer_ours() -> None:
     model = line(1.0)
 
     def script(daemon: FakeDaemon) -> None:
-        daemon.start(overlap_steps=5, hold_step=1)
+        daemon.start(overlap_steps=5, step_limit=1)
         daemon.open_round(1, at_step=1)
         daemon.hear(Posted)
         daemon.share(0, 3, np.full(3, 30, np.float32))
-        daemon.load(step=10, hold_step=11)
+        daemon.load(step=10, step_limit=11)
         settled(lambda: daemon.posted.slots[STEP_SLOT] == 11)
         daemon.share(0, 4, np.full(3, 40, np.float32))
-        daemon.end_round(1, contributed=True, step=11, hold_step=11)
+        daemon.end_round(1, contributed=True, step=11, step_limit=11)
         daemon.say(Rejected("enough"))
 
     with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
@@ -645,17 +645,17 @@ def test_a_round_that_waits_is_posted_for_at_the_next_step_and_once() -> None:
     posted: list[Posted] = []
 
     def script(daemon: FakeDaemon) -> None:
-        daemon.start(overlap_steps=50, hold_step=200)
-        daemon.open_round(1, at_step=100, hold_step=200)
+        daemon.start(overlap_steps=50, step_limit=200)
+        daemon.open_round(1, at_step=100, step_limit=200)
         settled(lambda: daemon.posted.slots[STEP_SLOT] >= 3)
-        daemon.open_round(1, at_step=0, hold_step=200)
+        daemon.open_round(1, at_step=0, step_limit=200)
         posted.append(daemon.hear(Posted))
-        daemon.open_round(1, at_step=0, hold_step=200)  # it was on its way
+        daemon.open_round(1, at_step=0, step_limit=200)  # it was on its way
         went_on_from = int(daemon.posted.slots[STEP_SLOT])
         settled(lambda: daemon.posted.slots[STEP_SLOT] >= went_on_from + 5)
         assert daemon.hears_nothing(), "it posts once"
         daemon.share(0, 1, np.full(3, 6, np.float32))
-        daemon.end_round(1, contributed=True, step=100, hold_step=200)
+        daemon.end_round(1, contributed=True, step=100, step_limit=200)
         daemon.say(Finished())
 
     with talking(script) as path, attach(model, socket_path=path) as run:
@@ -670,7 +670,7 @@ def test_steps_of_the_run_that_a_slow_trainer_skips_take_none_of_its_overlap() -
     model = nn.Sequential(line(1.0, 2), line(2.0, 2))
 
     def script(daemon: FakeDaemon) -> None:
-        daemon.start(fragment_count=2, overlap_steps=10, hold_step=1)
+        daemon.start(fragment_count=2, overlap_steps=10, step_limit=1)
         daemon.open_round(1, at_step=1, fragment=0)
         assert daemon.hear(Posted).step == 1
         settled(lambda: daemon.posted.slots[STEP_SLOT] >= 5)
@@ -679,7 +679,7 @@ def test_steps_of_the_run_that_a_slow_trainer_skips_take_none_of_its_overlap() -
         # It goes no further than ten steps from the first post.
         settled(lambda: waits_at(daemon) == 11)
         daemon.share(0, 1, np.zeros(2, np.float32))
-        daemon.end_round(1, fragment=0, step=50, hold_step=200)
+        daemon.end_round(1, fragment=0, step=50, step_limit=200)
         settled(lambda: waits_at(daemon) == 50 + second - 1)
         daemon.say(Finished())
 
@@ -700,7 +700,7 @@ def test_the_end_leaves_the_runs_weights_in_the_model_and_no_traceback() -> None
     model = line(1.0)
 
     def script(daemon: FakeDaemon) -> None:
-        daemon.start(overlap_steps=3, hold_step=1)
+        daemon.start(overlap_steps=3, step_limit=1)
         daemon.open_round(1, at_step=1)
         daemon.hear(Posted)
         daemon.share(0, 1, np.full(3, 6, np.float32))
@@ -744,7 +744,7 @@ def test_a_daemon_that_dies_is_noticed_within_a_second_or_so() -> None:
 
 def test_a_daemon_that_dies_while_the_trainer_waits() -> None:
     def script(daemon: FakeDaemon) -> None:
-        daemon.start(hold_step=1)
+        daemon.start(step_limit=1)
         daemon.open_round(1, at_step=1)
         daemon.hear(Posted)
 
@@ -787,7 +787,7 @@ def test_ctrl_c_works_while_the_trainer_waits() -> None:
     main_thread = threading.get_ident()
 
     def script(daemon: FakeDaemon) -> None:
-        daemon.start(hold_step=1)
+        daemon.start(step_limit=1)
         daemon.open_round(1, at_step=1)
         daemon.hear(Posted)
         assert daemon.hears_nothing()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from holdfast.client import arenas
-from holdfast.client.fragment_replica import Mirror
+from holdfast.client.fragment_replica import FragmentReplica
 from holdfast.client.hook import attach
 from holdfast.client.tensors import find_shared
 from holdfast.diloco.merge import merged
@@ -37,10 +37,12 @@ class Bench:
         model.register_buffer("seen", self.seen)
         size = FragmentSize(6, 4, 1)
         self.shared, self.posted = (Arena(bytearray(arena_bytes([size])), [size]) for _ in range(2))
-        self.mirror = Mirror(0, find_shared(model), self.shared, self.posted, overlap, copier)
+        self.replica = FragmentReplica(
+            0, find_shared(model), self.shared, self.posted, overlap, copier
+        )
         self.version = -1
         self.share(0.0)
-        self.mirror.load()
+        self.replica.load()
 
     def train(self, amount: float) -> None:
         self.weight.add_(amount)
@@ -61,15 +63,15 @@ def test_a_post_is_of_the_step_at_which_it_was_asked_for() -> None:
     slow = Slow()
     bench = Bench(slow)
     bench.train(1.0)
-    bench.mirror.post()
+    bench.replica.post()
     bench.train(0.5)
-    bench.mirror.advance()
-    assert not bench.mirror.written
-    assert bench.mirror.under_way
+    bench.replica.advance()
+    assert not bench.replica.written
+    assert bench.replica.under_way
     slow.end()
-    bench.mirror.advance()
-    assert bench.mirror.written
-    assert not bench.mirror.under_way
+    bench.replica.advance()
+    assert bench.replica.written
+    assert not bench.replica.under_way
     assert bench.posted.values(0).tolist() == [-1.0] * 4 + [0.0] * 2
     assert bench.posted.counters(0).tolist() == [1]
     assert slow.waited_count == 0
@@ -79,9 +81,9 @@ def test_without_overlap_too() -> None:
     slow = Slow()
     bench = Bench(slow, overlap=False)
     bench.train(1.0)
-    bench.mirror.post()
+    bench.replica.post()
     bench.train(0.5)  # a trainer would wait instead
-    bench.mirror.conclude()
+    bench.replica.conclude()
     assert bench.posted.values(0).tolist() == [-1.0] * 4 + [0.0] * 2
 
 
@@ -89,21 +91,21 @@ def test_a_merge_applies_to_the_tensors_as_they_are_when_it_has_come() -> None:
     slow = Slow()
     bench = Bench(slow)
     bench.train(1.0)
-    bench.mirror.post()
-    bench.mirror.conclude()
+    bench.replica.post()
+    bench.replica.conclude()
     bench.train(0.5)
     bench.share(8.0)
-    bench.mirror.merge(merged, contributed=True)
-    assert bench.mirror.version == 1
+    bench.replica.merge(merged, contributed=True)
+    assert bench.replica.version == 1
     bench.train(0.25)
-    bench.mirror.advance()
+    bench.replica.advance()
     assert bench.now() == [1.75] * 4, "not yet"
     slow.end()
-    bench.mirror.advance()
+    bench.replica.advance()
     assert bench.now() == [8.75] * 4
     assert bench.seen.item() == 3
-    bench.mirror.post()
-    bench.mirror.conclude()
+    bench.replica.post()
+    bench.replica.conclude()
     assert bench.posted.values(0).tolist() == [-0.75] * 4 + [0.0] * 2
 
 
@@ -111,15 +113,15 @@ def test_what_comes_next_concludes_what_is_under_way() -> None:
     slow = Slow()
     bench = Bench(slow)
     bench.train(1.0)
-    bench.mirror.post()
+    bench.replica.post()
     bench.train(0.5)
     bench.share(8.0)
-    bench.mirror.withdraw()  # it was late: the run went on without it
-    assert bench.mirror.written
-    bench.mirror.merge(merged, contributed=False)
-    bench.mirror.post()  # the merge first
+    bench.replica.withdraw()  # it was late: the run went on without it
+    assert bench.replica.written
+    bench.replica.merge(merged, contributed=False)
+    bench.replica.post()  # the merge first
     assert bench.now() == [9.5] * 4
-    bench.mirror.conclude()
+    bench.replica.conclude()
     assert bench.posted.values(0).tolist() == [-1.5] * 4 + [0.0] * 2
 
 
@@ -130,15 +132,15 @@ def test_a_load_forgets_what_is_under_way(operation: str) -> None:
     bench.train(1.0)
     bench.share(8.0)
     if operation == "post":
-        bench.mirror.post()
+        bench.replica.post()
     else:
-        bench.mirror.merge(merged, contributed=False)
+        bench.replica.merge(merged, contributed=False)
     bench.share(8.0)
-    bench.mirror.load()
+    bench.replica.load()
     slow.end()
-    bench.mirror.advance()
-    assert not bench.mirror.under_way
-    assert not bench.mirror.written
+    bench.replica.advance()
+    assert not bench.replica.under_way
+    assert not bench.replica.written
     assert bench.now() == [16.0] * 4
 
 
@@ -172,25 +174,25 @@ def test_late_copies_change_nothing_but_the_time(
             if move == "train":
                 bench.train(amount)
             elif move == "post":
-                bench.mirror.post()
+                bench.replica.post()
             elif move == "load":
-                bench.mirror.load()
+                bench.replica.load()
             elif move in ("commit", "exclude", "abort"):
                 if is_posted and not contributed:
-                    bench.mirror.withdraw()
+                    bench.replica.withdraw()
                 if move != "abort":
                     bench.share(amount)
-                    bench.mirror.merge(merged, contributed=contributed)
-            bench.mirror.advance()
+                    bench.replica.merge(merged, contributed=contributed)
+            bench.replica.advance()
         if move in ("commit", "exclude", "abort", "load"):
             is_posted = False
     for bench in (late, direct):
-        bench.mirror.conclude()
-        bench.mirror.post()
-        bench.mirror.conclude()
+        bench.replica.conclude()
+        bench.replica.post()
+        bench.replica.conclude()
     assert late.now() == direct.now()
     assert late.posted.values(0).tolist() == direct.posted.values(0).tolist()
-    assert late.mirror.version == direct.mirror.version
+    assert late.replica.version == direct.replica.version
 
 
 # ---------------------------------------------------------------- through the hook
@@ -199,7 +201,7 @@ def test_late_copies_change_nothing_but_the_time(
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Slow:
     slow = Slow()
-    monkeypatch.setattr(arenas, "Streams", lambda: slow)
+    monkeypatch.setattr(arenas, "CudaCopier", lambda: slow)
     return slow
 
 
@@ -209,15 +211,15 @@ def test_the_daemon_is_told_when_the_copy_has_come_of_the_step_that_it_is_of(slo
     arrived, arrived_again = threading.Event(), threading.Event()
 
     def script(daemon: FakeDaemon) -> None:
-        daemon.start(overlap_steps=50, hold_step=2)
-        daemon.open_round(1, at_step=2, hold_step=10)
+        daemon.start(overlap_steps=50, step_limit=2)
+        daemon.open_round(1, at_step=2, step_limit=10)
         settled(lambda: daemon.posted.slots[STEP_SLOT] >= 5)
         assert daemon.hears_nothing()
         arrived.set()
         assert daemon.hear_posted() == Posted(1, 0, 0, tokens=20, step=2)
         assert daemon.posted.values(0).tolist() == [-2.0, -2.0]
         daemon.share(0, 1, np.full(2, 64, np.float32))
-        daemon.end_round(1, step=2, hold_step=20)
+        daemon.end_round(1, step=2, step_limit=20)
         settled(lambda: daemon.posted.slots[STEP_SLOT] >= 12)
         arrived_again.set()
         settled(lambda: daemon.posted.slots[STEP_SLOT] == 20)
@@ -241,11 +243,11 @@ def test_who_must_wait_for_the_round_waits_for_the_copy_first(slow: Slow) -> Non
     model = nn.Linear(2, 1, bias=False)
 
     def script(daemon: FakeDaemon) -> None:
-        daemon.start(overlap_steps=3, hold_step=2)
-        daemon.open_round(1, at_step=2, hold_step=9)
+        daemon.start(overlap_steps=3, step_limit=2)
+        daemon.open_round(1, at_step=2, step_limit=9)
         assert daemon.hear_posted() == Posted(1, 0, 0, tokens=2, step=2)
         assert daemon.posted.slots[STEP_SLOT] == 5
-        daemon.end_round(1, committed=False, hold_step=6)
+        daemon.end_round(1, committed=False, step_limit=6)
         settled(lambda: daemon.posted.slots[STEP_SLOT] == 6)
         daemon.say(Finished())
 
@@ -261,16 +263,16 @@ def test_a_round_that_ended_before_the_copy_came_is_not_spoken_of_any_more(slow:
     ended = threading.Event()
 
     def script(daemon: FakeDaemon) -> None:
-        daemon.start(overlap_steps=50, hold_step=2)
-        daemon.open_round(1, at_step=2, hold_step=9)
+        daemon.start(overlap_steps=50, step_limit=2)
+        daemon.open_round(1, at_step=2, step_limit=9)
         settled(lambda: daemon.posted.slots[STEP_SLOT] >= 3)
-        daemon.end_round(1, committed=False, hold_step=9)
+        daemon.end_round(1, committed=False, step_limit=9)
         ended.set()
         settled(lambda: daemon.posted.slots[STEP_SLOT] == 9)
-        daemon.open_round(2, at_step=9, hold_step=9)
+        daemon.open_round(2, at_step=9, step_limit=9)
         assert daemon.hear_posted() == Posted(2, 0, 0, tokens=9, step=9)
         assert daemon.posted.values(0).tolist() == [-9.0, -9.0]
-        daemon.end_round(2, committed=False, hold_step=9)
+        daemon.end_round(2, committed=False, step_limit=9)
         daemon.say(Finished())
 
     with talking(script, stay=True) as path, attach(model, socket_path=path) as run:

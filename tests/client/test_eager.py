@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import nn
 
-from holdfast.client.fragment_replica import Mirror
+from holdfast.client.fragment_replica import FragmentReplica
 from holdfast.client.hook import attach
 from holdfast.client.tensors import find_shared
-from holdfast.diloco.eager import Outlook
+from holdfast.diloco.eager import OuterEstimate
 from holdfast.diloco.merge import merged
 from holdfast.diloco.outer import outer_step
 from holdfast.protocol.arena import STEP_SLOT, Arena, arena_bytes
@@ -46,9 +46,9 @@ class Peer:
         model.register_buffer("statistics", torch.zeros(BUFFERS))
         size = FragmentSize(COUNT + BUFFERS, COUNT, 0)
         self.shared, self.posted = (Arena(bytearray(arena_bytes([size])), [size]) for _ in range(2))
-        outlook = Outlook(COUNT, LR, MU, True)
+        outlook = OuterEstimate(COUNT, LR, MU, True)
         tensors = find_shared(model)
-        self.mirror = Mirror(0, tensors, self.shared, self.posted, True, slow, outlook)
+        self.replica = FragmentReplica(0, tensors, self.shared, self.posted, True, slow, outlook)
         self.chance = np.random.default_rng(chance)
         self.drift = self.chance.standard_normal(COUNT) * 0.1
         self.load(theta, 0)
@@ -59,7 +59,7 @@ class Peer:
 
     def load(self, theta: Values, version: int) -> None:
         self.share(theta, version)
-        self.mirror.load()
+        self.replica.load()
         self.trained, self.counted = np.zeros(COUNT), np.zeros(COUNT)
 
     def local(self) -> NDArray[np.float64]:
@@ -73,10 +73,10 @@ class Peer:
         self.trained += self.local() - before
 
     def post(self) -> None:
-        self.mirror.post()
+        self.replica.post()
 
     def pending(self) -> Values:
-        self.mirror.conclude()
+        self.replica.conclude()
         return self.posted.values(0).copy()
 
 
@@ -119,10 +119,10 @@ def test_what_is_posted_is_what_was_trained_whatever_becomes_of_the_rounds(
             version += 1
         for peer, delta, member in zip(peers, own, members, strict=True):
             if not (committed and member):
-                peer.mirror.withdraw()
+                peer.replica.withdraw()
             if committed:
                 peer.share(theta, version)
-                peer.mirror.merge(merged, contributed=member, share=share * member)
+                peer.replica.merge(merged, contributed=member, share=share * member)
                 if member:
                     peer.counted -= delta[:COUNT]
         if loaded is not None:
@@ -131,7 +131,7 @@ def test_what_is_posted_is_what_was_trained_whatever_becomes_of_the_rounds(
             if slow is not None:
                 slow.end()
         for peer in peers:
-            peer.mirror.advance()
+            peer.replica.advance()
     for peer in peers:
         peer.train()
         peer.post()
@@ -160,8 +160,8 @@ def test_alone_the_preview_is_the_commit_and_the_merge_changes_nothing(late: boo
         peer.train()
         before = peer.local()
         peer.share(theta, version)
-        peer.mirror.merge(merged, contributed=True, share=1.0)
-        peer.mirror.conclude()
+        peer.replica.merge(merged, contributed=True, share=1.0)
+        peer.replica.conclude()
         if version > 1:
             np.testing.assert_allclose(peer.local(), before, rtol=0, atol=4e-6)
 
@@ -175,24 +175,24 @@ def test_through_the_hook_a_preview_is_taken_back_when_its_round_is_not_committe
     def script(daemon: FakeDaemon) -> None:
         daemon.open_arenas(overlap_steps=4, preview=(0.5, 0.5))
         daemon.found()
-        daemon.load(hold_step=2)
-        daemon.open_round(1, at_step=2, hold_step=4)
+        daemon.load(step_limit=2)
+        daemon.open_round(1, at_step=2, step_limit=4)
         daemon.hear(Posted)
         settled(lambda: daemon.posted.slots[STEP_SLOT] == 4)
         outer_step(theta, momentum, daemon.posted.values(0), 0.5, 0.5, nesterov=True)
         daemon.share(0, 1, theta)
-        daemon.end_round(1, step=2, hold_step=6, share=1.0)
-        daemon.open_round(2, at_step=6, hold_step=8)
+        daemon.end_round(1, step=2, step_limit=6, share=1.0)
+        daemon.open_round(2, at_step=6, step_limit=8)
         daemon.hear(Posted)
         settled(lambda: daemon.posted.slots[STEP_SLOT] == 8)
         expected, ahead = theta.copy(), momentum.copy()
         outer_step(expected, ahead, daemon.posted.values(0), 0.5, 0.5, nesterov=True)
         previews.append(expected)
-        daemon.end_round(2, committed=False, hold_step=8)
-        daemon.open_round(3, at_step=8, hold_step=8)
+        daemon.end_round(2, committed=False, step_limit=8)
+        daemon.open_round(3, at_step=8, step_limit=8)
         assert daemon.hear(Posted).tokens == 6
         assert daemon.posted.values(0).tolist() == [-6.0, -6.0]
-        daemon.end_round(3, committed=False, hold_step=8)
+        daemon.end_round(3, committed=False, step_limit=8)
         daemon.say(Finished())
 
     seen: dict[int, float] = {}

@@ -11,7 +11,7 @@ import trio
 from torch import nn
 
 from holdfast.checkpoint.shared_state import SharedState
-from holdfast.client.fragment_replica import Mirror
+from holdfast.client.fragment_replica import FragmentReplica
 from holdfast.client.tensors import find_shared
 from holdfast.daemon.simulation.memory_network import MemoryWorld
 from holdfast.protocol.arena import Arena, arena_bytes
@@ -45,7 +45,7 @@ def make_model(seed: int) -> nn.Module:
     return model
 
 
-def mirrored(model: nn.Module) -> tuple[Mirror, SharedState, Arena]:
+def mirrored(model: nn.Module) -> tuple[FragmentReplica, SharedState, Arena]:
     """The model as one fragment, with a daemon's state behind it."""
     tensors = find_shared(model)
     counts = {
@@ -57,14 +57,14 @@ def mirrored(model: nn.Module) -> tuple[Mirror, SharedState, Arena]:
     )
     shared, posted = (Arena(bytearray(arena_bytes([size])), [size]) for _ in range(2))
     state = SharedState([size], shared, "run")
-    return Mirror(0, tensors, shared, posted, False), state, posted
+    return FragmentReplica(0, tensors, shared, posted, False), state, posted
 
 
 async def test_all_of_them_come_over_bit_by_bit() -> None:
     here, there = make_model(seed=0), make_model(seed=1)
     with torch.no_grad():
-        mirror, founded, posted = mirrored(here)
-        mirror.post_present()
+        replica, founded, posted = mirrored(here)
+        replica.post_present()
         head = founded.load_initial(0, posted.values(0), posted.counters(0))
         copier, copied, _posted = mirrored(there)
         async with trio.open_nursery() as nursery:
@@ -89,11 +89,11 @@ def test_every_half_precision_number_survives_the_way_through_float32(dtype: tor
     finite = patterns[torch.isfinite(patterns)]
     there = nn.Module()
     there.register_parameter("weight", nn.Parameter(finite.clone(), requires_grad=False))
-    mirror, state, posted = mirrored(there)
+    replica, state, posted = mirrored(there)
     with torch.no_grad():
-        mirror.post_present()
+        replica.post_present()
         state.load_initial(0, posted.values(0), posted.counters(0))
         there.get_parameter("weight").zero_()
-        mirror.load()
+        replica.load()
     came = there.get_parameter("weight").detach()
     assert torch.equal(came.view(torch.int16), finite.view(torch.int16))

@@ -16,11 +16,19 @@ import pytest
 import torch
 
 import holdfast
-from holdfast.client.crash_report import REASON_CHARS_MAX, LastWords, kind_of, text_of
-from holdfast.client.daemon_connection import Connection
+from holdfast.client.crash_report import REASON_CHARS_MAX, CrashReport, kind_of, text_of
+from holdfast.client.daemon_connection import DaemonConnection
 from holdfast.client.hook import attach
 from holdfast.protocol.arena import NOTHING_WHOLE, STEP_SLOT, WAITING_SLOT
-from holdfast.protocol.messages import COUNT_MAX, Failing, FailureKind, Finished, Lift, Load, Posted
+from holdfast.protocol.messages import (
+    COUNT_MAX,
+    ExtendStepLimit,
+    Failing,
+    FailureKind,
+    Finished,
+    Load,
+    Posted,
+)
 from tests.client.fake_daemon import FakeDaemon, settled, talking, wait_for
 from tests.client.test_conversation import equals, line, move, train, weights
 
@@ -66,14 +74,14 @@ def test_the_hook_of_before_still_hears_of_it(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(sys, "excepthook", lambda *what: heard.append(what[1]))
     before = sys.excepthook
     said: list[tuple[FailureKind, str]] = []
-    words = LastWords(lambda kind, text: said.append((kind, text)))
+    words = CrashReport(lambda kind, text: said.append((kind, text)))
     error = MemoryError("no")
     sys.excepthook(MemoryError, error, None)
     sys.excepthook(MemoryError, error, None)
     assert (said, heard) == ([(FailureKind.MEMORY, "MemoryError: no")], [error, error])
     words.withdraw()
     assert sys.excepthook is before
-    silent = LastWords(lambda kind, text: said.append((kind, text)))
+    silent = CrashReport(lambda kind, text: said.append((kind, text)))
     sys.excepthook(KeyboardInterrupt, KeyboardInterrupt(), None)
     assert len(said) == 1, "somebody's wish to stop is no failure"
     silent.withdraw()
@@ -88,22 +96,22 @@ def test_a_trainer_waits_in_load_for_a_daemon_that_writes_for_long(
     """Its daemon may apply a round to a large fragment just then."""
     monkeypatch.setattr("holdfast.client.daemon_connection.PAUSE_S", 0.0)
     looked, model, look_s = threading.Event(), line(1.0), [0.0]
-    pause = Connection.pause
+    pause = DaemonConnection.pause
 
-    def counted(connection: Connection) -> None:
+    def counted(connection: DaemonConnection) -> None:
         look_s[0] += 0.001
         if look_s[0] > 60.0:
             looked.set()
         pause(connection)
 
-    monkeypatch.setattr(Connection, "pause", counted)
+    monkeypatch.setattr(DaemonConnection, "pause", counted)
 
     def script(daemon: FakeDaemon) -> None:
-        daemon.start(hold_step=1)
+        daemon.start(step_limit=1)
         settled(lambda: bool(daemon.posted.slots[WAITING_SLOT]))
         with daemon.shared.writing(0, 5):
             daemon.shared.values(0)[:] = 9.0
-            daemon.load(step=4, hold_step=9)
+            daemon.load(step=4, step_limit=9)
             wait_for(looked)
 
     with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
@@ -115,14 +123,14 @@ def test_a_load_that_a_transfer_has_overtaken_waits_for_the_next_one() -> None:
     model = line(1.0)
 
     def script(daemon: FakeDaemon) -> None:
-        daemon.start(hold_step=1)
+        daemon.start(step_limit=1)
         settled(lambda: bool(daemon.posted.slots[WAITING_SLOT]))
         daemon.share(0, NOTHING_WHOLE)  # a transfer has begun
-        daemon.load(step=4, hold_step=9)
+        daemon.load(step=4, step_limit=9)
         # Since then it has heard the arenas' opening, its founding and two loads.
         settled(lambda: daemon.posted.slots[WAITING_SLOT] == 1 + 4)
         daemon.share(0, 6, np.full(3, 7, np.float32))
-        daemon.load(step=8, hold_step=9)
+        daemon.load(step=8, step_limit=9)
 
     with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
         move(model, 0.5)
@@ -132,7 +140,7 @@ def test_a_load_that_a_transfer_has_overtaken_waits_for_the_next_one() -> None:
 
 def test_a_run_that_ends_before_its_last_weights_are_here_says_so() -> None:
     def script(daemon: FakeDaemon) -> None:
-        daemon.start(hold_step=1)
+        daemon.start(step_limit=1)
         settled(lambda: bool(daemon.posted.slots[WAITING_SLOT]))
         daemon.share(0, NOTHING_WHOLE)
         daemon.say(Finished())
@@ -152,7 +160,7 @@ listener.bind(sys.argv[1])
 listener.listen()
 print(flush=True)
 daemon = FakeDaemon(listener.accept()[0])
-daemon.start(hold_step=1)
+daemon.start(step_limit=1)
 settled(lambda: daemon.posted.slots[WAITING_SLOT])
 with daemon.shared.writing(0, 1):
     daemon.load()
@@ -279,17 +287,17 @@ def test_a_lift_ends_the_wait_at_the_hold_up_to_where_it_says() -> None:
     model = line()
 
     def script(daemon: FakeDaemon) -> None:
-        daemon.start(hold_step=5)
-        daemon.say(Lift(12))
+        daemon.start(step_limit=5)
+        daemon.say(ExtendStepLimit(12))
         settled(lambda: daemon.posted.slots[STEP_SLOT] == 12)
         assert daemon.hears_nothing(), "it waits there"
-        daemon.open_round(1, at_step=5, hold_step=10)
+        daemon.open_round(1, at_step=5, step_limit=10)
         posted = daemon.hear(Posted)
         assert (posted.step, posted.tokens) == (12, 12)
         daemon.share(0, 1, daemon.shared.values(0) + 100)
-        daemon.end_round(1, step=5, hold_step=10)
+        daemon.end_round(1, step=5, step_limit=10)
         # It is past that; the next round comes at once and wants something to have been trained.
-        daemon.open_round(2, at_step=10, hold_step=15)
+        daemon.open_round(2, at_step=10, step_limit=15)
         second = daemon.hear(Posted)
         assert (second.step, second.tokens) == (13, 1)
         daemon.load(step=second.step, finished=True)
@@ -309,20 +317,20 @@ def test_a_round_whose_end_the_master_owes_is_not_waited_for_and_counted_once(
     trained: list[float] = []
 
     def script(daemon: FakeDaemon) -> None:
-        daemon.start(overlap_steps=overlap_steps, hold_step=20)
-        daemon.open_round(1, at_step=5, hold_step=10)
+        daemon.start(overlap_steps=overlap_steps, step_limit=20)
+        daemon.open_round(1, at_step=5, step_limit=10)
         posted = daemon.hear(Posted)
         assert daemon.posted.values(0).tolist() == [-posted.tokens] * 3
-        daemon.say(Lift(COUNT_MAX))
+        daemon.say(ExtendStepLimit(COUNT_MAX))
         settled(lambda: daemon.posted.slots[STEP_SLOT] >= 40)  # it trains on
         # The run made something else of it: 100 in place of what was posted.
         if committed:
             daemon.share(0, 1, daemon.shared.values(0) + 100)
-        daemon.end_round(1, committed=committed, step=5, hold_step=10)
+        daemon.end_round(1, committed=committed, step=5, step_limit=10)
         if not committed:  # nothing came of it, and the master may still be away
             heard = daemon.posted.slots[STEP_SLOT] + 2000
             settled(lambda: daemon.posted.slots[STEP_SLOT] >= heard)
-        daemon.open_round(2, at_step=10, hold_step=10_000_000)
+        daemon.open_round(2, at_step=10, step_limit=10_000_000)
         second = daemon.hear(Posted)
         # What was trained since is there, once, whatever became of the round.
         since = second.tokens
@@ -342,9 +350,9 @@ def test_what_it_waits_and_what_it_steps_is_counted_apart() -> None:
     seen: list[list[float]] = []
 
     def script(daemon: FakeDaemon) -> None:
-        daemon.start(hold_step=3)
+        daemon.start(step_limit=3)
         assert daemon.hears_nothing(0.3)
-        daemon.load(step=3, hold_step=10)
+        daemon.load(step=3, step_limit=10)
         assert daemon.hears_nothing(0.1)
         seen.append(daemon.posted.seconds.tolist())
         assert daemon.posted.slots[WAITING_SLOT] > 0, "it waits"

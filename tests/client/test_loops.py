@@ -98,11 +98,11 @@ def test_a_spares_ramp_begins_when_its_turn_comes_and_a_resync_later_is_no_reaso
         daemon.say(SetContributing(False, "all places are taken"))
         daemon.load(step=100)
         settled(lambda: daemon.posted.slots[STEP_SLOT] == 101)
-        daemon.load(step=900, hold_step=900 + RAMP_STEPS)
+        daemon.load(step=900, step_limit=900 + RAMP_STEPS)
         daemon.say(SetContributing(True, ""))
         daemon.open_round(1, at_step=900 + RAMP_STEPS)
         daemon.hear(Posted)
-        daemon.load(step=2_000, hold_step=2_001)
+        daemon.load(step=2_000, step_limit=2_001)
         daemon.say(Finished())
 
     with talking(script, stay=True) as path, attach(model, optimizer, socket_path=path) as run:
@@ -123,7 +123,7 @@ def test_who_lost_its_moments_with_its_weights_ramps_again() -> None:
     def script(daemon: FakeDaemon) -> None:
         daemon.open_arenas(nan_steps=2)
         daemon.found()
-        daemon.load(hold_step=1)
+        daemon.load(step_limit=1)
         daemon.round(1, 1, change=0.0)
         daemon.hear(Failing)
         daemon.load(step=50)
@@ -209,9 +209,9 @@ def without_holdfast() -> tuple[nn.Module, list[float]]:
 
 
 def rounds(daemon: FakeDaemon) -> None:
-    daemon.start(hold_step=EVERY)
+    daemon.start(step_limit=EVERY)
     for number in range(1, ROUNDS + 1):
-        daemon.round(number, EVERY * number, CHANGE, hold_step=EVERY * (number + 1))
+        daemon.round(number, EVERY * number, CHANGE, step_limit=EVERY * (number + 1))
 
 
 @pytest.mark.parametrize("compiled", [False, True])

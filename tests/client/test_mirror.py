@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from holdfast.client.fragment_replica import Mirror
+from holdfast.client.fragment_replica import FragmentReplica
 from holdfast.client.tensors import find_shared
 from holdfast.diloco.merge import Merge, merged, parse_merge
 from holdfast.protocol.arena import Arena, arena_bytes
@@ -32,12 +32,12 @@ class Bench:
             sum(each.count for each in self.tensors if each.spec.kind == "counter"),
         )
         self.shared, self.posted = (Arena(bytearray(arena_bytes([size])), [size]) for _ in range(2))
-        self.mirror = Mirror(0, self.tensors, self.shared, self.posted, overlap)
-        assert self.mirror.size == size
+        self.replica = FragmentReplica(0, self.tensors, self.shared, self.posted, overlap)
+        assert self.replica.size == size
         self.version = 0
-        self.mirror.post_present()
+        self.replica.post_present()
         self.share(self.posted.values(0), self.posted.counters(0))
-        self.mirror.load()
+        self.replica.load()
 
     def share(self, values: object, counters: object = None) -> None:
         with self.shared.writing(0, self.version):
@@ -47,7 +47,7 @@ class Bench:
         self.version += 1
 
     def post(self) -> Values:
-        self.mirror.post()
+        self.replica.post()
         return self.posted.values(0).copy()
 
     def commit(
@@ -59,7 +59,7 @@ class Bench:
         merge: Merge = merged,
     ) -> None:
         self.share(values, counters)
-        self.mirror.merge(merge, contributed=contributed)
+        self.replica.merge(merge, contributed=contributed)
 
 
 @pytest.fixture(autouse=True)
@@ -190,7 +190,7 @@ def test_rounding_to_bfloat16_does_not_pass_for_training() -> None:
     assert now(model) == [1.0, 2.0]
     assert bench.post().tolist() == [0.0, 0.0]
     bench.share([1.0035, -1.0])
-    bench.mirror.load()
+    bench.replica.load()
     assert bench.post().tolist() == [0.0, 0.0]
     assert now(model) == [1.0, -1.0]
 
@@ -239,7 +239,7 @@ def test_the_shared_state_gets_what_was_trained_in_16_bits_and_no_rounding_of_it
 
     theta = some(4.0)
     bench.share(theta)
-    bench.mirror.load()
+    bench.replica.load()
     expected, rounded_count = theta.copy(), 0
     for _ in range(200):
         pending = train()
@@ -251,7 +251,7 @@ def test_the_shared_state_gets_what_was_trained_in_16_bits_and_no_rounding_of_it
         theta = theta + others - (delta if contributed else 0.0)
         expected += pending + others
         if not contributed:
-            bench.mirror.withdraw()
+            bench.replica.withdraw()
         bench.commit(theta, contributed=contributed)
         rounded_count += int(np.count_nonzero(weight.double().numpy() != theta))
     delta = bench.post().astype(np.float64)
@@ -295,7 +295,7 @@ def test_batch_norms_statistics_are_averaged_and_its_count_follows_the_largest()
     bench.commit([1, 0, 0.5, 0.75], [9], contributed=False)
     assert model.num_batches_tracked.item() == 9
     bench.share([1, 0, 0.5, 0.75], [4])
-    bench.mirror.load()
+    bench.replica.load()
     assert model.num_batches_tracked.item() == 4
     assert mean.item() == 0.5
 

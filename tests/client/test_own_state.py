@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from holdfast.client.hook import attach
-from holdfast.client.local_checkpoint import OwnState
+from holdfast.client.local_checkpoint import LocalCheckpoint
 from holdfast.protocol.messages import KeepState
 from tests.client.fake_daemon import FakeDaemon, settled, talking
 
@@ -58,7 +58,7 @@ def test_it_goes_on_as_if_it_had_never_stopped(path: Path, kind: str) -> None:
     torch.manual_seed(1)
     model, optimizer = make(kind)
     train(model, optimizer, 3)
-    own = OwnState(path, optimizer)
+    own = LocalCheckpoint(path, optimizer)
     own.keep(3)
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     wanted = train(model, optimizer, 4)  # while it is written
@@ -68,7 +68,7 @@ def test_it_goes_on_as_if_it_had_never_stopped(path: Path, kind: str) -> None:
     np.random.seed(2)
     again, fresh = make(kind)
     again.load_state_dict(weights)
-    assert OwnState(path, fresh).restore(3) == (kind != "plain")
+    assert LocalCheckpoint(path, fresh).restore(3) == (kind != "plain")
     assert train(again, fresh, 4) == wanted
     assert path.stat().st_mode & 0o777 == 0o600
     assert [each.name for each in path.parent.iterdir()] == [path.name]
@@ -76,19 +76,19 @@ def test_it_goes_on_as_if_it_had_never_stopped(path: Path, kind: str) -> None:
 
 def test_the_scripts_settings_are_not_kept(path: Path) -> None:
     _model, optimizer = make()
-    own = OwnState(path, optimizer)
+    own = LocalCheckpoint(path, optimizer)
     own.keep(0)
     own.close()
     _model, fresh = make()
     fresh.param_groups[0]["lr"] = 0.007
-    OwnState(path, fresh).restore(0)
+    LocalCheckpoint(path, fresh).restore(0)
     assert fresh.param_groups[0]["lr"] == 0.007
 
 
 def test_a_state_that_the_script_brings_stays(path: Path) -> None:
     model, optimizer = make()
     train(model, optimizer, 2)
-    own = OwnState(path, optimizer)
+    own = LocalCheckpoint(path, optimizer)
     own.keep(2)
     own.close()
     train(model, optimizer, 1)
@@ -99,14 +99,14 @@ def test_a_state_that_the_script_brings_stays(path: Path) -> None:
 
 
 def test_without_one_nothing_is_restored(path: Path) -> None:
-    assert not OwnState(path, make()[1]).restore(10)
+    assert not LocalCheckpoint(path, make()[1]).restore(10)
 
 
 @pytest.mark.parametrize("damage", ["junk", "cut", "other", "later", "format"])
 def test_what_does_not_fit_is_left_alone_and_said(path: Path, damage: str) -> None:
     model, optimizer = make()
     train(model, optimizer, 2)
-    own = OwnState(path, optimizer)
+    own = LocalCheckpoint(path, optimizer)
     own.keep(20 if damage == "later" else 2)
     own.close()
     data = path.read_bytes()
@@ -118,14 +118,14 @@ def test_what_does_not_fit_is_left_alone_and_said(path: Path, damage: str) -> No
         path.write_bytes(data.replace(b'\\"format\\": 1', b'\\"format\\": 2'))
     fresh = make(width=4)[1] if damage == "other" else make()[1]
     with pytest.warns(UserWarning, match="is not used"):
-        assert not OwnState(path, fresh).restore(10)
+        assert not LocalCheckpoint(path, fresh).restore(10)
     assert not fresh.state
 
 
 def test_a_kind_that_cannot_be_kept_is_said_and_the_one_of_before_stays(path: Path) -> None:
     model, optimizer = make()
     train(model, optimizer, 2)
-    own = OwnState(path, optimizer)
+    own = LocalCheckpoint(path, optimizer)
     own.keep(2)
     own.close()
     before = path.read_bytes()
@@ -137,7 +137,7 @@ def test_a_kind_that_cannot_be_kept_is_said_and_the_one_of_before_stays(path: Pa
 
 
 def test_where_nothing_can_be_written_it_is_said(tmp_path: Path) -> None:
-    own = OwnState(tmp_path / "none" / "trainer.safetensors", make()[1])
+    own = LocalCheckpoint(tmp_path / "none" / "trainer.safetensors", make()[1])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         own.keep(1)
@@ -147,9 +147,9 @@ def test_where_nothing_can_be_written_it_is_said(tmp_path: Path) -> None:
 
 def test_the_daemon_asks_for_it_and_the_next_trainer_has_it(path: Path) -> None:
     def first(daemon: FakeDaemon) -> None:
-        daemon.open_arenas(own_state=str(path))
+        daemon.open_arenas(local_checkpoint=str(path))
         daemon.found()
-        daemon.load(hold_step=4)
+        daemon.load(step_limit=4)
         daemon.say(KeepState())
         settled(path.exists)
         daemon.load(step=4)
@@ -164,7 +164,7 @@ def test_the_daemon_asks_for_it_and_the_next_trainer_has_it(path: Path) -> None:
             run.step()
 
     def second(daemon: FakeDaemon) -> None:
-        daemon.open_arenas(own_state=str(path))
+        daemon.open_arenas(local_checkpoint=str(path))
         daemon.found()
         daemon.load(step=200)
 

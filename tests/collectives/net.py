@@ -13,7 +13,7 @@ from holdfast.collectives.links.hub import LinkHub
 from holdfast.collectives.links.link import Link
 from holdfast.collectives.links.link_parts import LaneRules
 from holdfast.collectives.links.rate_limiter import RateLimiter
-from holdfast.collectives.links.send_priority import Rank
+from holdfast.collectives.links.send_priority import SendRank
 from holdfast.collectives.links.send_queue import Load
 from holdfast.daemon.simulation.memory_network import MemoryNetwork, MemoryWorld
 from holdfast.protocol.addresses import Address
@@ -64,7 +64,7 @@ class OneFrame:
 
 async def send_frame(link: Link, header: FrameHeader, payload: Buffer) -> None:
     """Send a frame by itself; returns when the network took it."""
-    rank = Rank.COPY if header.kind is FrameKind.BLOCK else Rank.ROUND
+    rank = SendRank.COPY if header.kind is FrameKind.BLOCK else SendRank.ROUND
     await link.send_from(OneFrame(header, payload), rank)
 
 

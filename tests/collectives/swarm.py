@@ -22,7 +22,7 @@ from holdfast.collectives.encoded_input import EncodedInput
 from holdfast.collectives.links.hub import LinkHub
 from holdfast.collectives.reduction import ReduceResult, Reduction
 from holdfast.daemon.simulation.memory_network import MemoryWorld
-from holdfast.daemon.simulation.simulated_keys import Notaries
+from holdfast.daemon.simulation.simulated_keys import SimulatedKeys
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.errors import BadContributionError, HoldfastError, PeerLostError
 from holdfast.protocol.messages import (
@@ -83,7 +83,7 @@ class Swarm:
         self.world = world or MemoryWorld(random.Random(0))
         self.nodes: list[Node] = []
         self.stall_s = stall_s
-        self.notaries = Notaries("run")
+        self.notaries = SimulatedKeys("run")
 
     async def add(self, count: int) -> None:
         for number in range(len(self.nodes), len(self.nodes) + count):

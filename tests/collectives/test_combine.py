@@ -19,14 +19,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from holdfast.collectives.arithmetic import Layout
+from holdfast.collectives.arithmetic import ChunkLayout
 from holdfast.collectives.combine import Rule, combine_chunk, combined
 from holdfast.collectives.reduction import Reduction
 from holdfast.collectives.robust_rules import CLIP_STEPS, exchanges, sum_of_squares, trim_count
 from holdfast.daemon.simulation.memory_network import MemoryWorld
 from holdfast.daemon.simulation.virtual_time import run_virtually
 from holdfast.protocol.errors import BadContributionError, RemoteProtocolError
-from holdfast.protocol.messages import Contributor, FragmentSize, OwnerRun, Plan, SiteLeads
+from holdfast.protocol.messages import Contributor, FragmentSize, OwnerRun, Plan, SiteLeaders
 from tests.collectives.swarm import a_swarm, encode_all, give_input, make_order, peer_id
 
 Values = NDArray[np.float32]
@@ -43,7 +43,7 @@ def combine(
     """The result of one chunk, as its owner has it."""
     count = rows[0].size
     plan = Plan(max(1, count), (OwnerRun(peer_id(0), 1),), "fp32", codec, combine=combine)
-    layout = Layout.of(plan, FragmentSize(count, 0, 0))
+    layout = ChunkLayout.of(plan, FragmentSize(count, 0, 0))
     contributors = [
         Contributor(
             peer_id(at),
@@ -206,7 +206,7 @@ def test_a_rule_has_a_kind_and_a_number() -> None:
     for text in ("", "median", "mean:1", "trimmed:0.5", "trimmed:0", "clipped:nan", "clipped:inf"):
         with pytest.raises(RemoteProtocolError, match="combines by"):
             rule(text)
-    sites = (SiteLeads((peer_id(0), peer_id(1)), (OwnerRun(peer_id(0), 1),)),)
+    sites = (SiteLeaders((peer_id(0), peer_id(1)), (OwnerRun(peer_id(0), 1),)),)
     with pytest.raises(RemoteProtocolError, match="needs every contribution"):
         Rule.of(Plan(1, (), "fp32", "fp32", sites, "trimmed"))
 
@@ -229,7 +229,7 @@ def test_whatever_comes_when_the_owners_bytes_are_those_of_the_formula(
                 size, everyone, swarm.nodes, chunk_elements=300, codecs=codecs, combine=rule
             )
             await swarm.reduce(order, size, swarm.nodes)
-            layout, inputs = Layout.of(order.plan, size), {}
+            layout, inputs = ChunkLayout.of(order.plan, size), {}
             for node in swarm.nodes:
                 assert node.encoded_input is not None
                 encode_all(node.encoded_input)

@@ -14,14 +14,14 @@ import trio
 from attrs import define, evolve
 from blake3 import blake3
 
-from holdfast.collectives.arithmetic import Layout
-from holdfast.collectives.audit_log import Kept
+from holdfast.collectives.arithmetic import ChunkLayout
+from holdfast.collectives.audit_log import AuditLog
 from holdfast.collectives.combine import Rule, combined
 from holdfast.collectives.contributor_sets import digest_of
 from holdfast.collectives.evidence import (
-    Claim,
-    Exhibit,
+    ChunkEvidence,
     UnsignedError,
+    WrongChunkClaim,
     examine,
     judge,
     sealed,
@@ -30,7 +30,7 @@ from holdfast.collectives.evidence import (
 )
 from holdfast.collectives.reduction import Reduction
 from holdfast.daemon.simulation.memory_network import MemoryWorld
-from holdfast.daemon.simulation.simulated_keys import Notaries
+from holdfast.daemon.simulation.simulated_keys import SimulatedKeys
 from holdfast.daemon.simulation.virtual_time import run_virtually
 from holdfast.protocol.errors import BadContributionError
 from holdfast.protocol.messages import (
@@ -87,20 +87,20 @@ def test_a_seal_with_any_byte_changed_holds_nothing(at: int) -> None:
 class Scene:
     """Three contributors, and B, who owns a chunk, shows what it added to it."""
 
-    notaries: Notaries
+    notaries: SimulatedKeys
     order: Reduce
-    layout: Layout
+    layout: ChunkLayout
     pieces: list[bytes]
     result: bytes
 
     @classmethod
     def of(cls, codec: str = "fp32", combine: str = "mean") -> Scene:
-        notaries = Notaries("run")
+        notaries = SimulatedKeys("run")
         runs = (OwnerRun(A, 1), OwnerRun(B, 1), OwnerRun(C, 1))
         plan = Plan(CHUNK, runs, codec, codec, combine=combine, sealed=True)
         contributors = tuple(Contributor(p, w, 1.0) for p, w in zip(PEERS, (3, 5, 7), strict=True))
         order = Reduce(4, 2, 0, 9, 1, contributors, PEERS, plan)
-        layout = Layout.of(plan, SIZE)
+        layout = ChunkLayout.of(plan, SIZE)
         given = {peer: _encoded(layout, seed) for seed, peer in enumerate(PEERS)}
         views = {peer: memoryview(data) for peer, data in given.items()}
         scene = cls(
@@ -118,15 +118,15 @@ class Scene:
         return [memoryview(piece) for piece in (*pieces, seal)]
 
     @property
-    def exhibit(self) -> Exhibit:
+    def evidence(self) -> ChunkEvidence:
         digest = blake3(self.result).digest()
-        return Exhibit(self.order, self.layout, 1, B, (True, True, True), digest)
+        return ChunkEvidence(self.order, self.layout, 1, B, (True, True, True), digest)
 
     def look(self, shown: Sequence[memoryview]) -> str:
-        return examine(self.exhibit, self.notaries.notary(), shown)
+        return examine(self.evidence, self.notaries.notary(), shown)
 
 
-def _encoded(layout: Layout, seed: int) -> bytes:
+def _encoded(layout: ChunkLayout, seed: int) -> bytes:
     values = np.random.default_rng(seed).standard_normal(CHUNK).astype(np.float32)
     room = memoryview(bytearray(layout.cuts[1].up_bytes))
     return bytes(room[: layout.codec_up.encode(values, room)])
@@ -188,9 +188,9 @@ def test_who_is_missing_in_a_chunk_is_not_looked_for() -> None:
         p: memoryview(s)[:-SEAL_BYTES] for p, s in zip(PEERS[1:], scene.pieces[1:], strict=True)
     }
     scene.result = combined(scene.order.contributors, views, scene.layout, 1, Rule())
-    exhibit = evolve(scene.exhibit, present=(False, True, True))
-    assert examine(exhibit, scene.notaries.notary(), scene.sign(scene.pieces[1:])) == ""
-    assert examine(exhibit, scene.notaries.notary(), scene.sign(scene.pieces)) != ""
+    evidence = evolve(scene.evidence, present=(False, True, True))
+    assert examine(evidence, scene.notaries.notary(), scene.sign(scene.pieces[1:])) == ""
+    assert examine(evidence, scene.notaries.notary(), scene.sign(scene.pieces)) != ""
 
 
 # ---------------------------------------------------------------- a judge
@@ -207,7 +207,7 @@ def test_a_proof_convinces_who_has_seen_nothing(manifest: tuple[ContributorRun, 
     for result, guilty in ((honest, False), (bytes(len(honest)), True)):
         digests = [b"0" * 32, blake3(result).digest(), b"2" * 32]
         digest = digest_of(digests, [b"\x07", b"\x06", b"\x06"] if manifest else ())
-        claim = Claim(scene.order, scene.layout, 1, B, digest, manifest)
+        claim = WrongChunkClaim(scene.order, scene.layout, 1, B, digest, manifest)
         proof = write_proof(digests, scene.sign(pieces))
         notary = scene.notaries.notary()
         assert bool(judge(claim, notary, proof)) == guilty
@@ -265,18 +265,18 @@ async def look_around(
     for mine in kept.values():
         assert mine is not None
         for index in range(chunks):
-            exhibit = mine.exhibit(index)
-            if exhibit is None:
+            evidence = mine.evidence(index)
+            if evidence is None:
                 continue
-            shown = shown_by(kept[exhibit.owner], index)
-            assert examine(exhibit, mine.notary, shown) == ""
+            shown = shown_by(kept[evidence.owner], index)
+            assert examine(evidence, mine.notary, shown) == ""
             looked += 1
-        assert mine.exhibit(chunks) is None
+        assert mine.evidence(chunks) is None
         assert mine.show(chunks) is None
     assert looked == 2 * chunks
 
 
-def shown_by(kept: Kept | None, index: int) -> list[memoryview]:
+def shown_by(kept: AuditLog | None, index: int) -> list[memoryview]:
     assert kept is not None
     pieces = kept.show(index)
     assert pieces is not None
@@ -317,16 +317,16 @@ def test_an_heir_shows_what_it_added_and_who_only_spreads_shows_nothing() -> Non
             await round_.finish()
             kept = {s.node.peer: s.reduction.kept for s in round_.left()}
             for assignment in repair.assignments:
-                heir = kept[assignment.owner]
-                assert heir is not None
+                successor = kept[assignment.owner]
+                assert successor is not None
                 if not assignment.anew:
-                    assert heir.show(assignment.first_chunk) is None
+                    assert successor.show(assignment.first_chunk) is None
                     continue
-                shown = shown_by(heir, assignment.first_chunk)
+                shown = shown_by(successor, assignment.first_chunk)
                 for mine in kept.values():
                     assert mine is not None
-                    exhibit = mine.exhibit(assignment.first_chunk)
-                    assert exhibit is None or examine(exhibit, mine.notary, shown) == ""
+                    evidence = mine.evidence(assignment.first_chunk)
+                    assert evidence is None or examine(evidence, mine.notary, shown) == ""
             assert any(assignment.anew for assignment in repair.assignments)
 
     run_virtually(scenario, seed=1)

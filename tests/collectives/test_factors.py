@@ -8,16 +8,18 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.collectives.arithmetic import Factors
+from holdfast.collectives.arithmetic import MeanFactors
 from holdfast.protocol.messages import Contributor
 
 
-def factors_of(weights: list[int]) -> Factors:
-    return Factors.of([Contributor(f"{n:032x}", weight, 1.0) for n, weight in enumerate(weights)])
+def factors_of(weights: list[int]) -> MeanFactors:
+    return MeanFactors.of(
+        [Contributor(f"{n:032x}", weight, 1.0) for n, weight in enumerate(weights)]
+    )
 
 
 def test_equal_weights_are_one() -> None:
-    assert factors_of([7, 7, 7]) == Factors((np.float32(1),) * 3, np.float32(3))
+    assert factors_of([7, 7, 7]) == MeanFactors((np.float32(1),) * 3, np.float32(3))
 
 
 @given(st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=20).filter(any))

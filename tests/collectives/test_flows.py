@@ -8,13 +8,13 @@ import time
 import pytest
 import trio
 
-from holdfast.collectives.links.fan_out import FLOWS_MAX, TURN_WAIT_S, FlowGate
+from holdfast.collectives.links.fan_out import FLOWS_MAX, TURN_WAIT_S, FanOutLimit
 
 
 class Uplink:
     """Lanes that send frames of a given length, one after another."""
 
-    def __init__(self, gate: FlowGate) -> None:
+    def __init__(self, gate: FanOutLimit) -> None:
         self.gate = gate
         self.flowing: dict[str, int] = {}
         self.sent: dict[str, int] = {}
@@ -41,7 +41,7 @@ class Uplink:
 
 
 async def test_a_few_destinations_have_the_uplink_at_once_and_all_get_their_turn() -> None:
-    uplink = Uplink(FlowGate())
+    uplink = Uplink(FanOutLimit())
     await uplink.run({f"p{number}": 0.01 for number in range(10)}, 10)
     assert uplink.most == FLOWS_MAX
     assert len(uplink.sent) == 10
@@ -49,20 +49,20 @@ async def test_a_few_destinations_have_the_uplink_at_once_and_all_get_their_turn
 
 
 async def test_few_destinations_never_wait() -> None:
-    uplink = Uplink(FlowGate())
+    uplink = Uplink(FanOutLimit())
     await uplink.run({f"p{number}": 0.01 for number in range(FLOWS_MAX)}, 10)
     assert all(sent >= 2 * 990 for sent in uplink.sent.values())
 
 
 async def test_slow_destinations_do_not_starve_a_fast_one() -> None:
-    uplink = Uplink(FlowGate())
+    uplink = Uplink(FanOutLimit())
     slow = {f"slow{number}": 60.0 for number in range(2 * FLOWS_MAX)}
     await uplink.run({**slow, "fast": 0.01}, 30)
     assert uplink.sent["fast"] >= 30 / (TURN_WAIT_S + 0.01)
 
 
 async def test_who_is_cancelled_while_it_waits_leaves_nothing_behind() -> None:
-    gate = FlowGate()
+    gate = FanOutLimit()
     for number in range(FLOWS_MAX):
         await gate.enter(f"p{number}")
     with trio.move_on_after(TURN_WAIT_S / 2) as scope:
@@ -76,7 +76,7 @@ async def test_who_is_cancelled_while_it_waits_leaves_nothing_behind() -> None:
 
 @pytest.mark.real_time
 async def test_threads_take_turns_with_tasks() -> None:
-    gate = FlowGate()
+    gate = FanOutLimit()
     together: set[str] = set()
     most = 0
     lock = threading.Lock()

@@ -11,17 +11,19 @@ import pytest
 import trio
 from attrs import evolve
 
-from holdfast.collectives.norm_report import PIECE_VALUES, SAMPLE_VALUES, Gauge, product
+from holdfast.collectives.norm_report import PIECE_VALUES, SAMPLE_VALUES, NormSums, product
 from holdfast.collectives.reduction import Reduction
 from holdfast.daemon.simulation.memory_network import MemoryWorld
-from holdfast.membership.master.rounds.norms import Found, found_in, makes_sense
-from holdfast.protocol.messages import FragmentSize, OwnerRun, Reduce, SiteLeads
+from holdfast.membership.master.rounds.norms import NormsFound, found_in, makes_sense
+from holdfast.protocol.messages import FragmentSize, OwnerRun, Reduce, SiteLeaders
 from tests.collectives.swarm import Node, Swarm, a_swarm, give_input, make_order
 
 SIZE = FragmentSize(3_000, 2_500, 1)
 
 
-async def gauged(swarm: Swarm, order: Reduce, size: FragmentSize = SIZE) -> dict[str, Found]:
+async def norm_sums(
+    swarm: Swarm, order: Reduce, size: FragmentSize = SIZE
+) -> dict[str, NormsFound]:
     """What all together find; the outer momentum is 1 everywhere."""
     momentum = np.ones(size.momentum_count, np.float32)
     reports = []
@@ -38,7 +40,7 @@ async def gauged(swarm: Swarm, order: Reduce, size: FragmentSize = SIZE) -> dict
             momentum=momentum,
         )
         result = await reduction.run()
-        reports.append((result.gauged, result.momentum_square))
+        reports.append((result.norm_sums, result.momentum_square))
 
     for node in swarm.nodes:
         swarm.nursery.start_soon(reduce, node)
@@ -47,7 +49,7 @@ async def gauged(swarm: Swarm, order: Reduce, size: FragmentSize = SIZE) -> dict
     return found_in(reports, [contributor.peer for contributor in order.contributors])
 
 
-def check(swarm: Swarm, found: dict[str, Found], rel: float) -> None:
+def check(swarm: Swarm, found: dict[str, NormsFound], rel: float) -> None:
     for node in swarm.nodes:
         assert node.values is not None
         wide = node.values.astype(np.float64)
@@ -70,7 +72,7 @@ async def test_all_chunks_together_are_the_contribution(codec: str, rule: str, r
         order = make_order(
             SIZE, everyone, swarm.nodes, chunk_elements=300, codecs=(codec, "fp32"), combine=rule
         )
-        check(swarm, await gauged(swarm, order), rel)
+        check(swarm, await norm_sums(swarm, order), rel)
 
 
 async def test_in_a_tree_leaders_find_what_owners_do_not_see() -> None:
@@ -80,7 +82,7 @@ async def test_in_a_tree_leaders_find_what_owners_do_not_see() -> None:
         owners = [swarm.nodes[number] for number in (0, 3, 4)]
         order = make_order(SIZE, everyone, swarm.nodes, chunk_elements=1_000, owners=owners)
         members = tuple(node.peer for node in swarm.nodes[:3])
-        leads = SiteLeads(members, (OwnerRun(members[0], 1), OwnerRun(members[1], 3)))
+        leads = SiteLeaders(members, (OwnerRun(members[0], 1), OwnerRun(members[1], 3)))
         order = evolve(
             order,
             plan=evolve(
@@ -89,16 +91,16 @@ async def test_in_a_tree_leaders_find_what_owners_do_not_see() -> None:
                 sites=(leads,),
             ),
         )
-        check(swarm, await gauged(swarm, order), 1e-5)
+        check(swarm, await norm_sums(swarm, order), 1e-5)
 
 
 def test_long_chunks_are_compared_by_their_beginning() -> None:
     count = 2 * SAMPLE_VALUES + 77
     values, momentum = np.ones(count, np.float32), np.full(count, 2, np.float32)
-    gauge = Gauge(momentum)
+    gauge = NormSums(momentum)
     for start in range(0, count, 50_000):
         gauge.take("a" * 32, start, values[start : start + 50_000])
-    assert struct.unpack("<3f", gauge.gauged(["a" * 32])) == (
+    assert struct.unpack("<3f", gauge.norm_sums(["a" * 32])) == (
         count,
         SAMPLE_VALUES,
         2 * SAMPLE_VALUES,
@@ -112,10 +114,10 @@ def test_products_of_any_length(count: int) -> None:
 
 
 def test_what_is_too_large_to_square_can_still_be_told() -> None:
-    gauge = Gauge(np.full(3, -1e30, np.float32))
+    gauge = NormSums(np.full(3, -1e30, np.float32))
     with np.errstate(over="ignore", invalid="ignore"):
         gauge.take("a" * 32, 0, np.full(3, 1e30, np.float32))
         gauge.take("b" * 32, 0, np.array([1e30, 1e30, -1e30], np.float32))
-    gauged = gauge.gauged(["a" * 32, "b" * 32])
-    assert makes_sense(gauged, 2)
-    assert min(found.norm for found in found_in([(gauged, 1.0)], ["a", "b"]).values()) > 1e19
+    norm_sums = gauge.norm_sums(["a" * 32, "b" * 32])
+    assert makes_sense(norm_sums, 2)
+    assert min(found.norm for found in found_in([(norm_sums, 1.0)], ["a", "b"]).values()) > 1e19

@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.collectives.links.lane_count import COUNT_MAX, WAIT_S_MAX, LaneCount, Sample, Trials
+from holdfast.collectives.links.lane_count import (
+    COUNT_MAX,
+    WAIT_S_MAX,
+    LaneCount,
+    LaneTrials,
+    Sample,
+)
 
 Curve = Callable[[int], float]
 FAR_S = 0.1
@@ -152,7 +158,7 @@ def test_whatever_is_measured_the_number_stays_in_its_bounds_and_ends_well(
 # ---------------------------------------------------------------- links that share a line
 
 
-def run_side_by_side(lane: float, line: float, trials: Trials) -> list[Path]:
+def run_side_by_side(lane: float, line: float, trials: LaneTrials) -> list[Path]:
     """Three links for 200 s; of a full line each gets as much as it has lanes."""
     paths = [Path(LaneCount(trials=trials), fills(line, lane), noise=0.02) for _ in range(3)]
     for _step in range(round(200 / STEP_S)):
@@ -166,17 +172,17 @@ def run_side_by_side(lane: float, line: float, trials: Trials) -> list[Path]:
 
 
 def test_lanes_that_only_take_from_the_nodes_other_links_are_not_kept() -> None:
-    for path in run_side_by_side(lane=20e6, line=10e6, trials=Trials()):
+    for path in run_side_by_side(lane=20e6, line=10e6, trials=LaneTrials()):
         assert path.share_at(2, 1_900) > 0.8
 
 
 def test_links_that_all_gain_by_more_lanes_get_them_one_after_the_other() -> None:
-    paths = run_side_by_side(lane=1e6, line=1e9, trials=Trials())
+    paths = run_side_by_side(lane=1e6, line=1e9, trials=LaneTrials())
     assert all(path.count.wanted >= 8 for path in paths)
 
 
 def test_a_link_that_is_lost_lets_others_try() -> None:
-    trials = Trials()
+    trials = LaneTrials()
     first = Path(LaneCount(trials=trials), fills(100e6, 1e6))
     first.run(6)
     assert trials.by is first.count

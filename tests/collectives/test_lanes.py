@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from holdfast.collectives.links.link import Link
-from holdfast.collectives.links.link_parts import LaneRules, UsedNumbers
+from holdfast.collectives.links.link_parts import LaneRules, UsedLaneNumbers
 from holdfast.collectives.links.rate_limiter import RateLimiter
 from holdfast.daemon.simulation.memory_network import (
     MemoryNetwork,
@@ -374,7 +374,7 @@ async def test_a_lane_that_was_given_up_must_not_come_late() -> None:
 
 
 def test_a_number_is_good_for_one_lane() -> None:
-    numbers = UsedNumbers()
+    numbers = UsedLaneNumbers()
     assert numbers.use(1)
     assert numbers.use(0)
     assert not numbers.use(1)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from holdfast.collectives.arithmetic import Layout
-from holdfast.collectives.chunk_tracker import Duty, Ledger, UnwantedFrameError
+from holdfast.collectives.arithmetic import ChunkLayout
+from holdfast.collectives.chunk_tracker import ChunkTracker, FrameDuty, UnwantedFrameError
 from holdfast.collectives.gather_tree import Tree
 from holdfast.collectives.links.buffer_pool import BufferPool
-from holdfast.collectives.result import Result
+from holdfast.collectives.result import RoundResult
 from holdfast.protocol.errors import RemoteProtocolError
 from holdfast.protocol.messages import Assignment, FragmentSize, OwnerRun, Plan
 from holdfast.protocol.network.lane import FrameHeader, FrameKind
@@ -19,13 +19,13 @@ CHUNK_BYTES = 400
 CONTRIBUTION, RESULT, PARTIAL = FrameKind.CONTRIBUTION, FrameKind.RESULT, FrameKind.PARTIAL
 
 
-def a_ledger(me: str) -> Ledger:
+def a_ledger(me: str) -> ChunkTracker:
     """Three contributors own two chunks each: a 0 and 1, b 2 and 3, c 4 and 5."""
     plan = Plan(100, tuple(OwnerRun(peer, 2) for peer in (A, B, C)), "fp32", "fp32")
-    layout = Layout.of(plan, FragmentSize(600, 0, 0))
-    result = Result(layout, 3, BufferPool(2))
+    layout = ChunkLayout.of(plan, FragmentSize(600, 0, 0))
+    result = RoundResult(layout, 3, BufferPool(2))
     tree = Tree(plan, [cut.owner for cut in layout.cuts], [A, B, C], [A, B, C, LISTENER], me)
-    return Ledger(layout, layout, tree, me, me != LISTENER, 1, 7, result, BufferPool(8))
+    return ChunkTracker(layout, layout, tree, me, me != LISTENER, 1, 7, result, BufferPool(8))
 
 
 def header(
@@ -34,11 +34,11 @@ def header(
     return FrameHeader(kind, 5, attempt, index, 7, payload_bytes)
 
 
-def give(ledger: Ledger, peer: str, head: FrameHeader) -> Duty:
-    view = ledger.place(peer, head)
+def give(tracker: ChunkTracker, peer: str, head: FrameHeader) -> FrameDuty:
+    view = tracker.place(peer, head)
     assert view is not None
     view[:] = bytes(len(view))
-    return ledger.deliver(peer, head, view)[0]
+    return tracker.deliver(peer, head, view)[0]
 
 
 def share_memory(one: memoryview | None, other: memoryview | None) -> bool:
@@ -48,28 +48,28 @@ def share_memory(one: memoryview | None, other: memoryview | None) -> bool:
 
 
 def test_the_last_contribution_begins_a_chunk_and_its_result_is_held() -> None:
-    ledger = a_ledger(A)
-    assert sorted(ledger.owing()) == [B, C]
-    assert give(ledger, B, header(CONTRIBUTION, 0)) is Duty.NOTHING
-    assert give(ledger, C, header(CONTRIBUTION, 0)) is Duty.ADD_UP
-    assert ledger.begin_complete([0, 1]) == []
-    assert set(ledger.contributions(0)) == {B, C}
-    assert ledger.held() == b"\x00"
-    ledger.added_up(0)
-    assert ledger.held() == b"\x01"
-    assert give(ledger, B, header(RESULT, 2)) is Duty.DECODE
-    assert ledger.held() == b"\x05"
+    tracker = a_ledger(A)
+    assert sorted(tracker.owing()) == [B, C]
+    assert give(tracker, B, header(CONTRIBUTION, 0)) is FrameDuty.NOTHING
+    assert give(tracker, C, header(CONTRIBUTION, 0)) is FrameDuty.ADD_UP
+    assert tracker.begin_complete([0, 1]) == []
+    assert set(tracker.contributions(0)) == {B, C}
+    assert tracker.held() == b"\x00"
+    tracker.added_up(0)
+    assert tracker.held() == b"\x01"
+    assert give(tracker, B, header(RESULT, 2)) is FrameDuty.DECODE
+    assert tracker.held() == b"\x05"
 
 
 def test_who_has_sent_everything_owes_nothing() -> None:
-    ledger = a_ledger(LISTENER)
-    view = ledger.place(B, header(RESULT, 2))
+    tracker = a_ledger(LISTENER)
+    view = tracker.place(B, header(RESULT, 2))
     assert view is not None
-    assert ledger.deliver(B, header(RESULT, 2), view) == (Duty.DECODE, False)
-    view = ledger.place(B, header(RESULT, 3))
+    assert tracker.deliver(B, header(RESULT, 2), view) == (FrameDuty.DECODE, False)
+    view = tracker.place(B, header(RESULT, 3))
     assert view is not None
-    assert ledger.deliver(B, header(RESULT, 3), view) == (Duty.DECODE, True)
-    assert sorted(ledger.owing()) == [A, C]
+    assert tracker.deliver(B, header(RESULT, 3), view) == (FrameDuty.DECODE, True)
+    assert sorted(tracker.owing()) == [A, C]
 
 
 @pytest.mark.parametrize(
@@ -86,88 +86,88 @@ def test_who_has_sent_everything_owes_nothing() -> None:
     ],
 )
 def test_what_is_wrong_lands_nowhere_and_is_named(peer: str, head: FrameHeader, said: str) -> None:
-    ledger = a_ledger(A)
-    junk = ledger.place(peer, head)
+    tracker = a_ledger(A)
+    junk = tracker.place(peer, head)
     assert junk is not None
     with pytest.raises(UnwantedFrameError, match=said) as caught:
-        ledger.deliver(peer, head, junk)
+        tracker.deliver(peer, head, junk)
     assert caught.value.owing == (peer == B)
-    assert ledger.held() == b"\x00"
+    assert tracker.held() == b"\x00"
 
 
 def test_a_frame_comes_once() -> None:
-    ledger = a_ledger(A)
-    give(ledger, B, header(CONTRIBUTION, 0))
-    give(ledger, B, header(RESULT, 2))
+    tracker = a_ledger(A)
+    give(tracker, B, header(CONTRIBUTION, 0))
+    give(tracker, B, header(RESULT, 2))
     for head in (header(CONTRIBUTION, 0), header(RESULT, 2)):
         with pytest.raises(UnwantedFrameError, match="twice"):
-            give(ledger, B, head)
+            give(tracker, B, head)
 
 
 def test_a_frame_whose_lane_broke_may_come_again() -> None:
-    ledger = a_ledger(A)
+    tracker = a_ledger(A)
     for head in (header(CONTRIBUTION, 0), header(RESULT, 2)):
-        first = ledger.place(B, head)
+        first = tracker.place(B, head)
         assert first is not None
-        ledger.abandon(B, head, first)
-        again = ledger.place(B, head)
+        tracker.abandon(B, head, first)
+        again = tracker.place(B, head)
         assert share_memory(first, again)
         assert again is not None
-        ledger.deliver(B, head, again)
+        tracker.deliver(B, head, again)
 
 
 def test_chunks_stop_waiting_for_the_lost_and_keep_what_they_gave() -> None:
-    ledger = a_ledger(A)
-    give(ledger, C, header(CONTRIBUTION, 0))
-    give(ledger, B, header(CONTRIBUTION, 0))
-    give(ledger, C, header(CONTRIBUTION, 1))
-    assert ledger.shut_out([B]) == [1]
-    assert ledger.shut_out([B]) == []
-    assert set(ledger.contributions(0)) == {B, C}
-    assert set(ledger.contributions(1)) == {C}
-    assert ledger.owing() == [C]
-    assert ledger.place(B, header(RESULT, 2)) is None
+    tracker = a_ledger(A)
+    give(tracker, C, header(CONTRIBUTION, 0))
+    give(tracker, B, header(CONTRIBUTION, 0))
+    give(tracker, C, header(CONTRIBUTION, 1))
+    assert tracker.shut_out([B]) == [1]
+    assert tracker.shut_out([B]) == []
+    assert set(tracker.contributions(0)) == {B, C}
+    assert set(tracker.contributions(1)) == {C}
+    assert tracker.owing() == [C]
+    assert tracker.place(B, header(RESULT, 2)) is None
 
 
 def test_what_the_lost_may_still_write_to_is_nobody_elses() -> None:
     """A lane's thread goes on writing what it began to receive before the flush."""
-    ledger = a_ledger(A)
-    late_result = ledger.place(B, header(RESULT, 2))
-    late_contribution = ledger.place(B, header(CONTRIBUTION, 0))
-    ledger.shut_out([B])
-    ledger.take_over(Assignment(2, 2, C, True, b""), 2)
-    assert not share_memory(late_result, ledger.place(C, header(RESULT, 2, attempt=2)))
+    tracker = a_ledger(A)
+    late_result = tracker.place(B, header(RESULT, 2))
+    late_contribution = tracker.place(B, header(CONTRIBUTION, 0))
+    tracker.shut_out([B])
+    tracker.take_over(Assignment(2, 2, C, True, b""), 2)
+    assert not share_memory(late_result, tracker.place(C, header(RESULT, 2, attempt=2)))
     for index in (0, 1):
-        assert not share_memory(late_contribution, ledger.place(C, header(CONTRIBUTION, index)))
+        assert not share_memory(late_contribution, tracker.place(C, header(CONTRIBUTION, index)))
     assert late_result is not None
-    assert ledger.deliver(B, header(RESULT, 2), late_result) == (Duty.NOTHING, False)
-    assert ledger.held() == b"\x00"
+    assert tracker.deliver(B, header(RESULT, 2), late_result) == (FrameDuty.NOTHING, False)
+    assert tracker.held() == b"\x00"
 
 
 def test_an_heir_waits_for_those_that_are_left() -> None:
-    ledger = a_ledger(A)
-    ledger.shut_out([B])
-    assert list(ledger.take_over(Assignment(2, 2, A, True, b""), 2)) == [2, 3]
-    assert ledger.attempt_of(2) == 2
-    assert ledger.begin_complete([2, 3]) == []
-    assert give(ledger, C, header(CONTRIBUTION, 2, attempt=2)) is Duty.ADD_UP
-    ledger.added_up(2)
+    tracker = a_ledger(A)
+    tracker.shut_out([B])
+    assert list(tracker.take_over(Assignment(2, 2, A, True, b""), 2)) == [2, 3]
+    assert tracker.attempt_of(2) == 2
+    assert tracker.begin_complete([2, 3]) == []
+    assert give(tracker, C, header(CONTRIBUTION, 2, attempt=2)) is FrameDuty.ADD_UP
+    tracker.added_up(2)
     with pytest.raises(UnwantedFrameError, match="under attempt 1, 2 was due"):
-        give(ledger, C, header(CONTRIBUTION, 3))
+        give(tracker, C, header(CONTRIBUTION, 3))
 
 
 def test_what_is_spread_again_is_dropped_where_it_is_held() -> None:
-    ledger = a_ledger(A)
-    give(ledger, B, header(RESULT, 2))
-    ledger.shut_out([B])
-    ledger.take_over(Assignment(2, 2, C, False, b""), 2)
-    assert ledger.place(C, header(RESULT, 2, attempt=2)) is None
-    assert give(ledger, C, header(RESULT, 3, attempt=2)) is Duty.DECODE
+    tracker = a_ledger(A)
+    give(tracker, B, header(RESULT, 2))
+    tracker.shut_out([B])
+    tracker.take_over(Assignment(2, 2, C, False, b""), 2)
+    assert tracker.place(C, header(RESULT, 2, attempt=2)) is None
+    assert give(tracker, C, header(RESULT, 3, attempt=2)) is FrameDuty.DECODE
 
 
 def test_a_result_that_is_held_is_never_made_again() -> None:
-    ledger = a_ledger(A)
-    give(ledger, B, header(RESULT, 2))
-    ledger.shut_out([B])
+    tracker = a_ledger(A)
+    give(tracker, B, header(RESULT, 2))
+    tracker.shut_out([B])
     with pytest.raises(RemoteProtocolError, match="made again"):
-        ledger.take_over(Assignment(2, 1, C, True, b""), 2)
+        tracker.take_over(Assignment(2, 1, C, True, b""), 2)

@@ -22,9 +22,9 @@ from holdfast.protocol.messages import (
     LinkReady,
     Message,
     Refused,
-    Road,
-    RoadKind,
-    RoadWorks,
+    Route,
+    RouteKind,
+    RouteWorks,
 )
 from holdfast.protocol.network.lane import (
     FrameHeader,
@@ -191,7 +191,7 @@ async def test_a_link_that_broke_before_a_sessions_first_view_is_told_of_when_it
         assert told == [LinkBroken(peer_id(0))]
         b.hub.set_members(view(0, 1), new_master=True)
         await b.hub.link(peer_id(0))
-        assert told == [LinkBroken(peer_id(0)), RoadWorks(peer_id(0), 0)]
+        assert told == [LinkBroken(peer_id(0)), RouteWorks(peer_id(0), 0)]
 
 
 async def test_a_new_masters_view_keeps_links_but_those_that_another_one_had_arranged() -> None:
@@ -203,7 +203,7 @@ async def test_a_new_masters_view_keeps_links_but_those_that_another_one_had_arr
         assert (await a.hub.link(peer_id(1)), await b.hub.link(peer_id(0))) == (at_a, at_b)
         for end, other in ((a, 1), (b, 0)):
             dials = end is a
-            end.hub.set_road(Road(peer_id(other), 1, RoadKind.DIRECT, dials, "", (), b"", 0))
+            end.hub.set_route(Route(peer_id(other), 1, RouteKind.DIRECT, dials, "", (), b"", 0))
         await trio.sleep(60)
         arranged = await a.hub.link(peer_id(1))
         b.hub.set_members(view(0, 1), new_master=True)

@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from holdfast.collectives.links.buffer_pool import BufferPool
-from holdfast.collectives.links.send_queue import Load, Outlet, Taken
+from holdfast.collectives.links.send_queue import Load, SendQueue, TakenFrame
 from holdfast.protocol.network.lane import FrameHeader, FrameKind
 from tests.collectives.net import OneFrame
 
@@ -34,131 +34,131 @@ class Source:
         return self.position == self.count
 
 
-def header_of(taken: Taken) -> FrameHeader:
+def header_of(taken: TakenFrame) -> FrameHeader:
     frame = taken.load()
     assert frame is not None
     return frame[0]
 
 
-async def take(outlet: Outlet, count: int) -> list[tuple[int, int]]:
+async def take(send_queue: SendQueue, count: int) -> list[tuple[int, int]]:
     order = []
     for _ in range(count):
-        taken = await outlet.take()
+        taken = await send_queue.take()
         order.append((header_of(taken).round, header_of(taken).index))
-        outlet.finish(taken)
+        send_queue.finish(taken)
     return order
 
 
 async def test_sources_take_turns_and_one_that_has_nothing_ready_holds_up_nobody() -> None:
-    outlet = Outlet()
+    send_queue = SendQueue()
     a, b = Source(1, 4, 4), Source(2, 4, 1)
     drained: list[bool] = []
 
     async def drain(source: Source) -> None:
-        drained.append(await outlet.drain(source))
+        drained.append(await send_queue.drain(source))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(drain, a)
         await trio.testing.wait_all_tasks_blocked()
         nursery.start_soon(drain, b)
         await trio.testing.wait_all_tasks_blocked()
-        assert await take(outlet, 5) == [(1, 0), (2, 0), (1, 1), (1, 2), (1, 3)]
+        assert await take(send_queue, 5) == [(1, 0), (2, 0), (1, 1), (1, 2), (1, 3)]
         await trio.testing.wait_all_tasks_blocked()
         assert drained == [True]
         with trio.move_on_after(1) as scope:
-            await outlet.take()
+            await send_queue.take()
         assert scope.cancelled_caught
         b.ready = 4
-        outlet.wake()
-        assert await take(outlet, 3) == [(2, 1), (2, 2), (2, 3)]
+        send_queue.wake()
+        assert await take(send_queue, 3) == [(2, 1), (2, 2), (2, 3)]
     assert drained == [True, True]
 
 
 async def test_the_oldest_rounds_sources_go_first() -> None:
-    outlet = Outlet()
+    send_queue = SendQueue()
     younger, older, mate = Source(1, 2, 2), Source(2, 3, 2), Source(3, 2, 2)
     async with trio.open_nursery() as nursery:
         for source, age in ((younger, 8), (older, 7), (mate, 7)):
-            nursery.start_soon(partial(outlet.drain, source, age=age))
+            nursery.start_soon(partial(send_queue.drain, source, age=age))
             await trio.testing.wait_all_tasks_blocked()
         # The third frame of the older one is not ready yet, and nobody waits for it.
-        assert await take(outlet, 5) == [(2, 0), (3, 0), (2, 1), (3, 1), (1, 0)]
+        assert await take(send_queue, 5) == [(2, 0), (3, 0), (2, 1), (3, 1), (1, 0)]
         older.ready = 3
-        assert await take(outlet, 2) == [(2, 2), (1, 1)]
+        assert await take(send_queue, 2) == [(2, 2), (1, 1)]
 
 
 async def test_a_frame_that_comes_back_goes_first_and_counts_once() -> None:
-    outlet = Outlet()
+    send_queue = SendQueue()
     source = Source(1, 3, 3)
     drained: list[bool] = []
 
     async def drain() -> None:
-        drained.append(await outlet.drain(source))
+        drained.append(await send_queue.drain(source))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(drain)
         await trio.testing.wait_all_tasks_blocked()
-        sent, unsent = await outlet.take(), await outlet.take()
-        outlet.finish(sent)
-        outlet.put_back([sent, unsent])
-        again = [await outlet.take() for _ in range(3)]
+        sent, unsent = await send_queue.take(), await send_queue.take()
+        send_queue.finish(sent)
+        send_queue.put_back([sent, unsent])
+        again = [await send_queue.take() for _ in range(3)]
         assert [header_of(taken).index for taken in again] == [0, 1, 2]
         for taken in again[:2]:
-            outlet.finish(taken)
+            send_queue.finish(taken)
         await trio.testing.wait_all_tasks_blocked()
         assert drained == []
-        outlet.finish(again[2])
+        send_queue.finish(again[2])
     assert drained == [True]
     assert all(taken.feed is None for taken in again)  # which would keep the source
 
 
 async def test_a_closed_outlet_tells_everybody() -> None:
-    outlet = Outlet()
+    send_queue = SendQueue()
     drained: list[bool] = []
 
     async def drain() -> None:
-        drained.append(await outlet.drain(Source(1, 4, 0)))
+        drained.append(await send_queue.drain(Source(1, 4, 0)))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(drain)
         await trio.testing.wait_all_tasks_blocked()
-        outlet.close()
+        send_queue.close()
     assert drained == [False]
-    assert not await outlet.drain(OneFrame(FrameHeader(FrameKind.BLOCK, 0, 0, 0, 0, 0), b""))
-    assert outlet.take_in_thread(0) is None
+    assert not await send_queue.drain(OneFrame(FrameHeader(FrameKind.BLOCK, 0, 0, 0, 0, 0), b""))
+    assert send_queue.take_in_thread(0) is None
 
 
 @pytest.mark.real_time
 async def test_threads_and_the_event_loop_wake_each_other() -> None:
-    outlet = Outlet()
+    send_queue = SendQueue()
     count = 2_000
     source = Source(1, count, 0)
     seen: list[int] = []
 
     def work() -> None:
-        while (taken := outlet.take_in_thread(0.5)) is not None:
+        while (taken := send_queue.take_in_thread(0.5)) is not None:
             seen.append(header_of(taken).index)
-            outlet.finish(taken)
+            send_queue.finish(taken)
 
     async def work_in_task() -> None:
         while True:
-            taken = await outlet.take()
+            taken = await send_queue.take()
             seen.append(header_of(taken).index)
-            outlet.finish(taken)
+            send_queue.finish(taken)
             await trio.sleep(0)
 
     def feed() -> None:
         rng = random.Random(0)
         while source.ready < count:
             source.ready += rng.randint(1, 5)
-            outlet.wake()
+            send_queue.wake()
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(work_in_task)
         for _ in range(2):
             nursery.start_soon(trio.to_thread.run_sync, work)
         nursery.start_soon(trio.to_thread.run_sync, feed)
-        assert await outlet.drain(source)
+        assert await send_queue.drain(source)
         nursery.cancel_scope.cancel()
     assert sorted(seen) == list(range(count))
 

@@ -1,4 +1,4 @@
-"""The answering end of a punched road does as much as a link needs, and no more."""
+"""The answering end of a punched route does as much as a link needs, and no more."""
 
 from __future__ import annotations
 

@@ -11,20 +11,20 @@ import pytest
 import trio
 
 from holdfast.collectives.links.hub import LinkHub
-from holdfast.collectives.links.relay_forwarding import PARKED_MAX, RelayDesk
+from holdfast.collectives.links.relay_forwarding import PARKED_MAX, RelayForwarder
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.messages import (
-    Carry,
     FragmentHead,
     IndexRequest,
     MemberInfo,
     Message,
     RelayOffer,
-    Road,
-    RoadKind,
+    RelayPair,
     Role,
+    Route,
+    RouteKind,
 )
-from holdfast.protocol.network.relay_ticket import PAIRED, Part, Preamble
+from holdfast.protocol.network.relay_ticket import PAIRED, RelayPreamble, RelayRole
 from holdfast.protocol.network.sockets import SocketNetwork
 from holdfast.protocol.network.stream import run_handler
 from holdfast.protocol.trust.authority import Authority, Party
@@ -52,7 +52,7 @@ class At:
     """A relay on a real port; all that reaches it is noted."""
 
     def __init__(self) -> None:
-        self.desk = RelayDesk(OFFER)
+        self.desk = RelayForwarder(OFFER)
         self.address = Address("127.0.0.1", 0)
         self.seen = bytearray()
         self.streams: list[trio.SocketStream] = []
@@ -68,8 +68,8 @@ class At:
         await stream.send_all(words)
         return stream
 
-    async def show(self, part: Part, ticket: bytes = TICKET) -> trio.SocketStream:
-        return await self.say(Preamble(part, ticket).pack())
+    async def show(self, part: RelayRole, ticket: bytes = TICKET) -> trio.SocketStream:
+        return await self.say(RelayPreamble(part, ticket).pack())
 
 
 @asynccontextmanager
@@ -88,26 +88,30 @@ async def a_relay() -> AsyncIterator[At]:
 @pytest.mark.real_time
 async def test_who_shows_no_good_ticket_is_hung_up_on() -> None:
     async with a_relay() as at:
-        at.desk.carry(Carry(TICKET, ()))
-        for said in (Preamble(Part.CALL, b"x" * 32).pack(), b"\x52\x01\x07" + TICKET, b"G" * 35):
+        at.desk.carry(RelayPair(TICKET, ()))
+        for said in (
+            RelayPreamble(RelayRole.CALL, b"x" * 32).pack(),
+            b"\x52\x01\x07" + TICKET,
+            b"G" * 35,
+        ):
             stream = await at.say(said)
             assert await stream.receive_some() == b""
-        parked = await at.show(Part.PARK)
-        call = await at.show(Part.CALL)
+        parked = await at.show(RelayRole.PARK)
+        call = await at.show(RelayRole.CALL)
         assert await parked.receive_some(1) == await call.receive_some(1) == PAIRED
         await call.send_all(b"there")
         assert await parked.receive_some() == b"there"
         at.desk.uncarry(TICKET)
         assert await call.receive_some() == b""
-        late = await at.show(Part.CALL)
+        late = await at.show(RelayRole.CALL)
         assert await late.receive_some() == b""
 
 
 @pytest.mark.real_time
 async def test_of_those_who_park_again_and_again_the_oldest_go() -> None:
     async with a_relay() as at:
-        at.desk.carry(Carry(TICKET, ()))
-        parked = [await at.show(Part.PARK) for _ in range(PARKED_MAX + 1)]
+        at.desk.carry(RelayPair(TICKET, ()))
+        parked = [await at.show(RelayRole.PARK) for _ in range(PARKED_MAX + 1)]
         async with trio.open_nursery() as nursery:  # whichever came first
             ended: list[trio.SocketStream] = []
 
@@ -119,16 +123,16 @@ async def test_of_those_who_park_again_and_again_the_oldest_go() -> None:
             for stream in parked:
                 nursery.start_soon(wait_end, stream)
         assert len(ended) == 1
-        call = await at.show(Part.CALL)
+        call = await at.show(RelayRole.CALL)
         assert await call.receive_some(1) == PAIRED
 
 
 @pytest.mark.real_time
 async def test_more_pairs_than_were_offered_are_not_carried() -> None:
     async with a_relay() as at:
-        at.desk.carry(Carry(TICKET, ()))
-        at.desk.carry(Carry(b"y" * 32, ()))
-        stream = await at.show(Part.PARK, b"y" * 32)
+        at.desk.carry(RelayPair(TICKET, ()))
+        at.desk.carry(RelayPair(b"y" * 32, ()))
+        stream = await at.show(RelayRole.PARK, b"y" * 32)
         assert await stream.receive_some() == b""
 
 
@@ -142,7 +146,7 @@ async def test_a_link_by_relay_carries_frames_that_the_relay_cannot_read(tmp_pat
         heard.append(message)
 
     async with a_relay() as at, trio.open_nursery() as nursery:
-        at.desk.carry(Carry(TICKET, ()))
+        at.desk.carry(RelayPair(TICKET, ()))
         hubs: list[LinkHub] = []
         for name in ("a", "b"):
             identity = Identity.generate()
@@ -156,8 +160,8 @@ async def test_a_link_by_relay_carries_frames_that_the_relay_cannot_read(tmp_pat
         ]
         for hub, other, dials in ((hubs[0], hubs[1], False), (hubs[1], hubs[0], True)):
             hub.set_members(members)
-            hub.set_road(
-                Road(other.me, 1, RoadKind.RELAYED, dials, "f" * 32, (str(at.address),), TICKET)
+            hub.set_route(
+                Route(other.me, 1, RouteKind.RELAYED, dials, "f" * 32, (str(at.address),), TICKET)
             )
         link = await hubs[0].link(hubs[1].me)
         request = IndexRequest(FragmentHead(0, 1, b"lineage that nobody else may see"))

@@ -17,8 +17,8 @@ import trio
 from attrs import define, field
 
 from holdfast.collectives import result
-from holdfast.collectives.arithmetic import Factors
-from holdfast.collectives.chunk_tracker import Ledger
+from holdfast.collectives.arithmetic import MeanFactors
+from holdfast.collectives.chunk_tracker import ChunkTracker
 from holdfast.collectives.reduction import ReduceResult, Reduction
 from holdfast.daemon.simulation.memory_network import MemoryWorld
 from holdfast.daemon.simulation.virtual_time import run_virtually
@@ -277,11 +277,11 @@ async def test_orders_that_do_not_fit_are_refused() -> None:
         round_ = begin(swarm)
         await trio.sleep(0.1)
         reduction = round_.left()[0].reduction
-        heir, lost = swarm.nodes[0].peer, swarm.nodes[1].peer
+        successor, lost = swarm.nodes[0].peer, swarm.nodes[1].peer
         wrong = (
-            Assignment(99, 1, heir, True, b""),  # no such chunk
+            Assignment(99, 1, successor, True, b""),  # no such chunk
             Assignment(1, 1, "f" * 32, True, b""),  # no such peer
-            Assignment(0, 1, heir, True, b""),  # a chunk whose owner lives
+            Assignment(0, 1, successor, True, b""),  # a chunk whose owner lives
         )
         for attempt, assignment in enumerate(wrong, 2):
             with pytest.raises(RemoteProtocolError):
@@ -292,9 +292,9 @@ async def test_a_result_that_is_here_is_not_made_again() -> None:
     async with a_swarm(5) as swarm:
         round_ = begin(swarm)
         await round_.finish()
-        heir, lost = swarm.nodes[0].peer, swarm.nodes[1].peer
+        successor, lost = swarm.nodes[0].peer, swarm.nodes[1].peer
         chunk = round_.owners.index(lost)
-        repair = Repair(1, 2, (lost,), (Assignment(chunk, 1, heir, True, b""),))
+        repair = Repair(1, 2, (lost,), (Assignment(chunk, 1, successor, True, b""),))
         with pytest.raises(RemoteProtocolError, match="made again"):
             round_.left()[0].reduction.repair(repair)
 
@@ -369,27 +369,29 @@ async def test_repairs_while_threads_work_the_lanes(tmp_path: Path, codec: str) 
 
 def accept_after_flush(patch: pytest.MonkeyPatch) -> None:
     """A repair gives new owners, but who is lost is not shut out."""
-    original = Ledger.shut_out
+    original = ChunkTracker.shut_out
 
-    def shut_out(self: Ledger, peers: Sequence[str]) -> list[int]:
+    def shut_out(self: ChunkTracker, peers: Sequence[str]) -> list[int]:
         complete = original(self, peers)
         self._shut -= set(peers)
         return complete
 
-    patch.setattr(Ledger, "shut_out", shut_out)
+    patch.setattr(ChunkTracker, "shut_out", shut_out)
 
 
 def wrong_divisor(patch: pytest.MonkeyPatch) -> None:
-    original = Factors.of
+    original = MeanFactors.of
 
-    def of(contributors: Sequence[Contributor], present: Sequence[bool] | None = None) -> Factors:
+    def of(
+        contributors: Sequence[Contributor], present: Sequence[bool] | None = None
+    ) -> MeanFactors:
         whole = original(contributors)
         if present is None:
             return whole
         kept = tuple(f for f, here in zip(whole.factors, present, strict=True) if here)
-        return Factors(kept, whole.divisor)
+        return MeanFactors(kept, whole.divisor)
 
-    patch.setattr(Factors, "of", of)
+    patch.setattr(MeanFactors, "of", of)
 
 
 def two_owners(patch: pytest.MonkeyPatch) -> None:
@@ -407,11 +409,11 @@ def two_owners(patch: pytest.MonkeyPatch) -> None:
 
 
 def waits_for_the_lost(patch: pytest.MonkeyPatch) -> None:
-    def shut_out(self: Ledger, peers: Sequence[str]) -> list[int]:
+    def shut_out(self: ChunkTracker, peers: Sequence[str]) -> list[int]:
         self._shut |= set(peers)
         return []
 
-    patch.setattr(Ledger, "shut_out", shut_out)
+    patch.setattr(ChunkTracker, "shut_out", shut_out)
 
 
 def manifest_lies(patch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,10 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.collectives.gather_tree import Part, Tree
+from holdfast.collectives.gather_tree import ChunkRole, Tree
 from holdfast.collectives.reduction import Reduction
 from holdfast.protocol.errors import RemoteProtocolError
-from holdfast.protocol.messages import FragmentSize, OwnerRun, Plan, Reduce, SiteLeads
+from holdfast.protocol.messages import FragmentSize, OwnerRun, Plan, Reduce, SiteLeaders
 from holdfast.protocol.network.lane import FrameHeader, FrameKind
 from tests.collectives.swarm import Node, a_swarm, give_input, make_order
 from tests.membership.sited import Sited, sited
@@ -30,7 +30,7 @@ def a_plan(owners: Sequence[str], sites: Sequence[tuple[Sequence[str], Sequence[
         "fp32",
         "fp32",
         tuple(
-            SiteLeads(tuple(members), tuple(OwnerRun(leader, 1) for leader in leaders))
+            SiteLeaders(tuple(members), tuple(OwnerRun(leader, 1) for leader in leaders))
             for members, leaders in sites
         ),
     )
@@ -73,7 +73,9 @@ def test_everybodys_part_fits_everybody_elses(seed: int, count: int, contributin
                 assert (peer in above.givers) == (part.gathers or peer in contributors)
 
 
-def given_below(peer: str, parts: Mapping[str, Part], contributors: Sequence[str]) -> list[str]:
+def given_below(
+    peer: str, parts: Mapping[str, ChunkRole], contributors: Sequence[str]
+) -> list[str]:
     """Whose contributions are in what a peer adds up or sends."""
     below = [peer] if peer in contributors else []
     for giver in parts[peer].givers:
@@ -126,7 +128,7 @@ def with_sites(order: Reduce, sites: Sequence[tuple[Sequence[Node], Sequence[Nod
             owner if owner in inside else leaders[index % len(leaders)].peer
             for index, owner in enumerate(owners)
         ]
-        leads.append(SiteLeads(tuple(inside), tuple(OwnerRun(peer, 1) for peer in chosen)))
+        leads.append(SiteLeaders(tuple(inside), tuple(OwnerRun(peer, 1) for peer in chosen)))
     return evolve(order, plan=evolve(order.plan, sites=tuple(leads)))
 
 
@@ -203,6 +205,6 @@ async def test_a_site_crosses_its_line_once(monkeypatch: pytest.MonkeyPatch) -> 
 def test_leaders_are_counted_before_they_are_laid_out() -> None:
     owners = [PEERS[0], PEERS[2]]
     plan = a_plan(owners, [(PEERS[:2], PEERS[:1] * 2)])
-    endless = SiteLeads(tuple(PEERS[:2]), (OwnerRun(PEERS[0], 2**62),))
+    endless = SiteLeaders(tuple(PEERS[:2]), (OwnerRun(PEERS[0], 2**62),))
     with pytest.raises(RemoteProtocolError, match="leader for each chunk"):
         Tree(evolve(plan, sites=(endless,)), owners, PEERS[:3], PEERS[:4], PEERS[0])

@@ -18,7 +18,7 @@ import trio
 from torch import nn
 
 from holdfast.client.attach_errors import AttachRefused, DaemonGone
-from holdfast.client.daemon_connection import Connection
+from holdfast.client.daemon_connection import DaemonConnection
 from holdfast.client.hook import attach
 from holdfast.daemon.peer import bridge as module
 from holdfast.daemon.peer.bridge import UnixBridge
@@ -29,10 +29,10 @@ from holdfast.protocol.messages import (
     ArenaOpened,
     FragmentSize,
     InitialPosted,
-    Layout,
     Load,
     Message,
     Metrics,
+    ModelLayout,
     Posted,
     PostInitial,
     Rejected,
@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 HANGS_S = 60.0  # whatever takes so long
 
-LAYOUT = Layout((TensorSpec("weight", (1, 3), "float32", "parameter"),))
+LAYOUT = ModelLayout((TensorSpec("weight", (1, 3), "float32", "parameter"),))
 SIZES = (FragmentSize(3, 3, 0),)
 
 
@@ -56,9 +56,9 @@ class Events:
     """What the bridge reports, in order."""
 
     def __init__(self) -> None:
-        self.seen: list[Layout | Message | str] = []
+        self.seen: list[ModelLayout | Message | str] = []
 
-    def trainer_came(self, layout: Layout) -> None:
+    def trainer_came(self, layout: ModelLayout) -> None:
         self.seen.append(layout)
 
     def trainer_said(self, message: Message) -> None:
@@ -101,8 +101,8 @@ async def on_thread(function: Callable[[], T]) -> T:
         return await trio.to_thread.run_sync(function)
 
 
-def dial(bridge: UnixBridge, *messages: Message) -> Connection:
-    connection = Connection.open(str(bridge.path))
+def dial(bridge: UnixBridge, *messages: Message) -> DaemonConnection:
+    connection = DaemonConnection.open(str(bridge.path))
     for message in messages:
         connection.send(message)
     return connection
@@ -136,7 +136,7 @@ async def test_the_real_client_trains_a_round_through_shared_memory(folder: Path
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(trainer)
-            layout = await events.until(Layout)
+            layout = await events.until(ModelLayout)
             assert layout == LAYOUT
             assert bridge.attached_pid == os.getpid()
             shared, posted = bridge.open_arenas(SIZES)
@@ -166,7 +166,7 @@ async def test_the_real_client_trains_a_round_through_shared_memory(folder: Path
 async def test_a_successor_finds_the_state_that_a_crashed_trainer_left(folder: Path) -> None:
     async with serving(folder) as (bridge, events):
         first = await on_thread(lambda: dial(bridge, hello()))
-        await events.until(Layout)
+        await events.until(ModelLayout)
         shared, _posted = bridge.open_arenas(SIZES)
         with shared.writing(0, 3):
             shared.values(0)[:] = 1.25
@@ -184,7 +184,7 @@ async def test_a_successor_finds_the_state_that_a_crashed_trainer_left(folder: P
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(on_thread, successor)
-            await events.until(Layout, 2)
+            await events.until(ModelLayout, 2)
             bridge.tell(ArenaOpened(((0,),), SIZES, 0, "delta"))
             bridge.tell(Load(300, 400, False))
         assert weights == [([1.25] * 3, 300)]
@@ -196,7 +196,7 @@ async def test_a_successor_finds_the_state_that_a_crashed_trainer_left(folder: P
 async def test_a_second_trainer_is_turned_away_with_a_reason(folder: Path) -> None:
     async with serving(folder) as (bridge, events):
         first = await on_thread(lambda: dial(bridge, hello(pid=1)))
-        await events.until(Layout)
+        await events.until(ModelLayout)
         with pytest.raises(AttachRefused, match="another training process"):
             await on_thread(lambda: attach(nn.Linear(3, 1), socket_path=str(folder / "s")))
         assert bridge.attached_pid == 1
@@ -206,7 +206,7 @@ async def test_a_second_trainer_is_turned_away_with_a_reason(folder: Path) -> No
         first.close()
         await events.until(str)
         second = await on_thread(lambda: dial(bridge, hello(pid=2)))
-        await events.until(Layout, 2)
+        await events.until(ModelLayout, 2)
         assert bridge.attached_pid == 2
         second.close()
 
@@ -219,7 +219,7 @@ async def test_a_script_of_another_version_is_turned_away(folder: Path) -> None:
         assert "version" in answer.reason
         odd.close()
         good = await on_thread(lambda: dial(bridge, hello()))
-        await events.until(Layout)
+        await events.until(ModelLayout)
         assert events.seen == [LAYOUT]
         good.close()
 
@@ -233,7 +233,7 @@ async def test_each_trainer_gets_two_descriptors_of_the_same_memory(folder: Path
         inodes = []
         for number in (1, 2):
             connection = await on_thread(lambda: dial(bridge, hello()))
-            await events.until(Layout, number)
+            await events.until(ModelLayout, number)
             bridge.tell(ArenaOpened(((0,),), SIZES, 0, "delta"))
             await on_thread(connection.receive)
             files = connection.take_descriptors()
@@ -257,7 +257,7 @@ async def test_the_daemon_keeps_no_descriptor_of_those_that_went(folder: Path) -
         before = opened()
         for number in range(1, 6):
             connection = await on_thread(lambda: dial(bridge, hello()))
-            await events.until(Layout, number)
+            await events.until(ModelLayout, number)
             bridge.open_arenas(SIZES)  # a resync to another lineage makes new ones
             connection.close()
             await events.until(str, number)
@@ -289,7 +289,7 @@ async def test_junk_instead_of_a_hello_disturbs_nobody(folder: Path, junk: bytes
             stranger.settimeout(5)
             assert await on_thread(lambda: read_to_end(stranger)) == b""
         good = await on_thread(lambda: dial(bridge, hello()))
-        await events.until(Layout)
+        await events.until(ModelLayout)
         assert events.seen == [LAYOUT]
         good.close()
 
@@ -297,7 +297,7 @@ async def test_junk_instead_of_a_hello_disturbs_nobody(folder: Path, junk: bytes
 async def test_junk_after_the_hello_ends_the_trainer_with_a_reason(folder: Path) -> None:
     async with serving(folder) as (bridge, events):
         connection = await on_thread(lambda: dial(bridge, hello()))
-        await events.until(Layout)
+        await events.until(ModelLayout)
         connection._stream.sendall(b"\xff" * 8)
         reason = await events.until(str)
         assert "broke the protocol" in reason
@@ -312,7 +312,7 @@ async def test_a_trainer_that_takes_no_messages_is_disconnected(
     monkeypatch.setattr(module, "QUEUE_COUNT_MAX", 16)
     async with serving(folder) as (bridge, events):
         stuck = await on_thread(lambda: dial(bridge, hello()))
-        await events.until(Layout)
+        await events.until(ModelLayout)
         for _ in range(1_000):  # more than the socket's buffer holds
             bridge.tell(Rejected("x" * 900))
             await trio.sleep(0.0005)  # the writer is stuck in the middle of a message
@@ -320,7 +320,7 @@ async def test_a_trainer_that_takes_no_messages_is_disconnected(
         assert bridge.attached_pid is None
         stuck.close()
         good = await on_thread(lambda: dial(bridge, hello()))
-        await events.until(Layout, 2)
+        await events.until(ModelLayout, 2)
         good.close()
 
 
@@ -329,7 +329,7 @@ async def test_what_a_trainer_said_last_is_heard_even_if_it_left_while_it_was_to
 ) -> None:
     async with serving(folder) as (bridge, events):
         leaving = await on_thread(lambda: dial(bridge, hello()))
-        await events.until(Layout)
+        await events.until(ModelLayout)
         send_all = trio.SocketStream.send_all
 
         async def leave_just_before(stream: trio.SocketStream, data: bytes) -> None:
@@ -347,7 +347,7 @@ async def test_what_a_trainer_said_last_is_heard_even_if_it_left_while_it_was_to
 async def test_the_socket_is_gone_with_the_daemon_and_the_trainer_hears_it(folder: Path) -> None:
     async with serving(folder) as (bridge, events):
         connection = await on_thread(lambda: dial(bridge, hello()))
-        await events.until(Layout)
+        await events.until(ModelLayout)
     with pytest.raises(DaemonGone, match="closed the connection"):
         await on_thread(connection.receive)
     assert not bridge.path.exists()

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from holdfast.checkpoint import checkpoints
-from holdfast.checkpoint.checkpoint_store import FolderPlace
+from holdfast.checkpoint.checkpoint_store import FolderStore
 from holdfast.checkpoint.checkpoints import Manifest
 from holdfast.checkpoint.shared_state import SharedState
 from holdfast.client.tensors import find_shared, layout_of
@@ -82,7 +82,7 @@ def saved(model: nn.Module, folder: Path, *, step: int = 300, spec: str = SPEC) 
     )
     assert manifest is not None
     for _piece in checkpoints.write(
-        FolderPlace(folder), state, manifest, reader="checkpoint", writer="me"
+        FolderStore(folder), state, manifest, reader="checkpoint", writer="me"
     ):
         pass
     return manifest

@@ -11,7 +11,7 @@ from holdfast.daemon.master.run_master import Master, MasterOptions
 from holdfast.membership.master.state.journal import RunFounded
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.errors import UserError
-from holdfast.protocol.messages import FragmentHead, FragmentSize, Layout, TensorSpec
+from holdfast.protocol.messages import FragmentHead, FragmentSize, ModelLayout, TensorSpec
 
 LOOPBACK = Address("127.0.0.1", 0)
 
@@ -26,7 +26,7 @@ def a_master(folder: Path) -> Master:
 def found(folder: Path, value_count: int) -> None:
     """As an older version recorded it."""
     master = a_master(folder)
-    layout = Layout((TensorSpec("w", (4, 4), "float32", "parameter"),))
+    layout = ModelLayout((TensorSpec("w", (4, 4), "float32", "parameter"),))
     sizes = (FragmentSize(value_count, 16, 0),)
     master.store.append(
         RunFounded(layout, sizes, b"L" * 32, (FragmentHead(0, 0, b"r" * 32),)),

@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from holdfast.daemon.master import admission
-from holdfast.daemon.master.journal_store import Store
+from holdfast.daemon.master.journal_store import JournalStore
 from holdfast.daemon.master.master_service import MasterService
 from holdfast.daemon.simulation.swarm import RUN_ID
 from holdfast.membership.master.coordinator import Coordinator
@@ -36,7 +36,7 @@ class Desk:
 
     def __init__(self, folder: Path, spec: str) -> None:
         self.authority = Authority.load_or_create(folder / "authority", RUN_ID)
-        self.store = Store(folder / "journal.sqlite")
+        self.store = JournalStore(folder / "journal.sqlite")
         self.store.append(created := RunCreated(RUN_ID, spec))
         self.coordinator = Coordinator.restore(RunSpec.parse(spec), RUN_ID, [created], 1)
         identity = Identity.generate()

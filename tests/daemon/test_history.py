@@ -13,7 +13,7 @@ from holdfast.daemon import metrics_store as module
 from holdfast.daemon.metrics_store import (
     COLUMNS,
     HISTORY_FILE,
-    History,
+    MetricsStore,
     PastEvent,
     Point,
     as_columns,
@@ -26,11 +26,11 @@ class Kept:
     def __init__(self, folder: Path) -> None:
         self.path = folder / HISTORY_FILE
         self.warnings: list[str] = []
-        self.history = History(self.path, self.warnings.append)
+        self.history = MetricsStore(self.path, self.warnings.append)
 
     def reopen(self) -> None:
         self.history.close()
-        self.history = History(self.path, self.warnings.append)
+        self.history = MetricsStore(self.path, self.warnings.append)
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def event(number: int, kind: str = "join", text: str = "", name: str = "") -> Pa
     return PastEvent(number, 1e9 + number, kind, "ab" * 16, name, text or f"event {number}")
 
 
-def column(history: History, name: str, count: int = 600, *span: float) -> list[object]:
+def column(history: MetricsStore, name: str, count: int = 600, *span: float) -> list[object]:
     from_at, to_at = span or (None, None)
     return as_columns(history.points(count, from_at, to_at))[name]
 
@@ -258,7 +258,7 @@ def test_one_of_another_version_is_kept_and_not_touched(kept: Kept) -> None:
 
 def test_where_nothing_can_be_written_the_present_is_told_from_memory(tmp_path: Path) -> None:
     warnings: list[str] = []
-    history = History(tmp_path / "no-such-folder" / HISTORY_FILE, warnings.append)
+    history = MetricsStore(tmp_path / "no-such-folder" / HISTORY_FILE, warnings.append)
     history.write([point(1e9, 1.0)])
     assert column(history, "loss") == [1.0]
     (warning,) = warnings

@@ -11,7 +11,7 @@ import pytest
 import trio
 from attrs import evolve
 
-from holdfast.daemon.master.journal_store import GrantRow, Store
+from holdfast.daemon.master.journal_store import GrantRow, JournalStore
 from holdfast.daemon.master.master_service import MasterService
 from holdfast.daemon.peer.peer_parts import PeerConfig
 from holdfast.daemon.peer.peer_service import PeerService
@@ -61,7 +61,7 @@ class Run:
         self.nursery = nursery
         self.authority = Authority.load_or_create(folder / "authority", RUN_ID)
         self.witness = Witness()
-        self.store = Store(folder / "journal.sqlite")
+        self.store = JournalStore(folder / "journal.sqlite")
         created = RunCreated(RUN_ID, SPEC)
         self.store.append(created)
         coordinator = Coordinator.restore(RunSpec.parse(SPEC), RUN_ID, [created], 1)

@@ -9,18 +9,18 @@ import pytest
 from attrs import evolve
 
 from holdfast.checkpoint import checkpoints
-from holdfast.checkpoint.checkpoint_store import FolderPlace
+from holdfast.checkpoint.checkpoint_store import FolderStore
 from holdfast.checkpoint.checkpoints import CheckpointError, Manifest
 from holdfast.checkpoint.shared_state import SharedState
 from holdfast.daemon.fragment_layout import fragments_of, sizes_of
-from holdfast.daemon.peer.peer_parts import Parts, PeerConfig, PeerReport
-from holdfast.daemon.peer.state_service import StateKeeper
+from holdfast.daemon.peer.peer_parts import PeerConfig, PeerParts, PeerReport
+from holdfast.daemon.peer.state_service import StateService
 from holdfast.daemon.simulation.drifting_trainer import SimTrainer, small_layout
 from holdfast.daemon.simulation.witness import Witness
 from holdfast.membership.peer.replica import Replica
 from holdfast.membership.spec.spec import RunSpec
 from holdfast.protocol.arena import Arena, arena_bytes
-from holdfast.protocol.messages import Layout
+from holdfast.protocol.messages import ModelLayout
 
 ME = "a" * 32
 LAYOUT = small_layout((5, 3))
@@ -45,14 +45,14 @@ def saved(folder: Path, run_id: str = "run", toml: str = "", step: int = 10) -> 
         now_s=0.0,
     )
     assert manifest is not None
-    for _piece in checkpoints.write(FolderPlace(folder), state, manifest, reader="x", writer="me"):
+    for _piece in checkpoints.write(FolderStore(folder), state, manifest, reader="x", writer="me"):
         pass
     return manifest
 
 
-def keeper(toml: str = "") -> StateKeeper:
+def state_service(toml: str = "") -> StateService:
     trainer = SimTrainer(ME, LAYOUT, Witness(), step_s=0.1, delta=None)
-    parts = Parts(
+    parts = PeerParts(
         PeerConfig(ME, "a", "run", (), ()),
         None,  # type: ignore[arg-type]
         None,  # type: ignore[arg-type]
@@ -60,10 +60,10 @@ def keeper(toml: str = "") -> StateKeeper:
         Replica(ME),
         PeerReport(),
         tell_master=lambda _message: None,
-        perform=lambda _deeds: None,
+        perform=lambda _effects: None,
         known_spec=RunSpec.parse(toml),
     )
-    return StateKeeper(parts)
+    return StateService(parts)
 
 
 def test_the_newest_whole_one_is_taken_up(tmp_path: Path) -> None:
@@ -75,8 +75,8 @@ def test_the_newest_whole_one_is_taken_up(tmp_path: Path) -> None:
     (tmp_path / broken).write_bytes(data)
     (tmp_path / saved(tmp_path, step=40).name).write_bytes(b"what is this")
     told: list[str] = []
-    mine = keeper()
-    assert mine.restore(FolderPlace(tmp_path), told.append)
+    mine = state_service()
+    assert mine.restore(FolderStore(tmp_path), told.append)
     assert mine.restored == manifest
     assert mine.state.heads() == manifest.fragment_heads()
     replica = mine._parts.replica
@@ -87,14 +87,14 @@ def test_the_newest_whole_one_is_taken_up(tmp_path: Path) -> None:
 
 
 def test_where_there_is_none_nothing_is_taken_up(tmp_path: Path) -> None:
-    assert not keeper().restore(FolderPlace(tmp_path / "none"))
+    assert not state_service().restore(FolderStore(tmp_path / "none"))
 
 
 def test_another_runs_are_refused(tmp_path: Path) -> None:
     saved(tmp_path, run_id="other")
-    mine = keeper()
+    mine = state_service()
     with pytest.raises(CheckpointError, match="of run other, and this one is run"):
-        mine.restore(FolderPlace(tmp_path))
+        mine.restore(FolderStore(tmp_path))
     assert mine.known_state is None
 
 
@@ -109,11 +109,11 @@ def test_another_runs_are_refused(tmp_path: Path) -> None:
     ],
 )
 def test_what_differs_is_named(
-    tmp_path: Path, layout: Layout | None, toml: str, lineage: bytes | None, why: str
+    tmp_path: Path, layout: ModelLayout | None, toml: str, lineage: bytes | None, why: str
 ) -> None:
     manifest = saved(tmp_path)
-    mine = keeper(toml)
-    mine.restore(FolderPlace(tmp_path))
+    mine = state_service(toml)
+    mine.restore(FolderStore(tmp_path))
     mine.check_restored(layout, lineage or bytes.fromhex(manifest.lineage))
     assert why in mine._parts.report.told[0]
     assert mine.known_state is None
@@ -123,8 +123,8 @@ def test_what_differs_is_named(
 
 def test_what_is_the_runs_stays(tmp_path: Path) -> None:
     manifest = saved(tmp_path)
-    mine = keeper()
-    mine.restore(FolderPlace(tmp_path))
+    mine = state_service()
+    mine.restore(FolderStore(tmp_path))
     mine.check_restored(evolve(LAYOUT), bytes.fromhex(manifest.lineage))
     assert mine.restored == manifest
     assert not mine._parts.report.told

@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.daemon import this_machine
-from holdfast.daemon.peer.volunteer_limits import DAY_MINUTES, STEADY_S, Allowance, Hours, Lending
+from holdfast.daemon.peer.volunteer_limits import (
+    DAY_MINUTES,
+    STEADY_S,
+    DiskQuota,
+    Hours,
+    VolunteerLimits,
+)
 from holdfast.protocol.errors import UserError
 
 NIGHT = Hours.parse("22-07")
@@ -64,7 +70,7 @@ def test_a_minute_is_in_a_part_or_in_the_rest(start: int, end: int, minute: int)
 
 def test_a_day_and_a_night() -> None:
     """Asked every second from noon to noon: away, here, away; and the owner reads why."""
-    lending = Lending(NIGHT)
+    lending = VolunteerLimits(NIGHT)
     told: list[tuple[float, str]] = []
     for passed_s in range(24 * 3_600):
         minute = (NOON + passed_s // 60) % DAY_MINUTES
@@ -79,7 +85,7 @@ def test_a_day_and_a_night() -> None:
 
 
 def test_a_plug_must_be_out_for_a_while_and_in_for_a_while() -> None:
-    lending = Lending(off_battery=True)
+    lending = VolunteerLimits(off_battery=True)
     on = [False, True, True, False, True, True, True, False, True, False, False, False, False]
     told = [
         lending.why_not(index * STEADY_S / 2, NOON, on_battery=each)
@@ -90,7 +96,7 @@ def test_a_plug_must_be_out_for_a_while_and_in_for_a_while() -> None:
 
 
 def test_hours_are_told_before_the_battery() -> None:
-    lending = Lending(NIGHT, off_battery=True)
+    lending = VolunteerLimits(NIGHT, off_battery=True)
     for second in range(20):
         lending.why_not(second, NOON, on_battery=True)
     assert lending.why_not(20, NOON, on_battery=True).startswith("outside its hours")
@@ -120,11 +126,11 @@ def test_what_a_machine_runs_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_two_checkpoints_fit_or_there_is_none() -> None:
-    allowance = Allowance(10_000_000_000)
-    assert allowance.refuses(5_000_000_000) == ""
-    assert "do not fit into --max-disk 10" in allowance.refuses(5_000_000_001)
-    assert allowance.keep_count(9, 2_000_000_000) == 4, "and the one that is being written"
-    assert allowance.keep_count(2, 2_000_000_000) == 2
-    assert allowance.keep_count(9, 5_000_000_000) == 1
-    assert allowance.left_bytes(4_000_000_000) == 6_000_000_000
-    assert allowance.left_bytes(11_000_000_000) == 0
+    disk_quota = DiskQuota(10_000_000_000)
+    assert disk_quota.refuses(5_000_000_000) == ""
+    assert "do not fit into --max-disk 10" in disk_quota.refuses(5_000_000_001)
+    assert disk_quota.keep_count(9, 2_000_000_000) == 4, "and the one that is being written"
+    assert disk_quota.keep_count(2, 2_000_000_000) == 2
+    assert disk_quota.keep_count(9, 5_000_000_000) == 1
+    assert disk_quota.left_bytes(4_000_000_000) == 6_000_000_000
+    assert disk_quota.left_bytes(11_000_000_000) == 0

@@ -12,7 +12,7 @@ import trio
 from starlette.types import Message
 
 from holdfast.daemon.web import live_stream as module
-from holdfast.daemon.web.live_stream import HEARTBEAT_S, LOOK_S, SEND_S, Live
+from holdfast.daemon.web.live_stream import HEARTBEAT_S, LOOK_S, SEND_S, LiveStream
 
 
 class Source:
@@ -22,7 +22,7 @@ class Source:
         self.value: object = 0
         self.asked_count = 0
         self.looked_count = 0
-        self.live = Live(self.status, self.stamp)
+        self.live = LiveStream(self.status, self.stamp)
 
     def status(self) -> object:
         self.asked_count += 1
@@ -36,7 +36,7 @@ class Source:
 class Browser:
     """Somebody who has the page open."""
 
-    def __init__(self, live: Live, nursery: trio.Nursery) -> None:
+    def __init__(self, live: LiveStream, nursery: trio.Nursery) -> None:
         self.status = 0
         self.chunks: list[bytes] = []
         self.ended = trio.Event()
@@ -45,7 +45,7 @@ class Browser:
         self._gone = trio.Event()
         nursery.start_soon(self._run, live)
 
-    async def _run(self, live: Live) -> None:
+    async def _run(self, live: LiveStream) -> None:
         await live({"type": "http", "method": "GET"}, self._receive, self._send)
         self.ended.set()
 

@@ -54,6 +54,6 @@ async def test_a_joiner_without_the_memory_ends_and_fetches_nothing() -> None:
         await swarm.until(lambda: late.ended is not None)
         assert isinstance(late.ended, UserError)
         assert "does not fit into this machine's memory" in str(late.ended)
-        assert (late.service.keeper.received_bytes, late.service.state) == (0, None)
+        assert (late.service.state_service.received_bytes, late.service.state) == (0, None)
         await trio.sleep(30)
         assert swarm.in_sync("a")

@@ -194,7 +194,7 @@ async def test_daemons_answer_as_described(tmp_path: Path, monkeypatch: pytest.M
             response = await master.act(name, body)
             assert response.status_code == status, (name, response.text)
             check(operations("master")["POST", f"/api/{name}"], response)
-        for query, status in (("join,road", 200), ("", 200), ("join,joined", 400)):
+        for query, status in (("join,route", 200), ("", 200), ("join,joined", 400)):
             response = await master.ask("GET", f"/api/events?kind={query}")
             assert response.status_code == status, query
             check(operations("master")["GET", "/api/events"], response)

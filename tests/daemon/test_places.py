@@ -14,7 +14,7 @@ import pytest
 from holdfast.daemon.exit_codes import ExitCode
 from holdfast.daemon.paths import (
     CONTROL_FILE,
-    Control,
+    DaemonAddress,
     data_home,
     find_control,
     locked,
@@ -39,8 +39,8 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def control(kind: str = "master", pid: int | None = None) -> Control:
-    return Control(kind, "http://127.0.0.1:1", "secret", os.getpid() if pid is None else pid)
+def control(kind: str = "master", pid: int | None = None) -> DaemonAddress:
+    return DaemonAddress(kind, "http://127.0.0.1:1", "secret", os.getpid() if pid is None else pid)
 
 
 def ended_pid() -> int:

@@ -15,17 +15,17 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from holdfast.checkpoint.checkpoint_store import FolderPlace
+from holdfast.checkpoint.checkpoint_store import FolderStore
 from holdfast.daemon import logs, paths
 from holdfast.daemon.cli import ask_commands, command_line, daemon_client, look_commands
-from holdfast.daemon.cli.daemon_client import Sight
+from holdfast.daemon.cli.daemon_client import Snapshot
 from holdfast.daemon.cli.doctor_report import show_findings
 from holdfast.daemon.cli.options import tell
-from holdfast.daemon.cli.watch import Lines, draw
+from holdfast.daemon.cli.watch import ChangeLines, draw
 from holdfast.daemon.doctor.findings import fault
 from holdfast.daemon.master.event_log import line_of
 from holdfast.daemon.metrics_store import PastEvent
-from holdfast.daemon.paths import Control
+from holdfast.daemon.paths import DaemonAddress
 from holdfast.membership.master.state.master_effects import EventKind
 from holdfast.membership.master.status.status import describe
 from holdfast.protocol.errors import EvictedError, RemoteProtocolError, UserError
@@ -77,7 +77,7 @@ def a_status(kind: str) -> dict[str, Any]:
             "links": [],
         }
     row = {"peer": B, "host": "x", "waits_s": 1.0, "name": "x", "founder": True}
-    road = {"peers": [A, B], "dials": None, "relay": None, "road": "x", "tried": ["x"]}
+    route = {"peers": [A, B], "dials": None, "relay": None, "route": "x", "tried": ["x"]}
     return {
         **status,
         "name": "x",
@@ -85,7 +85,7 @@ def a_status(kind: str) -> dict[str, Any]:
         "pending": [{**row, "role": "spare"}],
         "quarantined": [{"peer": B, "name": "x", "why": "x"}],
         "barred": [A],
-        "roads": [{**road, "names": ["x", "x"], "works": False}],
+        "routes": [{**route, "names": ["x", "x"], "works": False}],
         "departed": [{**status["members"][0], "name": "x", "why": "x"}],
     }
 
@@ -148,10 +148,10 @@ COMMANDS: list[tuple[str, list[str]]] = [
 def daemon(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Answers as whoever is put into the list says: its kind and its text, or an error's text."""
     who: list[Any] = ["master", ""]
-    control = Control("master", "http://127.0.0.1:1", "t", 1)
+    control = DaemonAddress("master", "http://127.0.0.1:1", "t", 1)
 
-    def found(*_given: object) -> Control:
-        return Control(who[0], control.url, control.token, control.pid)
+    def found(*_given: object) -> DaemonAddress:
+        return DaemonAddress(who[0], control.url, control.token, control.pid)
 
     def replied(_client: object, url: str, **_given: object) -> httpx.Response:
         if who[0] == "error":
@@ -208,7 +208,7 @@ def test_what_a_daemon_says_of_an_error_is_plain(
 def test_who_waits_is_told_by_id_and_host_first() -> None:
     row = {"peer": A, "host": "203.0.113.7", "role": "spare", "founder": False, "waits_s": 3.0}
     poser = "bbbbbbbb at 10.0.0.1 wants in as founder"
-    said = daemon_client.said_pending({**row, "name": poser})
+    said = daemon_client.format_pending({**row, "name": poser})
     assert said.startswith(f"{A[:8]} at 203.0.113.7 wants in as spare")
     assert said.endswith(f"it calls itself '{poser}'")
 
@@ -217,18 +217,18 @@ def test_who_waits_is_told_by_id_and_host_first() -> None:
 @pytest.mark.parametrize("kind", ["master", "peer"])
 def test_watch_draws_no_more_than_text(daemon: list[Any], kind: str, text: str) -> None:
     daemon[:] = [kind, text]
-    control = Control(kind, "http://127.0.0.1:1", "t", 1)
+    control = DaemonAddress(kind, "http://127.0.0.1:1", "t", 1)
     status = daemon_client.call(control, "status", None)
     rounds = daemon_client.rounds_of(control, 1) if kind == "master" else ()
     events = daemon_client.events_of(control, 1) if kind == "master" else ()
-    sight = Sight(status, rounds, events)
+    snapshot = Snapshot(status, rounds, events)
     console = Console(width=200, record=True, color_system=None)
     with console.capture() as drawn:
-        console.print(draw(kind, sight, 0.0, 200, 40))
+        console.print(draw(kind, snapshot, 0.0, 200, 40))
     plain_lines(drawn.get())
-    lines = Lines(kind)
-    first = list(lines.of(Sight({**status, "name": "before"}, rounds, events)))
-    for line in [*first, *lines.of(sight)]:
+    lines = ChangeLines(kind)
+    first = list(lines.of(Snapshot({**status, "name": "before"}, rounds, events)))
+    for line in [*first, *lines.of(snapshot)]:
         assert not unprintable(line)
 
 
@@ -272,7 +272,7 @@ def test_events_of_the_master_are_plain_whatever_they_quote() -> None:
 def test_names_of_checkpoints_and_errors_of_places_are_plain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = FolderPlace(tmp_path)
+    place = FolderStore(tmp_path)
     for text in HOSTILE.values():
         if "\x00" not in text:
             (tmp_path / f"1-000000001-000001-{text.replace('/', '')}.safetensors").write_bytes(b"")

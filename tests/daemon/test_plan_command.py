@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from holdfast.daemon.cli.command_line import commands
-from holdfast.daemon.cli.plan_command import COUNT, LATENCY, LINE, STEP_TIME, Quantity
+from holdfast.daemon.cli.plan_command import COUNT, LATENCY, LINE, STEP_TIME, NumberWithUnit
 from holdfast.daemon.exit_codes import ExitCode
 from holdfast.membership.spec.spec import RunSpec
 
@@ -42,7 +42,9 @@ def plan(*arguments: str) -> Result:
         (LINE, "12.5MB/s", 12.5e6),
     ],
 )
-def test_amounts_are_read_with_their_units(quantity: Quantity, text: str, amount: float) -> None:
+def test_amounts_are_read_with_their_units(
+    quantity: NumberWithUnit, text: str, amount: float
+) -> None:
     assert quantity.convert(text, None, None) == pytest.approx(amount)
 
 

@@ -83,7 +83,7 @@ async def test_the_outer_step_never_holds_up_the_event_loop(
         spec=RunSpec(),
         network=network,
         replica=SimpleNamespace(applied=lambda _round, _head: ()),
-        perform=lambda _deeds: None,
+        perform=lambda _effects: None,
     )
     mine = Reducer(cast("Any", parts), cast("Any", SimpleNamespace(state=state)))
     mine._results[1] = ReduceResult(np.ones(4, np.float32), no_counters, bytes(32), 0)

@@ -7,11 +7,10 @@ import shutil
 import sqlite3
 from pathlib import Path
 
-import msgpack
 import pytest
 
 from holdfast.daemon.exit_codes import ExitCode
-from holdfast.daemon.master.journal_store import GrantRow, Store, back_up
+from holdfast.daemon.master.journal_store import GrantRow, JournalStore, back_up
 from holdfast.membership.master.state.journal import (
     JournalRecord,
     RoundNumbered,
@@ -19,13 +18,12 @@ from holdfast.membership.master.state.journal import (
     RunFounded,
     TermStarted,
 )
-from holdfast.protocol import wire
 from holdfast.protocol.errors import UserError
-from holdfast.protocol.messages import FragmentHead, FragmentSize, Layout, Role, TensorSpec
+from holdfast.protocol.messages import FragmentHead, FragmentSize, ModelLayout, Role, TensorSpec
 
 PEER = "ab" * 16
 FOUNDED = RunFounded(
-    Layout((TensorSpec("w", (4, 4), "float32", "parameter"),)),
+    ModelLayout((TensorSpec("w", (4, 4), "float32", "parameter"),)),
     (FragmentSize(16, 16, 0),),
     b"L" * 32,
     (FragmentHead(0, 0, b"r" * 32),),
@@ -45,7 +43,7 @@ def write(folder: Path, *, log: bool = True) -> Path:
     (source / "authority").mkdir(parents=True)
     for name in ("authority.key", "authority.pem"):
         (source / "authority" / name).write_bytes(b"secret")
-    store = Store(source / "journal.sqlite")
+    store = JournalStore(source / "journal.sqlite")
     store._db.execute("pragma synchronous = off")  # for speed
     for record in RECORDS:
         store.append(record)
@@ -84,7 +82,7 @@ def test_whatever_is_damaged_the_beginning_is_left_and_it_is_said(
             content[start : start + 4096] = rng.randbytes(len(content[start : start + 4096]))
         damaged.write_bytes(content)
         try:
-            store = Store(path)
+            store = JournalStore(path)
         except UserError as error:
             assert error.exit_code == ExitCode.CONFIG  # noqa: PT017
             found["refused"] += 1
@@ -101,7 +99,7 @@ def test_whatever_is_damaged_the_beginning_is_left_and_it_is_said(
             assert f"{store.cut.count} records" in str(store.cut)
             store.append(TermStarted(7))
             store.close()
-            store = Store(path)  # from here on it is a journal like any other
+            store = JournalStore(path)  # from here on it is a journal like any other
             assert store.cut is None
             assert store.records() == [*records, TermStarted(7)]
         store.close()
@@ -125,7 +123,7 @@ def test_a_record_that_is_not_what_it_was_cuts_the_journal(tmp_path: Path, damag
     with sqlite3.connect(path) as db:
         db.execute(damage)
     db.close()
-    store = Store(path)
+    store = JournalStore(path)
     assert store.records() == RECORDS[:49]
     assert store.cut is not None
     assert store.grant(PEER) == GrantRow(Role.SPARE, False, "alder")
@@ -138,7 +136,7 @@ def test_a_journal_that_lost_how_the_run_began_is_refused(tmp_path: Path) -> Non
         db.execute("update records set body = x'00' where id = 3")
     db.close()
     with pytest.raises(UserError, match="cannot be rebuilt") as raised:
-        Store(path)
+        JournalStore(path)
     assert "backup" in raised.value.hint
 
 
@@ -147,51 +145,20 @@ def test_a_crash_between_the_old_journal_and_the_new_one_costs_nothing(tmp_path:
     other = tmp_path / "other"
     back_up(path.parent, other)
     shutil.copy(other / "journal.sqlite", f"{path}.new")  # ready, and not in its place yet
-    store = Store(path)
+    store = JournalStore(path)
     assert store.records() == RECORDS
     assert not Path(f"{path}.new").exists()
     store.close()
 
 
-def test_a_journal_without_checksums_gets_them(tmp_path: Path) -> None:
-    path = tmp_path / "journal.sqlite"
-    with sqlite3.connect(path) as db:
-        db.executescript(
-            "create table records (id integer primary key, kind text not null,"
-            " body blob not null, at_s real not null);"
-            "create table tokens (hash blob primary key, role text not null, founder integer"
-            " not null, uses_left integer not null, expires_s real not null, made_s real not"
-            " null, withdrawn integer not null default 0);"
-            "create table grants (peer text primary key, role text not null, founder integer"
-            " not null, name text not null); pragma user_version = 1;"
-        )
-        for record in [RunCreated("cd" * 16, ""), FOUNDED]:
-            body = msgpack.packb(wire.to_plain(record))
-            db.execute(
-                "insert into records (kind, body, at_s) values (?, ?, 0)",
-                (type(record).__name__, body),
-            )
-        body = msgpack.packb({"term": 3})  # as it was written then
-        db.execute("insert into records (kind, body, at_s) values ('TermStarted', ?, 0)", (body,))
-    db.close()
-    store = Store(path)
-    assert store.records() == [RunCreated("cd" * 16, ""), FOUNDED, TermStarted(3)]
-    store.append(RoundNumbered(1))
-    store.close()
-    again = Store(path)
-    assert again.cut is None
-    assert again.records()[-1] == RoundNumbered(1)
-    again.close()
-
-
-def fill(store: Store) -> None:
+def fill(store: JournalStore) -> None:
     for number in range(10_000):
         store.append(RoundNumbered(1_000 + number))
 
 
 def test_a_full_disk_leaves_the_journal_as_it_was(tmp_path: Path) -> None:
     path = write(tmp_path)
-    store = Store(path)
+    store = JournalStore(path)
     pages = store._db.execute("pragma page_count").fetchone()[0]
     store._db.execute(f"pragma max_page_count = {pages}")
     with pytest.raises(sqlite3.OperationalError, match="full"):
@@ -201,7 +168,7 @@ def test_a_full_disk_leaves_the_journal_as_it_was(tmp_path: Path) -> None:
     store._db.execute("pragma max_page_count = 100000")
     store.append(RoundNumbered(5_000))
     store.close()
-    again = Store(path)
+    again = JournalStore(path)
     assert again.cut is None
     assert again.records()[-1] == RoundNumbered(5_000)
     again.close()
@@ -212,13 +179,13 @@ def test_a_copy_of_a_live_journal_is_whole_and_can_be_repeated(tmp_path: Path) -
     (state / "authority").mkdir(parents=True)
     for name in ("authority.key", "authority.pem"):
         (state / "authority" / name).write_bytes(b"secret")
-    live = Store(state / "journal.sqlite")
+    live = JournalStore(state / "journal.sqlite")
     for record in RECORDS[:50]:
         live.append(record)
     assert back_up(state, tmp_path / "copy") == 50
     live.append(RECORDS[50])
     assert back_up(state, tmp_path / "copy") == 51
-    copy = Store(tmp_path / "copy" / "journal.sqlite")
+    copy = JournalStore(tmp_path / "copy" / "journal.sqlite")
     assert copy.records() == RECORDS[:51]
     assert copy.cut is None
     key = tmp_path / "copy" / "authority" / "authority.key"

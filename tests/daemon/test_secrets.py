@@ -17,9 +17,9 @@ from click.testing import CliRunner
 from holdfast.collectives.links import handshake
 from holdfast.collectives.links.handshake import LinkKeys
 from holdfast.daemon.cli.command_line import commands
-from holdfast.daemon.cli.options import an_invite
+from holdfast.daemon.cli.options import parse_invite_option
 from holdfast.daemon.exit_codes import ExitCode
-from holdfast.daemon.paths import Control
+from holdfast.daemon.paths import DaemonAddress
 from holdfast.daemon.web.json_answers import compact
 from holdfast.membership.master.status.status import describe
 from holdfast.protocol.messages import CheckRequest, EnrolRequest, LinkHello
@@ -52,7 +52,7 @@ def test_spellings_find_what_they_are_for() -> None:
         CheckRequest(SECRET, (), bytes(32)),
         LinkHello(1, 1, bytes(16), SECRET.encode()[:28] + b"cret"),
         LinkKeys(bytes(16), SECRET.encode(), SECRET.encode()),
-        Control("master", "http://here", SECRET, 1),
+        DaemonAddress("master", "http://here", SECRET, 1),
     ],
     ids=lambda record: type(record).__name__,
 )
@@ -96,12 +96,12 @@ ARGUMENT = "holdfast1.not-an-invite-but-as-secret-as-one"
 SHOWN = """\
 import sys
 from pathlib import Path
-from holdfast.daemon.cli.options import an_invite
+from holdfast.daemon.cli.options import parse_invite_option
 before = Path("/proc/self/cmdline").read_bytes()
 given = sys.argv[2]
 assert given.encode() in before
-assert an_invite(None, None, given) == given
-assert an_invite(None, None, "@" + sys.argv[3]) == "from a file"
+assert parse_invite_option(None, None, given) == given
+assert parse_invite_option(None, None, "@" + sys.argv[3]) == "from a file"
 print(Path("/proc/self/cmdline").read_bytes().replace(b"\\0", b" ").decode())
 """
 
@@ -121,7 +121,7 @@ def test_every_command_that_takes_an_invite_hides_it_and_reads_it_from_a_file(
     name: str, tmp_path: Path
 ) -> None:
     (invite,) = [each for each in commands.commands[name].params if each.name == "invite"]
-    assert invite.callback is an_invite
+    assert invite.callback is parse_invite_option
     done = CliRunner().invoke(commands, [name, f"@{tmp_path}/none"])
     assert done.exit_code == ExitCode.USAGE
     assert "cannot be read" in done.output

@@ -13,7 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.daemon.cli.service_units import FINAL, STOP_S, Service, launchd_plist, systemd_unit
+from holdfast.daemon.cli.service_units import (
+    FINAL,
+    STOP_S,
+    ServiceUnit,
+    launchd_plist,
+    systemd_unit,
+)
 from holdfast.daemon.exit_codes import ExitCode
 from tests.daemon.test_cli import INVITE
 from tests.processes.harness import Fleet, environment, spec
@@ -36,7 +42,7 @@ def holdfast(*arguments: str, folder: Path, **env: str) -> subprocess.CompletedP
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd")
 @pytest.mark.parametrize("system", [False, True])
 def test_systemd_takes_the_unit(tmp_path: Path, system: bool) -> None:
-    made = Service(
+    made = ServiceUnit(
         "peer",
         (sys.executable, "-m", "holdfast", "join", *ODD),
         tmp_path,
@@ -66,7 +72,7 @@ def test_systemd_takes_the_unit(tmp_path: Path, system: bool) -> None:
 
 def test_words_are_spelt_so_that_they_come_back() -> None:
     """By systemd's rules: quotes and C escapes, then %% and $$."""
-    made = Service("x", ODD, Path("/"), {}, False)
+    made = ServiceUnit("x", ODD, Path("/"), {}, False)
     line = next(text for text in systemd_unit(made).splitlines() if text.startswith("ExecStart="))
     words: list[str] = []
     rest = iter(line.removeprefix("ExecStart="))
@@ -89,7 +95,7 @@ def test_a_service_of_the_machine_runs_as_somebody(tmp_path: Path) -> None:
 
 
 def test_launchd_gets_a_property_list() -> None:
-    made = Service("peer", ("/bin/python", *ODD), Path("/runs"), {"PATH": "/bin"}, True, "ada")
+    made = ServiceUnit("peer", ("/bin/python", *ODD), Path("/runs"), {"PATH": "/bin"}, True, "ada")
     told = plistlib.loads(launchd_plist(made, Path("/log")))
     assert told["Label"] == "holdfast.peer"
     assert told["ProgramArguments"] == ["/bin/python", *ODD]

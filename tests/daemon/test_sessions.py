@@ -13,7 +13,7 @@ import pytest
 import trio
 from attrs import define
 
-from holdfast.daemon.master.journal_store import GrantRow, Store
+from holdfast.daemon.master.journal_store import GrantRow, JournalStore
 from holdfast.daemon.master.master_service import GREETINGS_MAX, HELLO_S, MasterService
 from holdfast.daemon.simulation.memory_network import MemoryNetwork, MemoryWorld
 from holdfast.daemon.simulation.swarm import MASTER_ADDRESS, MASTER_ID, RUN_ID
@@ -68,7 +68,7 @@ class Table:
 
     nursery: trio.Nursery
     world: MemoryWorld
-    store: Store
+    store: JournalStore
     disk: SlowDisk
     master: MasterService
 
@@ -90,7 +90,7 @@ class Table:
 async def a_table(bytes_per_s: float = 1e9) -> AsyncIterator[Table]:
     async with trio.open_nursery() as nursery:
         world = MemoryWorld(random.Random(1), bytes_per_s=bytes_per_s)
-        store = Store(":memory:")
+        store = JournalStore(":memory:")
         created = RunCreated(RUN_ID, SPEC)
         store.append(created)
         coordinator = Coordinator.restore(RunSpec.parse(SPEC), RUN_ID, [created], 1)

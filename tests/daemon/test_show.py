@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.daemon.cli.status_screen import ROADS_SHOWN_MAX, show_status, show_verified
+from holdfast.daemon.cli.status_screen import ROUTES_SHOWN_MAX, show_status, show_verified
 from holdfast.membership.master.status.status import describe
 from tests.membership.test_trees import LAB, OUTSIDE, a_tree
 
@@ -35,18 +35,18 @@ def test_pairs_that_cannot_simply_dial_each_other_are_named(
     status = {**describe(table.master, table.now_s), "name": "run"}
     relay = status["members"][0]
     row: dict[str, object] = {"peers": [], "dials": None, "relay": None, "works": True, "tried": []}
-    status["roads"] = [
-        {**row, "names": ["a", "b"], "road": "punched"},
-        {**row, "names": ["a", "c"], "road": "relayed", "relay": relay["peer"]},
-        {**row, "names": ["b", "c"], "road": "none", "works": False, "tried": ["refused", "lost"]},
-        *({**row, "names": ["d", str(n)], "road": "punched"} for n in range(ROADS_SHOWN_MAX)),
+    status["routes"] = [
+        {**row, "names": ["a", "b"], "route": "punched"},
+        {**row, "names": ["a", "c"], "route": "relayed", "relay": relay["peer"]},
+        {**row, "names": ["b", "c"], "route": "none", "works": False, "tried": ["refused", "lost"]},
+        *({**row, "names": ["d", str(n)], "route": "punched"} for n in range(ROUTES_SHOWN_MAX)),
     ]
     show_status("master", status)
     out = capsys.readouterr().out
-    assert "road: a and b: punched" in out
-    assert f"road: a and c: relayed by {relay['name']}" in out
-    assert "road: b and c: no link; tried now: none (lost)" in out
-    assert "road: 3 more pairs, see --json" in out
+    assert "route: a and b: punched" in out
+    assert f"route: a and c: relayed by {relay['name']}" in out
+    assert "route: b and c: no link; tried now: none (lost)" in out
+    assert "route: 3 more pairs, see --json" in out
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from holdfast.collectives.arithmetic import Factors
+from holdfast.collectives.arithmetic import MeanFactors
 from holdfast.daemon.cli.simulate_command import simulate
 from holdfast.daemon.exit_codes import ExitCode
 
@@ -51,11 +51,11 @@ def test_one_seed_tells_its_story_the_same_one_each_time() -> None:
 def test_a_broken_promise_is_told_with_its_faults_and_the_line_that_repeats_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    original = Factors.of
-    patched = lambda those, present=None: Factors(  # noqa: E731
+    original = MeanFactors.of
+    patched = lambda those, present=None: MeanFactors(  # noqa: E731
         original(those, present).factors, original(those).divisor
     )
-    monkeypatch.setattr(Factors, "of", patched)
+    monkeypatch.setattr(MeanFactors, "of", patched)
     said = say("--start", "4", "--seeds", "4", "--jobs", "1", "--json", str(tmp_path / "j"))
     assert said.exit_code == ExitCode.VIOLATION
     violations = json.loads((tmp_path / "j").read_text())["violations"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.daemon.peer.step_watch import FIRST_STEP_DEADLINES, LOOK_S_MAX, Look, StepWatch
+from holdfast.daemon.peer.step_watch import FIRST_STEP_DEADLINES, LOOK_S_MAX, StepSample, StepWatch
 
 DEADLINE_S = 10.0
 
@@ -10,7 +10,7 @@ DEADLINE_S = 10.0
 def sees(watch: StepWatch, seconds: list[float], **what: int | None) -> list[float]:
     """The times at which it calls the trainer hanging."""
     seen = {"step": 1, "tokens": 1, "heard_count": None, "sent_count": 0, **what}
-    look = Look(**seen)  # type: ignore[arg-type]
+    look = StepSample(**seen)  # type: ignore[arg-type]
     return [at for at in seconds if watch.look(at, look, DEADLINE_S)]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sqlite3
 from pathlib import Path
@@ -12,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.daemon.exit_codes import ExitCode
-from holdfast.daemon.master.journal_store import GrantRow, Store, TokenError
+from holdfast.daemon.master.journal_store import GrantRow, JournalStore, TokenError
 from holdfast.membership.master.state.journal import (
     JournalRecord,
     PeerAdmitted,
@@ -47,22 +46,22 @@ class Clock:
 
 def test_records_survive_in_order(tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite"
-    store = Store(path)
+    store = JournalStore(path)
     for record in RECORDS[:3]:
         store.append(record)
     store.close()
-    again = Store(path)
+    again = JournalStore(path)
     assert again.records() == RECORDS[:3]
     for record in RECORDS[3:]:
         again.append(record)
     # Not closed: as if the process was killed. Another connection sees what was written.
-    assert Store(path).records() == RECORDS
+    assert JournalStore(path).records() == RECORDS
     again.close()
 
 
 def test_commits_are_told_with_when_their_rounds_were_opened(tmp_path: Path) -> None:
     clock = Clock()
-    store = Store(tmp_path / "journal.sqlite", now=clock)
+    store = JournalStore(tmp_path / "journal.sqlite", now=clock)
     for number in range(1, 8):
         store.append(RoundNumbered(number))
         clock.now_s += 2.5
@@ -82,21 +81,21 @@ def test_only_its_owner_reads_a_journal_whatever_the_umask(tmp_path: Path) -> No
     path = tmp_path / "journal.sqlite"
     before = os.umask(0o022)
     try:
-        store = Store(path)
+        store = JournalStore(path)
         store.append(RunCreated("run", ""))
         modes = {each.name: each.stat().st_mode & 0o777 for each in tmp_path.iterdir()}
         assert set(modes.values()) == {0o600}, modes
         assert f"{path.name}-wal" in modes
         store.close()
         path.chmod(0o644)  # as an older version left it
-        Store(path).close()
+        JournalStore(path).close()
         assert path.stat().st_mode & 0o777 == 0o600
     finally:
         os.umask(before)
 
 
 def test_a_record_is_synced_to_disk_before_append_returns(tmp_path: Path) -> None:
-    store = Store(tmp_path / "journal.sqlite")
+    store = JournalStore(tmp_path / "journal.sqlite")
     assert store._db.execute("pragma synchronous").fetchone()[0] == 2, "full: fsync per commit"
     assert store._db.execute("pragma journal_mode").fetchone()[0] == "wal"
     assert not store._db.in_transaction
@@ -109,15 +108,15 @@ def test_a_file_that_is_no_journal_is_refused_with_its_path(tmp_path: Path) -> N
     path = tmp_path / "journal.sqlite"
     path.write_bytes(b"not a database, but long enough to be looked at" * 100)
     with pytest.raises(UserError, match=str(path)) as raised:
-        Store(path)
+        JournalStore(path)
     assert raised.value.exit_code == ExitCode.CONFIG
     with pytest.raises(UserError, match="journal"):
-        Store(tmp_path)
+        JournalStore(tmp_path)
 
 
 def test_a_page_that_was_overwritten_is_no_traceback(tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite"
-    store = Store(path)
+    store = JournalStore(path)
     store._db.execute("pragma synchronous = off")  # for speed
     for number in range(2_000):
         store.append(TermStarted(number))
@@ -128,25 +127,26 @@ def test_a_page_that_was_overwritten_is_no_traceback(tmp_path: Path) -> None:
     content[8 * 4096 : 9 * 4096] = b"\x5a" * 4096
     path.write_bytes(content)
     with pytest.raises(UserError, match="journal") as raised:
-        Store(path).records()
+        JournalStore(path).records()
     assert raised.value.exit_code == ExitCode.CONFIG
 
 
-def test_a_journal_of_another_version_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [4, 99])
+def test_a_journal_of_another_version_is_refused(tmp_path: Path, version: int) -> None:
     path = tmp_path / "journal.sqlite"
-    Store(path).close()
+    JournalStore(path).close()
     with sqlite3.connect(path) as db:
-        db.execute("pragma user_version = 99")
+        db.execute(f"pragma user_version = {version}")
     db.close()
-    with pytest.raises(UserError, match="another holdfast"):
-        Store(path)
+    with pytest.raises(UserError, match="another version of holdfast"):
+        JournalStore(path)
 
 
 # ---------------------------------------------------------------- invites
 
 
 def test_a_token_admits_as_often_as_it_says() -> None:
-    store = Store(":memory:")
+    store = JournalStore(":memory:")
     token, _ = store.make_token(Role.SPARE, founder=True, uses=2, hours=1)
     invite = str(store.invites()[0]["id"])
     assert store.redeem(token) == GrantRow(Role.SPARE, True, "", invite)
@@ -158,31 +158,27 @@ def test_a_token_admits_as_often_as_it_says() -> None:
 
 def test_by_which_invite_somebody_came_is_known_after_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite"
-    store = Store(path)
+    store = JournalStore(path)
     token, _ = store.make_token(Role.SPARE, founder=False, uses=1, hours=1.0)
     store.admit("a" * 32, store.redeem(token))
     invite = store.invites()[0]["id"]
     store.close()
-    with contextlib.closing(sqlite3.connect(path)) as before:  # and as the version before had it
-        assert Store(path).grant("a" * 32) == GrantRow(Role.SPARE, False, "", str(invite))
-        before.execute("alter table grants drop column invite")
-        before.execute("pragma user_version = 3")
-    assert Store(path).grant("a" * 32) == GrantRow(Role.SPARE, False, "")
+    assert JournalStore(path).grant("a" * 32) == GrantRow(Role.SPARE, False, "", str(invite))
 
 
 def test_uses_are_counted_over_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite"
-    store = Store(path)
+    store = JournalStore(path)
     token, _ = store.make_token(Role.CONTRIBUTOR, founder=False, uses=1, hours=1)
     store.redeem(token)
     store.close()
     with pytest.raises(TokenError, match="used up"):
-        Store(path).redeem(token)
+        JournalStore(path).redeem(token)
 
 
 def test_a_token_expires_at_its_time() -> None:
     clock = Clock()
-    store = Store(":memory:", now=clock)
+    store = JournalStore(":memory:", now=clock)
     token, expires_s = store.make_token(Role.CONTRIBUTOR, founder=False, uses=9, hours=0.5)
     assert expires_s == clock.now_s + 1800
     clock.now_s = expires_s - 1
@@ -193,7 +189,7 @@ def test_a_token_expires_at_its_time() -> None:
 
 
 def test_a_withdrawn_token_admits_nobody_and_others_still_do() -> None:
-    store = Store(":memory:")
+    store = JournalStore(":memory:")
     tokens = [
         store.make_token(Role.CONTRIBUTOR, founder=False, uses=5, hours=1)[0] for _ in range(2)
     ]
@@ -211,7 +207,7 @@ def test_a_withdrawn_token_admits_nobody_and_others_still_do() -> None:
 
 @given(st.text(max_size=60))
 def test_no_other_string_is_a_token(text: str) -> None:
-    store = Store(":memory:")
+    store = JournalStore(":memory:")
     token, _ = store.make_token(Role.CONTRIBUTOR, founder=False, uses=1, hours=1)
     with pytest.raises(TokenError, match="not known"):
         store.redeem(text)
@@ -222,7 +218,7 @@ def test_no_other_string_is_a_token(text: str) -> None:
 
 
 def test_the_token_itself_is_nowhere_on_disk(tmp_path: Path) -> None:
-    store = Store(tmp_path / "journal.sqlite")
+    store = JournalStore(tmp_path / "journal.sqlite")
     token, _ = store.make_token(Role.CONTRIBUTOR, founder=True, uses=3, hours=1)
     grant = store.redeem(token)
     store.admit(PEER, grant)
@@ -235,29 +231,9 @@ def test_the_token_itself_is_nowhere_on_disk(tmp_path: Path) -> None:
 
 def test_what_an_identity_was_admitted_for_is_remembered(tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite"
-    store = Store(path)
+    store = JournalStore(path)
     assert store.grant(PEER) is None
     store.admit(PEER, GrantRow(Role.CONTRIBUTOR, False, "alder"))
     store.admit(PEER, GrantRow(Role.SPARE, True, "birch"))  # a second invite replaces the first
     store.close()
-    assert Store(path).grant(PEER) == GrantRow(Role.SPARE, True, "birch")
-
-
-def test_a_journal_of_before_approval_is_brought_up(tmp_path: Path) -> None:
-    path = tmp_path / "journal.sqlite"
-    store = Store(path)
-    token, _ = store.make_token(Role.SPARE, founder=False, uses=2, hours=1.0)
-    store.close()
-    with contextlib.closing(sqlite3.connect(path)) as before:
-        before.execute("alter table tokens drop column by_hand")
-        before.execute("alter table grants drop column invite")
-        before.execute("pragma user_version = 2")
-    for _ in range(2):
-        store = Store(path)
-        assert store.look_at(token) is False
-        assert store.invites()[0]["approve"] == 0
-        store.close()
-    store = Store(path)
-    by_hand, _ = store.make_token(Role.SPARE, founder=False, uses=1, hours=1.0, by_hand=True)
-    assert (store.look_at(by_hand), store.redeem(token).role) == (True, Role.SPARE)
-    store.close()
+    assert JournalStore(path).grant(PEER) == GrantRow(Role.SPARE, True, "birch")

@@ -16,7 +16,7 @@ import trio
 
 from holdfast.daemon.exit_codes import ExitCode
 from holdfast.daemon.peer import trainer_supervisor as module
-from holdfast.daemon.peer.trainer_supervisor import Supervisor, TrainerEnd
+from holdfast.daemon.peer.trainer_supervisor import TrainerEnd, TrainerSupervisor
 from holdfast.protocol.errors import UserError
 from holdfast.protocol.messages import Failing, FailureKind, Remedy, TrainerFailed
 from tests.processes.harness import alive
@@ -33,8 +33,8 @@ def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BACKOFF_MAX_S", 0.1)
 
 
-def shell(script: str, tmp_path: Path) -> Supervisor:
-    return Supervisor(["sh", "-c", script], tmp_path / "sock", member="me")
+def shell(script: str, tmp_path: Path) -> TrainerSupervisor:
+    return TrainerSupervisor(["sh", "-c", script], tmp_path / "sock", member="me")
 
 
 async def until_exists(path: Path) -> str:
@@ -44,7 +44,7 @@ async def until_exists(path: Path) -> str:
     return path.read_text()
 
 
-async def until_known(supervisor: Supervisor) -> None:
+async def until_known(supervisor: TrainerSupervisor) -> None:
     """A process may do things before who started it has learnt its number."""
     with trio.fail_after(PATIENCE_S):
         while supervisor.pid is None:
@@ -98,7 +98,7 @@ async def test_after_so_many_failures_in_a_row_it_waits_for_somebody_to_act(
 ) -> None:
     count = tmp_path / "count"
     told: list[TrainerFailed] = []
-    supervisor = Supervisor(
+    supervisor = TrainerSupervisor(
         ["sh", "-c", f"echo x >> {count}; test -e {tmp_path}/mended || exit 3"],
         tmp_path / "sock",
         member="me",
@@ -142,7 +142,9 @@ async def test_what_the_process_said_is_worth_more_than_its_exit_status(tmp_path
 
     script = f"echo x >> {tmp_path}/n; test $(wc -l < {tmp_path}/n) -ge 3 || exit 1"
     command = ["sh", "-c", script]
-    supervisor = Supervisor(command, tmp_path / "sock", member="me", words=words, tell=told.append)
+    supervisor = TrainerSupervisor(
+        command, tmp_path / "sock", member="me", words=words, tell=told.append
+    )
     assert await supervisor.run() is TrainerEnd.DONE
     assert [(each.kind, each.reason) for each in told] == [
         (FailureKind.MEMORY, "OutOfMemoryError: no"),
@@ -156,7 +158,9 @@ async def test_one_that_hangs_is_ended_with_the_reason_and_started_again(
 ) -> None:
     told: list[TrainerFailed] = []
     script = f"test -e {tmp_path}/ready && exit 0; echo $$ > {tmp_path}/ready; sleep 60"
-    supervisor = Supervisor(["sh", "-c", script], tmp_path / "sock", member="me", tell=told.append)
+    supervisor = TrainerSupervisor(
+        ["sh", "-c", script], tmp_path / "sock", member="me", tell=told.append
+    )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(supervisor.run)
         pid = int(await until_exists(tmp_path / "ready"))
@@ -177,7 +181,9 @@ async def test_the_time_in_which_it_hung_is_no_good_time(
     monkeypatch.setattr(module, "GOOD_RUN_S", 0.2)
     told: list[TrainerFailed] = []
     script = f"echo x >> {tmp_path}/n; test $(wc -l < {tmp_path}/n) -ge 4 || sleep 60"
-    supervisor = Supervisor(["sh", "-c", script], tmp_path / "sock", member="me", tell=told.append)
+    supervisor = TrainerSupervisor(
+        ["sh", "-c", script], tmp_path / "sock", member="me", tell=told.append
+    )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(supervisor.run)
         for sick_s in (0.3, 0.3, 0.0):
@@ -195,7 +201,7 @@ async def test_a_command_that_is_gone_later_is_a_failure_like_others(tmp_path: P
     command.write_text("#!/bin/sh\nrm $0\nexit 1\n")
     command.chmod(0o700)
     told: list[TrainerFailed] = []
-    supervisor = Supervisor([str(command)], tmp_path / "sock", member="me", tell=told.append)
+    supervisor = TrainerSupervisor([str(command)], tmp_path / "sock", member="me", tell=told.append)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(supervisor.run)
         with trio.fail_after(PATIENCE_S):
@@ -221,7 +227,9 @@ async def test_a_command_that_ran_well_for_long_has_its_tries_back(
 async def test_a_signal_is_named(tmp_path: Path) -> None:
     told: list[TrainerFailed] = []
     script = f"test -e {tmp_path}/again && exit 0; touch {tmp_path}/again; kill -SEGV $$"
-    supervisor = Supervisor(["sh", "-c", script], tmp_path / "sock", member="me", tell=told.append)
+    supervisor = TrainerSupervisor(
+        ["sh", "-c", script], tmp_path / "sock", member="me", tell=told.append
+    )
     assert await supervisor.run() is TrainerEnd.DONE
     assert told[0].reason == "was killed by SIGSEGV"
 
@@ -233,7 +241,7 @@ async def test_a_command_that_cannot_be_started(tmp_path: Path, how: str) -> Non
         command.write_text("echo\n")
     elif how == "a folder":
         command.mkdir()
-    supervisor = Supervisor([str(command), "--flag"], tmp_path / "sock", member="me")
+    supervisor = TrainerSupervisor([str(command), "--flag"], tmp_path / "sock", member="me")
     with pytest.raises(UserError) as raised:
         await supervisor.run()
     assert shlex.quote(str(command)) in str(raised.value)
@@ -278,9 +286,9 @@ async def test_the_whole_session_ends_with_the_daemon(tmp_path: Path, how: str) 
 DAEMON = """
 import sys, trio
 from pathlib import Path
-from holdfast.daemon.peer.trainer_supervisor import Supervisor
+from holdfast.daemon.peer.trainer_supervisor import TrainerSupervisor
 
-trio.run(Supervisor(["sh", "-c", sys.argv[1]], Path(sys.argv[2]), member="me").run)
+trio.run(TrainerSupervisor(["sh", "-c", sys.argv[1]], Path(sys.argv[2]), member="me").run)
 """
 
 
@@ -361,7 +369,7 @@ async def test_one_that_ignores_sigterm_is_killed_in_the_end(
         f"open({str(tmp_path / 'ready')!r}, 'w').write('x\\n')\n"
         "time.sleep(60)\n"
     )
-    supervisor = Supervisor([sys.executable, "-c", script], tmp_path / "sock", member="me")
+    supervisor = TrainerSupervisor([sys.executable, "-c", script], tmp_path / "sock", member="me")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(supervisor.run)
         await until_exists(tmp_path / "ready")

@@ -13,7 +13,7 @@ import trio
 import trio.testing
 from starlette.applications import Starlette
 
-from holdfast.daemon.master.reachability import NAMES_MAX, DialBack
+from holdfast.daemon.master.reachability import NAMES_MAX, ReachabilityCheck
 from holdfast.daemon.web.run_history import READERS_MAX, past_routes
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.network.host_lookup import LANES, LOOKUPS_EACH
@@ -79,7 +79,7 @@ def others_lane(than: str) -> str:
 @pytest.mark.real_time
 async def test_names_that_members_give_keep_nobody_from_the_journal(names: Stuck) -> None:
     network = a_network()
-    looking = DialBack(network, tuple, lambda _peer, _reachable: None)
+    looking = ReachabilityCheck(network, tuple, lambda _peer, _reachable: None)
     async with trio.open_nursery() as nursery:
         for number in range(MANY):
             addresses = tuple(f"n{number}-{index}.stuck:7" for index in range(16))
@@ -99,7 +99,7 @@ async def test_a_members_bad_names_hold_up_no_other_members(names: Stuck) -> Non
     with listener:
         port = listener.getsockname()[1]
         async with trio.open_nursery() as nursery:
-            looking = DialBack(network, tuple, lambda _peer, _reachable: None)
+            looking = ReachabilityCheck(network, tuple, lambda _peer, _reachable: None)
             for number in range(MANY):  # it says so again and again
                 names_given = (f"n{number}.stuck:7", "m.stuck:7")
                 nursery.start_soon(looking.reachable, bad, names_given, HOST)
@@ -131,7 +131,7 @@ async def test_of_a_hello_all_addresses_and_the_first_names_are_dialled() -> Non
         "x",
         "y",
     )
-    looking = DialBack(cast(Any, Noted()), tuple, lambda _peer, _reachable: None)
+    looking = ReachabilityCheck(cast(Any, Noted()), tuple, lambda _peer, _reachable: None)
     assert not await looking.reachable("p", given, HOST)
     assert NAMES_MAX == 2
     assert sorted(dialled) == sorted(given[:4])

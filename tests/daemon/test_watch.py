@@ -14,10 +14,17 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from holdfast.daemon.cli import daemon_client
-from holdfast.daemon.cli.daemon_client import News, RunSeen, Sight, events_of, rounds_of, see_status
-from holdfast.daemon.cli.watch import Lines, draw, essence
-from holdfast.daemon.metrics_store import History, PastEvent
-from holdfast.daemon.paths import Control
+from holdfast.daemon.cli.daemon_client import (
+    NewRows,
+    RunSnapshot,
+    Snapshot,
+    events_of,
+    rounds_of,
+    see_status,
+)
+from holdfast.daemon.cli.watch import ChangeLines, draw, essence
+from holdfast.daemon.metrics_store import MetricsStore, PastEvent
+from holdfast.daemon.paths import DaemonAddress
 from holdfast.daemon.web.http_server import bind_http, serve_http
 from holdfast.membership.master.status.status import describe
 from holdfast.protocol.addresses import Address
@@ -33,21 +40,21 @@ def a_run(members: int) -> Status:
     return {**describe(table.master, table.now_s), "name": "[b]first[/b]"}
 
 
-def seen(status: Status) -> Sight:
+def seen(status: Status) -> Snapshot:
     """With the events as the master's history has them."""
     names = {member["peer"]: member["name"] for member in status["members"]}
     events = [
         {**row, "id": number, "at": row["at_s"], "name": names.get(row["peer"], "")}
         for number, row in enumerate(status["events"])
     ]
-    return Sight(status, [], events)
+    return Snapshot(status, [], events)
 
 
 def screen(status: Status | None, width: int, height: int, away_s: float = 0.0) -> list[str]:
     out = io.StringIO()
     console = Console(file=out, width=width, height=height, color_system=None)
-    sight = None if status is None else seen(status)
-    console.print(draw("master", sight, away_s, width, height))
+    snapshot = None if status is None else seen(status)
+    console.print(draw("master", snapshot, away_s, width, height))
     return out.getvalue().splitlines()
 
 
@@ -77,7 +84,7 @@ def test_a_master_that_is_away_is_said_above_what_was_known() -> None:
 
 def test_lines_are_for_what_changes() -> None:
     table = Table()
-    lines = Lines("master")
+    lines = ChangeLines("master")
 
     def told() -> list[str]:
         status = {**describe(table.master, table.now_s), "name": "first"}
@@ -105,7 +112,7 @@ def test_the_headline_is_the_masters() -> None:
 
 
 def test_news_are_new_once_also_where_numbers_begin_anew() -> None:
-    news, rows = News(), list(seen(a_run(2)).events)
+    news, rows = NewRows(), list(seen(a_run(2)).events)
     assert news.of(rows) == rows
     assert news.of(rows) == []
     later = [{**row, "at": row["at"] + 60} for row in rows]
@@ -129,7 +136,7 @@ async def test_who_looks_again_keeps_its_connection() -> None:
     listener, url = bind_http(Address("127.0.0.1", 0))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve_http, app, listener)
-        control = Control("peer", url, "", 0)
+        control = DaemonAddress("peer", url, "", 0)
         for _ in range(5):
             assert await trio.to_thread.run_sync(see_status, control) == {"kind": "peer"}
         nursery.cancel_scope.cancel()
@@ -138,17 +145,17 @@ async def test_who_looks_again_keeps_its_connection() -> None:
     assert len(callers) == 1
 
 
-MASTER = Control("master", "http://nowhere", "", 0)
+MASTER = DaemonAddress("master", "http://nowhere", "", 0)
 
 
 @pytest.fixture
-def history(monkeypatch: pytest.MonkeyPatch) -> History:
+def history(monkeypatch: pytest.MonkeyPatch) -> MetricsStore:
     """Of a run, in the place of the daemon that would be asked for it; few rows at a time."""
-    history = History(":memory:")
+    history = MetricsStore(":memory:")
     monkeypatch.setattr(daemon_client, "EVENTS_ANSWER_MAX", 2)
     monkeypatch.setattr(daemon_client, "ROUNDS_ANSWER_MAX", 2)
 
-    def call(_control: Control, name: str, _body: None, **more: Any) -> Status:
+    def call(_control: DaemonAddress, name: str, _body: None, **more: Any) -> Status:
         query = more["query"]
         count, before = query["limit"], query.get("before")
         if name == "rounds":
@@ -161,7 +168,7 @@ def history(monkeypatch: pytest.MonkeyPatch) -> History:
     return history
 
 
-def test_events_are_found_by_name_id_kind_and_text(history: History) -> None:
+def test_events_are_found_by_name_id_kind_and_text(history: MetricsStore) -> None:
     for number, name in enumerate("abcab", 1):
         kind = "leave" if number > 3 else "join"
         peer, text = name + 31 * "0", f"{name} is member {number}"
@@ -180,7 +187,7 @@ def test_events_are_found_by_name_id_kind_and_text(history: History) -> None:
     assert found(kinds=["leave"], peer="c") == []
 
 
-def test_rounds_are_told_with_the_names_of_who_took_part(history: History) -> None:
+def test_rounds_are_told_with_the_names_of_who_took_part(history: MetricsStore) -> None:
     for number in range(1, 6):
         row = {
             "round": number,
@@ -197,8 +204,8 @@ def test_rounds_are_told_with_the_names_of_who_took_part(history: History) -> No
     assert [row["round"] for row in rounds_of(MASTER, 9)] == [5, 4, 3, 2, 1]
 
 
-def test_who_goes_on_looking_asks_for_a_round_once(history: History) -> None:
-    asked_for = RunSeen()
+def test_who_goes_on_looking_asks_for_a_round_once(history: MetricsStore) -> None:
+    asked_for = RunSnapshot()
     mark: Status = {"contributors": [], "lost": {}, "marks": {}}
 
     def look(*numbers: int) -> list[int]:

@@ -14,7 +14,7 @@ import trio
 from holdfast.daemon.exit_codes import ExitCode
 from holdfast.daemon.web.app import BODY_BYTES_MAX, HEADERS, Json, make_app
 from holdfast.daemon.web.http_server import bind_http, serve_http
-from holdfast.daemon.web.page_files import PAGES, Pages
+from holdfast.daemon.web.page_files import PAGES, PageFiles
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.errors import UserError
 
@@ -26,7 +26,7 @@ AUTHORISED = {"authorization": f"Bearer {TOKEN}"}
 class Things:
     """An application with one read and two actions, and what was done."""
 
-    def __init__(self, pages: Pages = PAGES) -> None:
+    def __init__(self, pages: PageFiles = PAGES) -> None:
         self.done: list[Json] = []
         self.app = make_app(
             token=TOKEN,
@@ -185,7 +185,7 @@ async def test_the_page_and_its_files_are_served_and_nothing_else(tmp_path: Path
     (tmp_path / "secret.txt").write_text("secret")
     (tmp_path / "static" / "index.html").write_text("<title>a page</title>")
     (tmp_path / "static" / "app.js").write_text("let x = 1;\n" * 200)
-    things = Things(pages=Pages(tmp_path / "static"))
+    things = Things(pages=PageFiles(tmp_path / "static"))
     page = await things.ask("GET", "/")
     assert (page.status_code, page.text) == (200, "<title>a page</title>")
     assert page.headers["content-type"] == "text/html; charset=utf-8"

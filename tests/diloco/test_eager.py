@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from holdfast.diloco.eager import SEEN_ROUNDS_MIN, Outlook
+from holdfast.diloco.eager import SEEN_ROUNDS_MIN, OuterEstimate
 from holdfast.diloco.outer import outer_step
 
 Values = NDArray[np.float32]
@@ -41,8 +41,8 @@ class Run:
         mean: Values = np.mean(deltas, axis=0, dtype=np.float32)
         return mean
 
-    def outlook(self, version: int = 0) -> Outlook:
-        outlook = Outlook(COUNT, *self.settings)
+    def outlook(self, version: int = 0) -> OuterEstimate:
+        outlook = OuterEstimate(COUNT, *self.settings)
         outlook.loaded(self.theta, version)
         return outlook
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from holdfast.collectives.arithmetic import Factors, Term, reduce_values
+from holdfast.collectives.arithmetic import MeanFactors, SumTerm, reduce_values
 from holdfast.collectives.codecs.codecs import get_codec
 from holdfast.diloco.fragments import Fragment, TensorShape, split
 from holdfast.diloco.merge import merged
@@ -50,9 +50,9 @@ def mean_of(deltas: list[Values]) -> Values:
     """As an owner makes it, of equal weights."""
     fp32 = get_codec("fp32")
     peers = [f"{number:032x}" for number in range(len(deltas))]
-    factors = Factors.of([Contributor(peer, 160, 1.0) for peer in peers])
+    factors = MeanFactors.of([Contributor(peer, 160, 1.0) for peer in peers])
     terms = [
-        Term(peer, memoryview(delta.tobytes()), factor, fp32)
+        SumTerm(peer, memoryview(delta.tobytes()), factor, fp32)
         for peer, delta, factor in zip(peers, deltas, factors.factors, strict=True)
     ]
     mean = np.empty_like(deltas[0])

@@ -115,7 +115,7 @@ def _turn_of(table: Table, source: Source) -> None:
 
 def _said(table: Table, kind: type[Any], source: Source) -> Any:
     """A message of this kind; None: it would not have come through."""
-    numbers = [0, 1, 2, 3, 2**31, 2**63 - 1, *table.master.conductor.rounds]
+    numbers = [0, 1, 2, 3, 2**31, 2**63 - 1, *table.master.scheduler.rounds]
     try:
         message = _record(kind, source, numbers)
         assert wire.decode(wire.encode(message)) == message

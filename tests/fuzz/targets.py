@@ -26,14 +26,14 @@ from attrs import frozen
 from blake3 import blake3
 
 from holdfast.checkpoint.byte_shuffle import squeeze, unsqueeze
-from holdfast.checkpoint.checkpoint_store import FolderPlace
+from holdfast.checkpoint.checkpoint_store import FolderStore
 from holdfast.checkpoint.checkpoints import (
     DIGEST_KEY,
     MANIFEST_KEY,
     CheckpointError,
     open_checkpoint,
 )
-from holdfast.checkpoint.partial_copy import FragmentSpool
+from holdfast.checkpoint.partial_copy import FragmentPartialCopy
 from holdfast.checkpoint.tensor_file import TensorFileError, encode_header, read_array
 from holdfast.collectives.chunk_tracker import UnwantedFrameError
 from holdfast.collectives.codecs.compression import expand, parse_codec
@@ -60,8 +60,8 @@ from holdfast.protocol.messages import (
     FragmentHead,
     Heartbeat,
     Index,
-    Layout,
     Message,
+    ModelLayout,
     Ready,
     Reduced,
     Role,
@@ -73,9 +73,9 @@ from holdfast.protocol.network.lane import (
     OPEN,
     FrameHeader,
     FrameKind,
-    Opener,
-    Preamble,
-    Sealer,
+    LanePreamble,
+    RecordOpener,
+    RecordSealer,
 )
 from holdfast.protocol.trust.authority import Authority, Party, holder_of, load_certificate
 from holdfast.protocol.trust.identity import Identity
@@ -133,7 +133,7 @@ def long_message(data: bytes) -> None:
     if not data:
         return
     count = min(wire.UNCOUNTED_BYTES_MAX // len(data) + 1, TENSORS_MAX)
-    head = wire.encode(TrainerAttached(Layout(())))[:-1]
+    head = wire.encode(TrainerAttached(ModelLayout(())))[:-1]
     _read(head + b"\xdd" + count.to_bytes(4, "big") + count * data)
 
 
@@ -158,7 +158,7 @@ def _messages() -> list[bytes]:
 def frame_header(data: bytes) -> None:
     """What stands before a lane's frames, and before a lane."""
     with suppress(RemoteProtocolError):
-        assert Preamble.unpack(data).pack() == data
+        assert LanePreamble.unpack(data).pack() == data
     if len(data) >= HEADER_BYTES:
         with suppress(RemoteProtocolError):
             assert FrameHeader.unpack(data[:HEADER_BYTES]).pack() == data[:HEADER_BYTES]
@@ -166,7 +166,7 @@ def frame_header(data: bytes) -> None:
 
 def lane(data: bytes) -> None:
     """A lane's bytes, from somebody who does not have its key: nothing may come through."""
-    opener = Opener(KEY)
+    opener = RecordOpener(KEY)
     source = io.BytesIO(data)
     try:
         while len(head := source.read(HEADER_BYTES)) == HEADER_BYTES:
@@ -183,12 +183,12 @@ def lane(data: bytes) -> None:
 
 @cache
 def _sealed() -> bytes:
-    return b"".join(map(bytes, Sealer(KEY).seal(OPEN, b"")))
+    return b"".join(map(bytes, RecordSealer(KEY).seal(OPEN, b"")))
 
 
 @cache
 def _frames() -> bytes:
-    sealer, frames = Sealer(KEY), b""
+    sealer, frames = RecordSealer(KEY), b""
     header = FrameHeader(FrameKind.BLOCK, 1, 0, 0, 0, 5)
     for each, payload in ((OPEN, b""), (header, b"block")):
         frames += b"".join(map(bytes, sealer.seal(each, payload)))
@@ -357,7 +357,7 @@ def journal(data: bytes) -> None:
             assert wire.from_plain(kind, wire.to_plain(read)) == read
 
 
-class _Shelf(FolderPlace):
+class _Shelf(FolderStore):
     """One file, in memory."""
 
     def __init__(self, data: bytes) -> None:
@@ -396,7 +396,7 @@ def spool(data: bytes) -> None:
     with tempfile.TemporaryDirectory(dir=_scratch()) as folder:
         path = Path(folder, "0.blocks")
         path.write_bytes(data)
-        kept = FragmentSpool(path)
+        kept = FragmentPartialCopy(path)
         try:
             kept.put(blake3(b"more").digest(), b"more")
             assert kept.find(blake3(b"more").digest()) == b"more"
@@ -414,7 +414,7 @@ def _scratch() -> str | None:
 def _spools() -> list[bytes]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "0.blocks")
-        kept = FragmentSpool(path)
+        kept = FragmentPartialCopy(path)
         for each in (b"one", b"two" * 20):
             kept.put(blake3(each).digest(), each)
         kept.close()
@@ -429,7 +429,7 @@ TARGETS: dict[str, Target] = {
     "message": Target(message, _messages),
     "long_message": Target(long_message, _tensors, 128),
     "frame_header": Target(
-        frame_header, lambda: [_frames()[:HEADER_BYTES], Preamble(bytes(16), 3).pack()], 64
+        frame_header, lambda: [_frames()[:HEADER_BYTES], LanePreamble(bytes(16), 3).pack()], 64
     ),
     "lane": Target(lane, lambda: [_frames()], 512),
     "frames": Target(

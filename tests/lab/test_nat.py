@@ -61,7 +61,7 @@ trio.run(main)
 
 @needs_lab
 @pytest.mark.timeout(600)
-def test_every_pair_of_machines_has_a_road(tmp_path: Path) -> None:
+def test_every_pair_of_machines_has_a_route(tmp_path: Path) -> None:
     with nat.pairs_lab() as lab:
         found, reach = nat.measure_pairs(lab, tmp_path)
     print(nat.table(found, reach))

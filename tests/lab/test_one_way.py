@@ -35,7 +35,7 @@ with (
         return whole(status, len(PEERS))
     began = run.until(lambda s: together(s) and s["committed"] >= 2, "all take part", 120)
     lab.cut(2, 1)
-    apart = run.until(lambda s: any(not road["works"] for road in s["roads"]), "they are apart", 60)
+    apart = run.until(lambda s: any(not route["works"] for route in s["routes"]), "they are apart", 60)
     target = apart["committed"] + 3
     run.until(lambda s: s["committed"] >= target and s["counts"]["contributed"] == 3, "rounds", 60)
     lab.heal(2, 1)

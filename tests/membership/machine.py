@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from holdfast.membership.master.coordinator import Grant
-from holdfast.membership.master.rounds.round import Phase
+from holdfast.membership.master.rounds.round import RoundPhase
 from holdfast.protocol.messages import ReduceFailed, Role, TrainerAttached, TrainerLost
 from tests.membership.model import DEADLINE_S, ModelPeer, World, layout_of, leaving
 from tests.membership.witness import hashed
@@ -105,8 +105,8 @@ class MasterMachine(RuleBasedStateMachine):
             self.world.deliver(peer)
 
     def in_the_middle(self) -> bool:
-        rounds = self.world.master.conductor.rounds.values()
-        return any(r.phase is Phase.REDUCING and not r.running().outcomes for r in rounds)
+        rounds = self.world.master.scheduler.rounds.values()
+        return any(r.phase is RoundPhase.REDUCING and not r.running().outcomes for r in rounds)
 
     @rule(index=peers, wrong=booleans, said=booleans, middle=booleans)
     def reduce(self, index: int, wrong: bool, said: bool, middle: bool) -> None:
@@ -232,7 +232,7 @@ class MasterMachine(RuleBasedStateMachine):
         peer = self.peer(index)
         peer.trainer = not peer.trainer
         if peer.connected:
-            peer.outbox.append(
+            peer.message_queue.append(
                 TrainerAttached(layout_of(peer.fragment_count))
                 if peer.trainer
                 else TrainerLost("crash")
@@ -272,7 +272,7 @@ class MasterMachine(RuleBasedStateMachine):
             else:
                 peer.reducing[number].lost = True
                 attempt = peer.reducing[number].attempt
-                peer.outbox.append(ReduceFailed(number, attempt, names, False, "?"))
+                peer.message_queue.append(ReduceFailed(number, attempt, names, False, "?"))
         self.world.flush(peer)
 
     @rule(index=peers, then=cycles)
@@ -281,7 +281,7 @@ class MasterMachine(RuleBasedStateMachine):
         if peer.connected and not peer.leaving:
             self.note_phase("leaves")
             peer.leaving = True
-            peer.outbox.append(leaving())
+            peer.message_queue.append(leaving())
             self.world.flush(peer)
         self.everybody(then)
 
@@ -360,7 +360,7 @@ class MasterMachine(RuleBasedStateMachine):
     # ------------------------------------------------------------ afterwards
 
     def note_phase(self, what: str) -> None:
-        for round_ in self.world.master.conductor.rounds.values():
+        for round_ in self.world.master.scheduler.rounds.values():
             event(f"{what} while {round_.phase.value}")
 
     def teardown(self) -> None:

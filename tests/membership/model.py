@@ -21,17 +21,23 @@ from collections.abc import Callable, Mapping, Sequence
 from attrs import Factory, define
 
 from holdfast.membership.master.coordinator import Coordinator, Grant
-from holdfast.membership.master.rounds.round import Phase
+from holdfast.membership.master.rounds.round import RoundPhase
 from holdfast.membership.master.state.journal import (
     TERMS_SKIPPED,
-    History,
     JournalRecord,
     PeerRevoked,
     RunCreated,
     RunFounded,
+    RunHistory,
     TermStarted,
 )
-from holdfast.membership.master.state.master_effects import Announce, Drop, Effect, Record, Send
+from holdfast.membership.master.state.master_effects import (
+    AnnounceEvent,
+    DropPeer,
+    Effect,
+    RecordDurably,
+    SendMessage,
+)
 from holdfast.membership.master.status.invariants import check_invariants
 from holdfast.membership.master.status.status import describe
 from holdfast.membership.spec.spec import RunSpec
@@ -47,17 +53,15 @@ from holdfast.protocol.messages import (
     Diagnosis,
     Donate,
     Flush,
-    Found,
-    Founded,
     FragmentHead,
     FragmentSize,
     Heartbeat,
     Held,
     Hello,
-    Layout,
     Leaving,
     MadeDigest,
     Message,
+    ModelLayout,
     NotReady,
     Open,
     Ready,
@@ -67,10 +71,12 @@ from holdfast.protocol.messages import (
     Release,
     Repair,
     Role,
+    SupplyWeights,
     Synced,
     SyncFailed,
     SyncFragment,
     TensorSpec,
+    WeightsSupplied,
     Welcome,
 )
 from tests.membership.table import LINEAGE, RUN_ID
@@ -80,10 +86,10 @@ DEADLINE_S = 10.0
 SIZE = FragmentSize(5 * 4_096, 0, 1)  # six chunks
 
 
-def layout_of(fragments: int) -> Layout:
+def layout_of(fragments: int) -> ModelLayout:
     """Of a model that is cut into so many fragments of that size."""
     values = TensorSpec("values", (fragments, SIZE.value_count), "float32", "buffer")
-    return Layout((values, TensorSpec("counters", (fragments,), "int64", "counter")))
+    return ModelLayout((values, TensorSpec("counters", (fragments,), "int64", "counter")))
 
 
 CALM_ROUNDS = 120  # steps of half a second in which a run without faults must get on
@@ -143,7 +149,7 @@ class ModelPeer:
     state: list[tuple[int, bytes] | None] = Factory(list)
     fragment_count: int = 1
     inbox: deque[Message] = Factory(deque)
-    outbox: deque[Message] = Factory(deque)
+    message_queue: deque[Message] = Factory(deque)
     opens: dict[int, Open] = Factory(dict)  # not answered yet
     orders: dict[int, Reduce] = Factory(dict)  # not finished yet
     reducing: dict[int, Reducing] = Factory(dict)  # finished ones, too, until the round is over
@@ -187,7 +193,7 @@ class ModelPeer:
     def disconnect(self) -> None:
         self.connected = self.leaving = False
         self.inbox.clear()
-        self.outbox.clear()
+        self.message_queue.clear()
 
     def restart(self, *, keep_state: bool) -> None:
         self.disconnect()
@@ -206,9 +212,9 @@ class ModelPeer:
         match message:
             case Welcome():
                 self._welcome(message)
-            case Found():
+            case SupplyWeights():
                 if self.trainer and not self.lineage:
-                    self.outbox.append(founded_by(self))
+                    self.message_queue.append(founded_by(self))
             case Open():
                 self._open(message)
             case Reduce():
@@ -259,7 +265,7 @@ class ModelPeer:
             if number in self.results:
                 attempt, digest = self.results[number]
                 manifest = () if running is None else running.manifest()
-                self.outbox.append(Reduced(number, attempt, digest, manifest))
+                self.message_queue.append(Reduced(number, attempt, digest, manifest))
         if message.lineage != self.lineage:
             self.lineage, self.state = message.lineage, []
             self.results, self.pending = {}, {}
@@ -271,7 +277,7 @@ class ModelPeer:
     def _open(self, message: Open) -> None:
         held = self.state[message.fragment]
         if held is None or held[0] not in (message.version, message.version - 1):
-            self.outbox.append(NotReady(message.round, "the fragment is not in sync here"))
+            self.message_queue.append(NotReady(message.round, "the fragment is not in sync here"))
         else:
             self.opens[message.round] = message
 
@@ -291,13 +297,13 @@ class ModelPeer:
         running = self.reducing.get(message.round)
         if running is not None:
             running.shut.update(message.lost)
-            self.outbox.append(Held(message.round, message.attempt, running.bits()))
+            self.message_queue.append(Held(message.round, message.attempt, running.bits()))
 
     def _diagnose(self, message: Diagnose) -> None:
         """What it lacks, and digests of what it holds: those of its report, right or wrong."""
         number, running = message.round, self.reducing.get(message.round)
         if running is None or running.attempt != message.attempt:
-            self.outbox.append(Diagnosis(number, message.attempt))
+            self.message_queue.append(Diagnosis(number, message.attempt))
             return
         lacking = {o for at, o in enumerate(running.owners) if at not in running.chunks}
         unmade = {o for at, o in enumerate(running.makers) if at not in running.chunks}
@@ -306,7 +312,7 @@ class ModelPeer:
             for maker in sorted(set(running.makers) - unmade)
         ]
         results = tuple(sorted(lacking - {self.peer}))
-        self.outbox.append(Diagnosis(number, message.attempt, (), results, tuple(made)))
+        self.message_queue.append(Diagnosis(number, message.attempt, (), results, tuple(made)))
 
     @staticmethod
     def _made_by(maker: str, running: Reducing) -> list[Made]:
@@ -334,7 +340,7 @@ class ModelPeer:
         if number in self.results:
             digest = self.results[number][1]
             self.results[number] = (message.attempt, digest)
-            self.outbox.append(Reduced(number, message.attempt, digest, running.manifest()))
+            self.message_queue.append(Reduced(number, message.attempt, digest, running.manifest()))
 
     def give_up(
         self, number: int, accused: tuple[str, ...], reason: str, bad: bool = False
@@ -343,14 +349,14 @@ class ModelPeer:
         attempt = self.reducing[number].attempt
         for memory in (self.orders, self.results, self.reducing):
             memory.pop(number, None)
-        self.outbox.append(ReduceFailed(number, attempt, accused, bad, reason))
+        self.message_queue.append(ReduceFailed(number, attempt, accused, bad, reason))
 
     def _sync(self, message: SyncFragment) -> None:
         fragment, head = message.head.fragment, message.head
         held = self.state[fragment]
         newer = held is not None and held[0] > head.version and not message.replaces_newer
         if held is not None and (newer or held == (head.version, head.root)):
-            self.outbox.append(Synced(FragmentHead(fragment, *held), 0))
+            self.message_queue.append(Synced(FragmentHead(fragment, *held), 0))
             return
         self.fetching[fragment] = message
         self.state[fragment] = None
@@ -386,11 +392,13 @@ class ModelPeer:
                 for pinned, version, receiver in self.pins:
                     if (pinned, version) == (fragment, head.version):
                         self.pins[pinned, version, receiver] = head.root
-                self.outbox.append(Applied(number, head))
+                self.message_queue.append(Applied(number, head))
             elif number not in self.orders:
                 del self.pending[number]
                 self.results.pop(number, None)
-                self.outbox.append(ReduceFailed(number, commit.attempt, (), False, "not here"))
+                self.message_queue.append(
+                    ReduceFailed(number, commit.attempt, (), False, "not here")
+                )
 
     def train(self, number: int, weight: int = 10, norm: float = 1.0) -> None:
         """Answer an open round."""
@@ -400,9 +408,9 @@ class ModelPeer:
             return  # the commit that leads to it is still to be applied
         del self.opens[number]
         if held is None or held[0] != message.version or not self.trainer:
-            self.outbox.append(NotReady(number, "no trainer is attached"))
+            self.message_queue.append(NotReady(number, "no trainer is attached"))
         else:
-            self.outbox.append(Ready(number, weight, norm, held[1], message.at_step))
+            self.message_queue.append(Ready(number, weight, norm, held[1], message.at_step))
 
     def reduce(self, number: int, others: Mapping[str, ModelPeer], *, wrong: bool = False) -> None:
         """Get as far as the others let us, and report; right or wrong."""
@@ -423,7 +431,7 @@ class ModelPeer:
         if number in self.pending:
             self.advance(order.fragment)
         else:
-            self.outbox.append(Reduced(number, running.attempt, digest, running.manifest()))
+            self.message_queue.append(Reduced(number, running.attempt, digest, running.manifest()))
 
     def _tell_loss(self, number: int, missing: set[str], others: Mapping[str, ModelPeer]) -> None:
         """Accuse those whom we need and cannot reach, once per attempt."""
@@ -435,7 +443,7 @@ class ModelPeer:
         if gone and not running.lost:
             running.lost = True
             accused = tuple(sorted(gone))
-            self.outbox.append(ReduceFailed(number, running.attempt, accused, False, "lost"))
+            self.message_queue.append(ReduceFailed(number, running.attempt, accused, False, "lost"))
 
     def takes_part(self, order: Reduce) -> bool:
         """Whether our process has this reduction, or may still hear of it."""
@@ -507,14 +515,16 @@ class ModelPeer:
             self.advance(fragment)
             held = self.state[fragment]
             assert held is not None
-            self.outbox.append(Synced(FragmentHead(fragment, *held), 1))
+            self.message_queue.append(Synced(FragmentHead(fragment, *held), 1))
         elif not any(donor.connected and donor.inbox for donor in donors):
             del self.fetching[fragment]
             bad = [d.peer for d, root in zip(donors, pinned, strict=True) if root]
-            self.outbox.append(SyncFailed(fragment, head.version, tuple(bad), "no donor has it"))
+            self.message_queue.append(
+                SyncFailed(fragment, head.version, tuple(bad), "no donor has it")
+            )
 
 
-def founded_by(peer: ModelPeer) -> Founded:
+def founded_by(peer: ModelPeer) -> WeightsSupplied:
     """The peer's state becomes version 0."""
     heads = tuple(
         FragmentHead(fragment, 0, hashed("founded", peer.peer, fragment))
@@ -522,7 +532,7 @@ def founded_by(peer: ModelPeer) -> Founded:
     )
     peer.lineage = LINEAGE
     peer.state = [(head.version, head.root) for head in heads]
-    return Founded(layout_of(len(heads)), (SIZE,) * len(heads), heads, LINEAGE)
+    return WeightsSupplied(layout_of(len(heads)), (SIZE,) * len(heads), heads, LINEAGE)
 
 
 class MasterDiedError(Exception):
@@ -570,26 +580,26 @@ class World:
                     raise MasterDiedError
                 self.crash_after -= 1
             match effect:
-                case Record(record=record):
+                case RecordDurably(record=record):
                     self.journal.append(record)
                     self.witness.recorded(record, self)
                     if isinstance(record, PeerRevoked):
                         self.revoked.add(record.peer)
-                case Send(peer=name, message=message):
+                case SendMessage(peer=name, message=message):
                     self.witness.sent(name, message, self.now_s)
                     if self.by_id[name].connected:
                         self.by_id[name].inbox.append(message)
-                case Announce(event=event) if " was aborted: " in event.text:
+                case AnnounceEvent(event=event) if " was aborted: " in event.text:
                     self.witness.aborted(int(event.text.split()[1]))  # perhaps nobody is told
-                case Drop(peer=name, previous=False):
+                case DropPeer(peer=name, previous=False):
                     self.by_id[name].disconnect()
                     self.witness.gone(name)
 
     def _check_waiting(self) -> None:
         """Nobody waits for the dead longer than the deadline (and what follows from it)."""
         limit_s = 1.2 * DEADLINE_S
-        for round_ in self.master.conductor.rounds.values():
-            if round_.phase is Phase.REDUCING:
+        for round_ in self.master.scheduler.rounds.values():
+            if round_.phase is RoundPhase.REDUCING:
                 key = (round_.number, round_.running().number)
                 assert key in self.witness.moved_s, "an attempt that nobody was told of"
                 assert self.now_s <= self.witness.moved_s[key] + limit_s, "an attempt hangs"
@@ -600,7 +610,7 @@ class World:
             (i for i, r in enumerate(self.journal) if isinstance(r, RunFounded)), len(self.journal)
         )
         del self.journal[max(founded + 1, len(self.journal) - count) :]
-        history = History.replay(self.journal)
+        history = RunHistory.replay(self.journal)
         self.revoked = set(history.revoked)
         self.witness.journal_cut(history)
         self.term += TERMS_SKIPPED
@@ -644,8 +654,8 @@ class World:
 
     def flush(self, peer: ModelPeer, count: int = 1_000) -> None:
         """Deliver what the peer has said to the master."""
-        while peer.outbox and count and peer.connected and not peer.frozen:
-            message = peer.outbox.popleft()
+        while peer.message_queue and count and peer.connected and not peer.frozen:
+            message = peer.message_queue.popleft()
             count -= 1
             if peer.peer in self.master.context.roster:
                 self.witness.delivered(peer.peer, message, self.now_s)

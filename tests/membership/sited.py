@@ -5,7 +5,7 @@ from __future__ import annotations
 from attrs import frozen
 from hypothesis import strategies as st
 
-from holdfast.membership.planning.bandwidth import Bandwidth, Lines, SiteLine
+from holdfast.membership.planning.bandwidth import Bandwidth, LineCapacities, SiteLine
 from holdfast.membership.planning.plan import PlanEstimate, make_plan
 from holdfast.membership.spec.spec import RunSpec
 from holdfast.protocol.messages import FragmentSize, Plan
@@ -22,7 +22,7 @@ class Sited:
     size: FragmentSize
     contributors: list[str]
     receivers: list[str]
-    lines: Lines
+    lines: LineCapacities
     spec: RunSpec
 
     def planned(self, *, star_only: bool = False) -> tuple[Plan, PlanEstimate]:
@@ -48,7 +48,7 @@ def sited(draw: st.DrawFn, codec: str | None = None, combine: str = "mean") -> S
         members, left = tuple(left[:inside]), left[inside:]
         inner = {peer: Bandwidth(100 * draw(rates), 100 * draw(rates)) for peer in members}
         sites.append(SiteLine(members, draw(bandwidths), inner))
-    lines = Lines({peer: draw(bandwidths) for peer in receivers}, sites=tuple(sites))
+    lines = LineCapacities({peer: draw(bandwidths) for peer in receivers}, sites=tuple(sites))
     name = codec or draw(st.sampled_from(["fp32", "int8", "nf4", "bf16+zstd"]))
     reduce = f'codec_up = "{name}"\ncodec_down = "{name}"\ncombine = "{combine}"'
     spec = RunSpec.parse(f"[reduce]\n{reduce}")

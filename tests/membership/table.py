@@ -7,7 +7,13 @@ from typing import TypeVar
 
 from holdfast.membership.master.coordinator import Coordinator, Grant
 from holdfast.membership.master.state.journal import JournalRecord, RunCreated
-from holdfast.membership.master.state.master_effects import Announce, Drop, Effect, Record, Send
+from holdfast.membership.master.state.master_effects import (
+    AnnounceEvent,
+    DropPeer,
+    Effect,
+    RecordDurably,
+    SendMessage,
+)
 from holdfast.membership.master.status.invariants import check_invariants
 from holdfast.membership.master.status.status import describe
 from holdfast.membership.spec.spec import RunSpec
@@ -18,15 +24,14 @@ from holdfast.protocol.messages import (
     Diagnose,
     Diagnosis,
     Flush,
-    Founded,
     FragmentHead,
     FragmentSize,
     Heartbeat,
     Held,
     Hello,
-    Layout,
     MadeDigest,
     Message,
+    ModelLayout,
     Ready,
     Reduce,
     Reduced,
@@ -35,13 +40,14 @@ from holdfast.protocol.messages import (
     Synced,
     SyncFragment,
     TensorSpec,
+    WeightsSupplied,
 )
 
 M = TypeVar("M", bound=Message)
 R = TypeVar("R", bound=JournalRecord)
 
 RUN_ID = "ab" * 16
-LAYOUT = Layout((TensorSpec("w", (4, 4), "float32", "parameter"),))
+LAYOUT = ModelLayout((TensorSpec("w", (4, 4), "float32", "parameter"),))
 LINEAGE = b"L" * 32
 A, B, C, D, E = ("a" * 32, "b" * 32, "c" * 32, "d" * 32, "e" * 32)
 CONTRIBUTOR = Grant(Role.CONTRIBUTOR)
@@ -63,7 +69,7 @@ def hello_of(
     peer: str,
     *,
     incarnation: int = 1,
-    layout: Layout | None = LAYOUT,
+    layout: ModelLayout | None = LAYOUT,
     heads: Sequence[FragmentHead] = (),
     lineage: bytes = b"",
     undecided: Sequence[Reduced] = (),
@@ -108,9 +114,9 @@ class Table:
     def take(self, effects: list[Effect]) -> list[Effect]:
         self.effects = effects
         for effect in effects:
-            if isinstance(effect, Record):
+            if isinstance(effect, RecordDurably):
                 self.journal.append(effect.record)
-            elif isinstance(effect, Send):
+            elif isinstance(effect, SendMessage):
                 self.heard.setdefault(effect.peer, []).append(effect.message)
         check_invariants(self.master)
         return effects
@@ -184,11 +190,11 @@ class Table:
         return [record for record in self.journal if isinstance(record, kind)]
 
     def dropped(self, peer: str) -> RefusalCode:
-        (drop,) = [e for e in self.effects if isinstance(e, Drop) and e.peer == peer]
+        (drop,) = [e for e in self.effects if isinstance(e, DropPeer) and e.peer == peer]
         return drop.code
 
     def announced(self) -> str:
-        return "\n".join(e.event.text for e in self.effects if isinstance(e, Announce))
+        return "\n".join(e.event.text for e in self.effects if isinstance(e, AnnounceEvent))
 
     def roles(self) -> dict[str, str]:
         """By peer: its role in the last view, with a star when it is in sync."""
@@ -209,7 +215,7 @@ class Table:
         self.join(peer, FOUNDER, hello, host)
         self.say(
             peer,
-            Founded(
+            WeightsSupplied(
                 LAYOUT,
                 sizes_of(count),
                 tuple(head_of(fragment, 0) for fragment in range(count)),
@@ -236,7 +242,7 @@ class Table:
         self.forget()
 
     def open_round(self) -> int:
-        (number,) = self.master.conductor.rounds
+        (number,) = self.master.scheduler.rounds
         return number
 
     def ready(
@@ -248,7 +254,7 @@ class Table:
         step_s: float = 0.0,
     ) -> None:
         """It has posted at this step; by default at the round's. Its steps take ``step_s``."""
-        round_ = self.master.conductor.rounds[self.open_round()]
+        round_ = self.master.scheduler.rounds[self.open_round()]
         root = root_of(round_.fragment, round_.version)
         at_step = round_.at_step if step is None else step
         self.say(peer, Ready(round_.number, weight, norm, root, at_step, step_s))
@@ -261,7 +267,7 @@ class Table:
 
     def hold(self, flush: Flush, *peers: str, results: bytes | None = None) -> None:
         """These have shut out the lost and hold these results (default: none)."""
-        owners = self.master.conductor.rounds[flush.round].running().owners
+        owners = self.master.scheduler.rounds[flush.round].running().owners
         empty = bytes((len(owners) + 7) // 8)
         for peer in peers:
             self.say(peer, Held(flush.round, flush.attempt, empty if results is None else results))
@@ -300,6 +306,6 @@ class Table:
 
 def owners_of(table: Table, *owners: str) -> None:
     """As if the plan had dealt the chunks so."""
-    for round_ in table.master.conductor.rounds.values():
+    for round_ in table.master.scheduler.rounds.values():
         attempt = round_.running()
         attempt.owners, attempt.makers = list(owners), list(owners)

@@ -14,14 +14,14 @@ from holdfast.membership.master.rounds.audits import (
     FORGIVEN_BY,
     WITHHELD_MAX,
 )
-from holdfast.membership.master.state.journal import History, PeerCleared, PeerQuarantined
-from holdfast.membership.master.state.master_effects import Judge
+from holdfast.membership.master.state.journal import PeerCleared, PeerQuarantined, RunHistory
+from holdfast.membership.master.state.master_effects import CheckProof
 from holdfast.membership.master.status.status import describe
 from holdfast.membership.spec.spec import RunSpec
 from holdfast.protocol.messages import (
     PROOF_BYTES_MAX,
-    Audit,
     Audited,
+    AuditOrder,
     Commit,
     ContributorRun,
     Flush,
@@ -52,20 +52,20 @@ def owner_of(order: Reduce) -> str:
     return owner
 
 
-def look(table: Table, peers: Sequence[str] = PEERS) -> tuple[str, Audit]:
+def look(table: Table, peers: Sequence[str] = PEERS) -> tuple[str, AuditOrder]:
     """Who was asked to look, and at what."""
     asked = [
         (peer, message)
         for peer in peers
         for message in table.heard.get(peer, [])
-        if isinstance(message, Audit)
+        if isinstance(message, AuditOrder)
     ]
     ((auditor, audit),) = asked
     table.heard[auditor].remove(audit)
     return auditor, audit
 
 
-def to_look(table: Table, peers: Sequence[str] = PEERS) -> tuple[Reduce, str, str, Audit]:
+def to_look(table: Table, peers: Sequence[str] = PEERS) -> tuple[Reduce, str, str, AuditOrder]:
     """A round whose result is there: order, owner, auditor, and what it was told."""
     order = table.reduce(*peers)
     table.reduced(order, *peers)
@@ -76,23 +76,25 @@ def to_look(table: Table, peers: Sequence[str] = PEERS) -> tuple[Reduce, str, st
     return order, owner, auditor, audit
 
 
-def told(audit: Audit, wrong: tuple[int, ...] = (), unseen: tuple[int, ...] = ()) -> Audited:
+def told(audit: AuditOrder, wrong: tuple[int, ...] = (), unseen: tuple[int, ...] = ()) -> Audited:
     return Audited(audit.round, audit.attempt, wrong, unseen)
 
 
-def piece(audit: Audit, data: bytes, offset: int = 0, all_bytes: int | None = None) -> ProofPiece:
+def piece(
+    audit: AuditOrder, data: bytes, offset: int = 0, all_bytes: int | None = None
+) -> ProofPiece:
     length = len(data) if all_bytes is None else all_bytes
     return ProofPiece(audit.round, audit.attempt, 0, offset, length, data)
 
 
-def prove(table: Table, auditor: str, audit: Audit, fault: str) -> Judge:
+def prove(table: Table, auditor: str, audit: AuditOrder, fault: str) -> CheckProof:
     """The auditor calls the chunk wrong and sends its proof, which is judged."""
     table.say(auditor, told(audit, wrong=(0,)))
     assert table.hear(auditor, ProofWanted).offset == 0
     table.say(auditor, piece(audit, b"half of", all_bytes=10))
     assert table.hear(auditor, ProofWanted).offset == 7
     table.say(auditor, piece(audit, b" it", 7, 10))
-    (case,) = [effect for effect in table.effects if isinstance(effect, Judge)]
+    (case,) = [effect for effect in table.effects if isinstance(effect, CheckProof)]
     assert case.proof == b"half of it"
     table.take(table.master.judged(case, fault, table.now_s))
     return case
@@ -172,7 +174,7 @@ def test_what_a_liar_made_in_other_rounds_goes_with_it() -> None:
     table.start(*PEERS)
     first = table.reduce(*PEERS)
     table.forget()
-    (second,) = [r for r in table.master.conductor.rounds.values() if r.number != first.round]
+    (second,) = [r for r in table.master.scheduler.rounds.values() if r.number != first.round]
     for peer in PEERS:
         root = root_of(second.fragment, second.version)
         table.say(peer, Ready(second.number, 10, 1.0, root, second.at_step))
@@ -201,7 +203,7 @@ def test_who_is_in_quarantine_stays_out_until_it_is_cleared() -> None:
     assert "wrong" in row["why"]
     table.take(table.master.clear(owner, table.now_s))
     assert [record.peer for record in table.records(PeerCleared)] == [owner]
-    assert History.replay(table.journal).quarantined == {}
+    assert RunHistory.replay(table.journal).quarantined == {}
     table.join(owner, CONTRIBUTOR, hello_of(owner, incarnation=2))
     assert owner in table.master.context.roster
 
@@ -223,7 +225,9 @@ def test_who_accuses_and_proves_nothing_is_convicted_at_the_last_time() -> None:
             assert auditor not in (liar, owner)
             table.say(auditor, told(audit))
             table.hear(A, Commit)
-            order = next(r for r in table.master.conductor.ledger.past if r.number == audit.round)
+            order = next(
+                r for r in table.master.scheduler.round_table.past if r.number == audit.round
+            )
             table.forget()
             for peer in PEERS:
                 table.applied(order.running().order, peer)  # type: ignore[arg-type]
@@ -261,7 +265,7 @@ def test_pieces_that_are_none_convict_nobody(odd: str) -> None:
         table.say(next(p for p in PEERS if p != auditor), piece(audit, b"x"))
     else:
         table.say(auditor, void.get(odd) or ignored[odd])
-    assert not any(isinstance(effect, Judge) for effect in table.effects)
+    assert not any(isinstance(effect, CheckProof) for effect in table.effects)
     if odd in void:
         other, again = look(table)
         assert other != auditor
@@ -269,7 +273,7 @@ def test_pieces_that_are_none_convict_nobody(odd: str) -> None:
         table.hear(A, Commit)
     else:
         table.say(auditor, piece(audit, b"x"))
-        assert any(isinstance(effect, Judge) for effect in table.effects)
+        assert any(isinstance(effect, CheckProof) for effect in table.effects)
 
 
 # ---------------------------------------------------------------- what is not shown
@@ -324,7 +328,7 @@ def test_who_shows_nothing_again_and_again_owns_nothing_until_it_is_cleared() ->
 
 def test_many_chunks_that_are_right_make_up_for_one_that_was_not_shown() -> None:
     table = a_table()
-    audits = table.master.conductor.course.audits
+    audits = table.master.scheduler.driver.audits
     audits.withheld[A] = 2
     for _chunk in range(FORGIVEN_BY - 1):
         audits._pass(A)
@@ -390,13 +394,13 @@ def test_what_an_heir_adds_up_is_looked_at_as_its_work() -> None:
     flush = table.hear(left[0], Flush)
     table.hold(flush, *left)
     repair = table.hear(left[0], Repair)
-    heir = repair.assignments[0].owner
+    successor = repair.assignments[0].owner
     place = [c.peer for c in order.contributors].index(owner)
     manifest = (ContributorRun(bytes([0b1111 & ~(1 << place)]), 1),)
     for peer in left:
         table.say(peer, Reduced(order.round, repair.attempt, DIGEST, manifest))
     auditor, audit = look(table, left)
-    assert auditor != heir
+    assert auditor != successor
     table.say(auditor, told(audit))
     table.hear(left[0], Commit)
 
@@ -418,7 +422,7 @@ def test_who_leaves_out_a_contributor_that_was_not_lost_owns_nothing_in_the_roun
 def draws(share: float, rounds: int, chunks: int, lot: bytes = b"secret") -> list[set[int]]:
     """What is drawn in each of so many rounds."""
     spec = RunSpec.parse(f"[reduce]\naudit = {share}\n")
-    audits = Coordinator(spec, "5" * 32, 1, lot).conductor.course.audits
+    audits = Coordinator(spec, "5" * 32, 1, lot).scheduler.driver.audits
     audits._alone = lambda number: False  # type: ignore[method-assign]
     return [{chunk for chunk, _lot in audits._draw(at, 1, chunks)} for at in range(rounds)]
 

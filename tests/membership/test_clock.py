@@ -59,7 +59,7 @@ def two_of_three_ready(table: Table, *, reduction_s: float) -> float:
         table.wait(reduction_s, A, B, C)
         table.reduced(order, A, B, C)
         table.applied(order, A, B, C)
-    step_s = table.master.conductor.clock.step_s
+    step_s = table.master.scheduler.clock.step_s
     table.forget()
     table.wait(H * STEP_S, A, B, C)
     table.ready(A)
@@ -87,8 +87,8 @@ def test_who_is_late_gives_what_it_has_when_the_first_has_come() -> None:
     table.wait(3.0, A, B, C)
     table.hears_no(B, Open)
     table.ready(A)
-    hurried = table.hear(B, Open)
-    assert (hurried.round, hurried.at_step) == (number, 0)
+    nudged = table.hear(B, Open)
+    assert (nudged.round, nudged.at_step) == (number, 0)
     table.wait(1.0, A, B, C)
     table.hears_no(B, Open)  # once is enough
     table.hears_no(A, Open)

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.membership.master.sync.digest_comparison import (
-    Difference,
+    DifferingCopy,
     differences,
     differing_blocks,
-    said_blocks,
+    format_blocks,
 )
 from holdfast.protocol.messages import FragmentHead
 
@@ -33,7 +33,7 @@ def test_the_journal_knows_who_is_right_even_against_a_majority() -> None:
 def test_without_the_journal_more_than_half_are_right() -> None:
     told = {"a": [head(GOOD)], "b": [head(BAD)], "c": [head(GOOD)]}
     found = differences(told, lambda _fragment, _version: b"")
-    assert found == [Difference("b", head(BAD), GOOD, "a")]
+    assert found == [DifferingCopy("b", head(BAD), GOOD, "a")]
 
 
 def test_two_that_differ_and_nobody_to_ask_differ_from_each_other() -> None:
@@ -49,7 +49,7 @@ def test_copies_of_different_versions_are_not_compared() -> None:
     assert differences(told, lambda _fragment, _version: b"") == []
     roots = {(0, 3): GOOD, (0, 4): ODD}
     found = differences(told, lambda fragment, version: roots.get((fragment, version), b""))
-    assert found == [Difference("b", head(BAD, 4), ODD, "")]
+    assert found == [DifferingCopy("b", head(BAD, 4), ODD, "")]
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=40))
@@ -76,4 +76,4 @@ def test_digests_of_unlike_fragments_tell_nothing() -> None:
     ],
 )
 def test_blocks_are_said_in_runs(blocks: list[int], text: str) -> None:
-    assert said_blocks(blocks) == text
+    assert format_blocks(blocks) == text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.membership.master.routes.disputes import DISPUTES_MAX, Disputes
-from holdfast.protocol.messages import LinkBroken, RoadWanted
+from holdfast.protocol.messages import LinkBroken, RouteWanted
 from tests.membership.table import SPARE, A, B, C, D, E, Table
 
 S = "5" * 32
@@ -13,13 +13,13 @@ T = "6" * 32
 U = "7" * 32
 
 
-@pytest.mark.parametrize("word", [RoadWanted, LinkBroken])
+@pytest.mark.parametrize("word", [RouteWanted, LinkBroken])
 def test_who_says_that_it_reaches_nobody_leaves_no_spare_without_results(word: type) -> None:
     table = Table()
     table.start(A, B, C, D, E, spares=[S, T, U])
     for other in (A, B, C, D, S, T, U):
-        wanted = word is RoadWanted
-        table.say(E, RoadWanted(other, 0, True, "because") if wanted else LinkBroken(other))
+        wanted = word is RouteWanted
+        table.say(E, RouteWanted(other, 0, True, "because") if wanted else LinkBroken(other))
     table.wait(5.0, A, B, C, D, E, S, T, U)
     order = table.reduce(A, B, C, D, E)
     assert [c.peer for c in order.contributors] == [A, B, C, D]
@@ -30,7 +30,7 @@ def test_a_spare_that_says_that_it_reaches_nobody_is_left_out_alone() -> None:
     table = Table()
     table.start(A, B, C, spares=[S, T])
     for other in (A, B, C, T):
-        table.say(S, RoadWanted(other, 0, True, "because"))
+        table.say(S, RouteWanted(other, 0, True, "because"))
     order = table.reduce(A, B, C)
     assert [c.peer for c in order.contributors] == [A, B, C]
     assert order.receivers == (A, B, C, T)
@@ -41,7 +41,7 @@ def test_spares_that_no_contributor_reaches_go_before_contributors() -> None:
     table.start(A, B, spares=[S, T, U])
     for spare in (S, T, U):
         for other in (A, B):
-            table.say(spare, RoadWanted(other, 0, True, "because"))
+            table.say(spare, RouteWanted(other, 0, True, "because"))
     order = table.reduce(A, B)
     assert [c.peer for c in order.contributors] == [A, B]
     assert order.receivers == (A, B)
@@ -76,11 +76,11 @@ def test_a_pair_is_tried_again_though_one_of_it_takes_no_part_meanwhile() -> Non
     table.applied(first, A, B, C, S)
     table.leave(S)
     for other in (A, B, C):
-        table.master.roads.disputes.note(other, S, table.now_s)
+        table.master.routes.disputes.note(other, S, table.now_s)
     table.wait(11.0, A, B, C)
     table.join(S, SPARE)
-    assert not table.master.roads.connected(A, S)
+    assert not table.master.routes.connected(A, S)
     table.forget()
     order = table.reduce(A, B, C)
     assert S not in order.receivers
-    assert table.master.roads.connected(A, S)
+    assert table.master.routes.connected(A, S)

@@ -25,7 +25,7 @@ def headline(table: Table) -> dict[str, Any]:
 
 
 def newest(table: Table) -> dict[str, Any]:
-    return past_row(table.master.conductor.ledger.past[-1])
+    return past_row(table.master.scheduler.round_table.past[-1])
 
 
 def states(table: Table) -> dict[str, str]:
@@ -169,7 +169,7 @@ def test_marks_are_of_the_last_rounds_only() -> None:
     table.start(A, B)
     for _ in range(60):
         table.commit(A, B)
-    past = table.master.conductor.ledger.past
+    past = table.master.scheduler.round_table.past
     assert len(past) == 50
     assert all(len(round_.marks) == 2 for round_ in past)
 

@@ -117,8 +117,8 @@ def test_a_result_that_is_kept_from_one_costs_that_one_the_round_and_the_pair() 
     assert len(table.master.context.roster) == 5
     table.applied(order, A, B, C, E)
     assert table.hear(D, SyncFragment)
-    assert not table.master.roads.connected(D, E)
-    assert table.master.roads.connected(C, E)
+    assert not table.master.routes.connected(D, E)
+    assert table.master.routes.connected(C, E)
 
 
 def test_a_contribution_that_is_kept_from_all_owners_costs_its_keeper_the_round() -> None:
@@ -142,10 +142,10 @@ def test_who_says_nothing_is_named_by_the_others() -> None:
 
 def test_who_fails_a_second_one_is_the_one_to_go() -> None:
     table, order = five()
-    table.master.roads.disputes.note(D, E, table.now_s)
+    table.master.routes.disputes.note(D, E, table.now_s)
     table.reduced(order, A, B, D, E)
     table.wait(0.9 * DEADLINE_S, *FIVE)
-    table.master.roads.disputes.note(D, E, table.now_s)
+    table.master.routes.disputes.note(D, E, table.now_s)
     table.wait(0.1 * DEADLINE_S, *FIVE)
     table.diagnosed(order, C, results=(E,))
     table.wait(LINK_S, *FIVE)
@@ -178,7 +178,7 @@ def test_whom_an_owner_misled_is_synced_again_and_not_called_bad() -> None:
     assert not [e for e in table.master.context.events if e.kind is EventKind.BAD]
     table.applied(order, A, B, C, E)
     assert table.hear(D, SyncFragment)
-    assert not table.master.roads.connected(D, E)
+    assert not table.master.routes.connected(D, E)
 
 
 def test_two_are_not_asked() -> None:
@@ -194,7 +194,7 @@ def test_two_are_not_asked() -> None:
 def test_answers_that_were_not_asked_for_are_ignored() -> None:
     table, order = five()
     table.say(A, Diagnosis(order.round, order.attempt, (B,)), Diagnosis(99, 1, (B,)))
-    assert table.master.conductor.rounds[order.round].running().inquiry is None
+    assert table.master.scheduler.rounds[order.round].running().inquiry is None
 
 
 def test_a_report_without_an_answer_does_not_keep_the_others_from_being_asked() -> None:
@@ -270,7 +270,7 @@ def test_several_of_one_invite_and_line_have_one_word() -> None:
 
 def test_in_a_tree_who_is_late_stays_a_member() -> None:
     table, order = five()
-    table.master.conductor.rounds[order.round].running().sites = ((A, B), (C,), (D,), (E,))
+    table.master.scheduler.rounds[order.round].running().sites = ((A, B), (C,), (D,), (E,))
     table.reduced(order, A, B, C, E)
     table.wait(DEADLINE_S, *FIVE)
     table.hears_no(D, Diagnose)

@@ -12,7 +12,6 @@ from holdfast.membership.master.state.journal import (
     ADMITTED_MAX,
     RECORDS,
     ROOTS_KEPT_MAX,
-    History,
     JournalRecord,
     MastersKnown,
     PeerAdmitted,
@@ -28,6 +27,7 @@ from holdfast.membership.master.state.journal import (
     RunCreated,
     RunFinished,
     RunFounded,
+    RunHistory,
     RunPaused,
     RunRewound,
     SpecChanged,
@@ -91,7 +91,7 @@ def test_every_kind_of_record_survives_the_disk() -> None:
 
 
 def test_what_the_records_amount_to() -> None:
-    history = History.replay(EXAMPLES)
+    history = RunHistory.replay(EXAMPLES)
     assert (history.run_id, history.term) == ("ab" * 16, 1)
     assert history.head(0) == head_of(0, 2)
     assert (history.commit_count, history.step, history.last_round) == (2, 120, 3)
@@ -111,7 +111,7 @@ def test_replay_equals_the_live_history() -> None:
     for _ in range(3):
         table.commit("a" * 32, "b" * 32, others=["c" * 32])
     table.leave("b" * 32)
-    assert History.replay(table.journal) == table.master.context.history
+    assert RunHistory.replay(table.journal) == table.master.context.history
 
 
 @pytest.mark.parametrize(
@@ -124,13 +124,13 @@ def test_replay_equals_the_live_history() -> None:
     ],
 )
 def test_a_journal_that_contradicts_itself_is_refused(record: JournalRecord, words: str) -> None:
-    history = History.replay(EXAMPLES)
+    history = RunHistory.replay(EXAMPLES)
     with pytest.raises(LocalProtocolError, match=words):
         history.apply(record)
 
 
 def test_only_so_many_roots_and_numbers_are_kept() -> None:
-    history = History.replay([FOUNDING])
+    history = RunHistory.replay([FOUNDING])
     for version in range(3 * ROOTS_KEPT_MAX):
         history.apply(RoundCommitted(Commit(version + 1, 1, 0, version, 1, (), DIGEST)))
         history.apply(RootKnown(head_of(0, version + 1)))
@@ -197,10 +197,10 @@ def test_any_sign_of_life_counts_until_the_deadline() -> None:
 
 def test_effects_are_those_that_the_daemon_knows() -> None:
     assert [kind.__name__ for kind in get_args(Effect)] == [
-        "Send",
-        "Record",
-        "Drop",
-        "Announce",
-        "Judge",
+        "SendMessage",
+        "RecordDurably",
+        "DropPeer",
+        "AnnounceEvent",
+        "CheckProof",
         "StandDown",
     ]

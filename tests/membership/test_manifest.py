@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from holdfast.membership.manifest import WentIn, said_committed, went_in
+from holdfast.membership.manifest import MeanContents, format_committed, went_in
 from holdfast.protocol.messages import Commit, Contributor, ContributorRun
 
 PEERS = [letter * 32 for letter in "abcdef12"]
@@ -19,7 +19,7 @@ def commit_of(weights: list[int], *runs: tuple[int, int]) -> Commit:
     return Commit(1, 1, 0, 0, 10, contributors, bytes(32), manifest)
 
 
-def chunks_of(made: WentIn, chunk_count: int) -> list[set[str]]:
+def chunks_of(made: MeanContents, chunk_count: int) -> list[set[str]]:
     """By chunk: who is in it, as a program reads it."""
     sets: list[set[str]] = [{each.contributor.peer for each in made.added}] * chunk_count
     for part in made.parts:
@@ -33,7 +33,7 @@ def test_where_nobody_is_missing_each_has_its_share_of_the_weight() -> None:
     made = went_in(commit_of([30, 10]))
     assert [(e.chunk_share, e.weight_share) for e in made.added] == [(1.0, 0.75), (1.0, 0.25)]
     assert (made.parts, made.tokens) == ((), 40)
-    assert said_committed(made) == "committed with 2 contributors"
+    assert format_committed(made) == "committed with 2 contributors"
 
 
 def test_who_is_in_no_chunk_is_no_contributor() -> None:
@@ -54,7 +54,8 @@ def test_who_is_in_some_chunks_counts_for_these() -> None:
     assert (rest.places, rest.weight, rest.chunks) == ((0, 2), 40, ((2, 3),))
     assert made.tokens == 30 + 42 + 10
     assert (
-        said_committed(made) == "committed with 3 contributors (1 of them in a part of the chunks)"
+        format_committed(made)
+        == "committed with 3 contributors (1 of them in a part of the chunks)"
     )
 
 

@@ -14,7 +14,7 @@ from holdfast.membership.master.state.journal import (
     PlaceVacated,
     RunFounded,
 )
-from holdfast.membership.master.state.master_effects import Drop, Send
+from holdfast.membership.master.state.master_effects import DropPeer, SendMessage
 from holdfast.membership.master.status.status import describe
 from holdfast.membership.master.sync.state_sync import SYNC_ATTEMPTS_MAX
 from holdfast.protocol.messages import (
@@ -24,22 +24,21 @@ from holdfast.protocol.messages import (
     Commit,
     Donate,
     Finish,
-    Found,
-    Founded,
     FragmentSize,
     Heartbeat,
-    Layout,
     Leaving,
+    ModelLayout,
     Open,
     Progress,
     Reduced,
     ReduceFailed,
     RefusalCode,
     Release,
-    Road,
-    RoadWanted,
-    RoadWorks,
     Role,
+    Route,
+    RouteWanted,
+    RouteWorks,
+    SupplyWeights,
     Synced,
     SyncFailed,
     SyncFragment,
@@ -47,6 +46,7 @@ from holdfast.protocol.messages import (
     TrainerAttached,
     TrainerLost,
     View,
+    WeightsSupplied,
     Welcome,
 )
 from tests.membership.table import (
@@ -68,7 +68,7 @@ from tests.membership.table import (
     sizes_of,
 )
 
-OTHER_LAYOUT = Layout((TensorSpec("w", (4, 8), "float32", "parameter"),))
+OTHER_LAYOUT = ModelLayout((TensorSpec("w", (4, 8), "float32", "parameter"),))
 
 
 # ---------------------------------------------------------------- refusals
@@ -103,7 +103,7 @@ def test_another_layout_is_refused_with_the_first_difference(
 ) -> None:
     table = Table()
     table.found(A)
-    table.join(B, hello=hello_of(B, layout=Layout((theirs,))))
+    table.join(B, hello=hello_of(B, layout=ModelLayout((theirs,))))
     assert table.dropped(B) is RefusalCode.LAYOUT
     assert words in table.announced()
 
@@ -115,7 +115,7 @@ def test_a_missing_or_additional_tensor_is_named(extra: int, words: str) -> None
     more = TensorSpec("x", (1,), "float32", "parameter")
     tensors = (*LAYOUT.tensors, more) if extra > 0 else LAYOUT.tensors[:-1]
     table.join(B, hello=hello_of(B, layout=None))
-    table.say(B, TrainerAttached(Layout(tensors)))
+    table.say(B, TrainerAttached(ModelLayout(tensors)))
     assert table.dropped(B) is RefusalCode.LAYOUT
     assert words in table.announced()
 
@@ -163,7 +163,7 @@ def test_a_version_that_was_never_committed_ends_the_peer_that_reports_it(head: 
 def test_welcome_comes_before_the_view_that_has_the_newcomer_in_it() -> None:
     table = Table()
     table.join(A)
-    kinds = [type(e.message) for e in table.effects if isinstance(e, Send)]
+    kinds = [type(e.message) for e in table.effects if isinstance(e, SendMessage)]
     assert kinds == [Welcome, View]
     table.join(B)
     numbers = [info.number for info in table.master.context.roster.view_members]
@@ -176,7 +176,7 @@ def test_a_reconnect_keeps_number_and_place_and_drops_the_old_connection() -> No
     state = hello_of(B, heads=[head_of(0, 0)], lineage=LINEAGE)
     table.join(B, CONTRIBUTOR, state)
     first = table.effects[0]
-    assert first == Drop(B, RefusalCode.DUPLICATE, "it connected again", previous=True)
+    assert first == DropPeer(B, RefusalCode.DUPLICATE, "it connected again", previous=True)
     assert table.hear(B, Welcome).number == 2
     assert table.roles() == {"a": "contributor*", "b": "contributor*", "c": "spare*"}
     assert not table.records(PlaceVacated)
@@ -186,7 +186,7 @@ def test_another_process_of_the_same_peer_is_a_new_member() -> None:
     table = Table("[membership]\ncontributors = 2\n")
     table.start(A, B, spares=[C])
     table.join(B, CONTRIBUTOR, hello_of(B, incarnation=2))
-    assert isinstance(table.effects[0], Drop)
+    assert isinstance(table.effects[0], DropPeer)
     assert table.effects[0].previous
     assert table.hear(B, Welcome).number == 4
     assert table.roles() == {"a": "contributor*", "b": "spare", "c": "contributor*"}
@@ -196,7 +196,7 @@ def test_a_refused_newcomer_does_not_disturb_the_old_connection() -> None:
     table = Table()
     table.start(A, B)
     table.join(B, hello=hello_of(B, layout=OTHER_LAYOUT))
-    (drop,) = [e for e in table.effects if isinstance(e, Drop)]
+    (drop,) = [e for e in table.effects if isinstance(e, DropPeer)]
     assert not drop.previous
     assert B in table.master.context.roster
 
@@ -234,30 +234,30 @@ def test_the_first_founder_with_a_trainer_is_asked() -> None:
     table.join(B, FOUNDER, hello_of(B, layout=None))  # has no trainer yet
     assert "b (bbbbbbbb) has no trainer" in describe(table.master, 0.0)["why_waiting"]
     table.join(C, FOUNDER)
-    table.hear(C, Found)
+    table.hear(C, SupplyWeights)
     table.say(B, TrainerAttached(LAYOUT))
-    table.hears_no(A, Found)
-    table.hears_no(B, Found)
+    table.hears_no(A, SupplyWeights)
+    table.hears_no(B, SupplyWeights)
     assert describe(table.master, 0.0)["state"] == "waiting for founder"
 
 
-def founded(fragments: int = 1, version: int = 0, layout: Layout = LAYOUT) -> Founded:
+def founded(fragments: int = 1, version: int = 0, layout: ModelLayout = LAYOUT) -> WeightsSupplied:
     heads = tuple(head_of(fragment, version) for fragment in range(fragments))
-    return Founded(layout, sizes_of(fragments), heads, LINEAGE)
+    return WeightsSupplied(layout, sizes_of(fragments), heads, LINEAGE)
 
 
 def test_when_the_founder_dies_the_next_one_is_asked() -> None:
     table = Table()
     table.join(A, FOUNDER)
     table.join(B, FOUNDER)
-    table.hear(A, Found)
+    table.hear(A, SupplyWeights)
     table.leave(A)
-    table.hear(B, Found)
+    table.hear(B, SupplyWeights)
     table.say(B, TrainerLost("crash"))
     table.say(B, founded())  # sent before it knew; nobody is the founder now
     assert not table.records(RunFounded)
     table.say(B, TrainerAttached(LAYOUT))
-    table.hear(B, Found)
+    table.hear(B, SupplyWeights)
     table.say(B, founded())
     assert table.records(RunFounded)
 
@@ -288,7 +288,7 @@ def test_who_waits_with_another_layout_is_refused_when_the_run_is_founded() -> N
     assert table.dropped(B) is RefusalCode.LAYOUT
 
 
-HUGE = Layout((TensorSpec("w", (2**25, 2**25), "float32", "parameter"),))
+HUGE = ModelLayout((TensorSpec("w", (2**25, 2**25), "float32", "parameter"),))
 
 
 @pytest.mark.parametrize(
@@ -301,19 +301,19 @@ HUGE = Layout((TensorSpec("w", (2**25, 2**25), "float32", "parameter"),))
         (LAYOUT, (FragmentSize(0, 16, 0), FragmentSize(16, 0, 0)), "2 fragments, where run.toml"),
         (LAYOUT, (FragmentSize(15, 16, 0),), "its fragments have 15 values"),
         (
-            Layout((TensorSpec("w", (2**62,) * 16, "float32", "counter"),)),
+            ModelLayout((TensorSpec("w", (2**62,) * 16, "float32", "counter"),)),
             (FragmentSize(0, 0, 2**63 - 1),),
             "counters, its tensors",
         ),
     ],
 )
 def test_sizes_that_are_not_the_layouts_or_no_member_can_hold_found_no_run(
-    layout: Layout, sizes: tuple[FragmentSize, ...], fault: str
+    layout: ModelLayout, sizes: tuple[FragmentSize, ...], fault: str
 ) -> None:
     table = Table()
     table.join(A, FOUNDER, hello_of(A, layout=layout))
     heads = tuple(head_of(fragment, 0) for fragment in range(len(sizes)))
-    table.say(A, Founded(layout, sizes, heads, LINEAGE))
+    table.say(A, WeightsSupplied(layout, sizes, heads, LINEAGE))
     assert table.dropped(A) is RefusalCode.PROTOCOL
     assert not table.records(RunFounded)
     assert any(fault in event.text for event in table.master.context.events)
@@ -321,22 +321,22 @@ def test_sizes_that_are_not_the_layouts_or_no_member_can_hold_found_no_run(
 
 def test_a_fragment_of_too_many_chunks_founds_no_run() -> None:
     table = Table("[reduce]\nchunk_bytes = 4096\n")
-    layout = Layout((TensorSpec("w", (2**30,), "float32", "buffer"),))
+    layout = ModelLayout((TensorSpec("w", (2**30,), "float32", "buffer"),))
     table.join(A, FOUNDER, hello_of(A, layout=layout))
     size = FragmentSize(2**30, 0, 0)
-    table.say(A, Founded(layout, (size,), (head_of(0, 0),), LINEAGE))
+    table.say(A, WeightsSupplied(layout, (size,), (head_of(0, 0),), LINEAGE))
     assert table.dropped(A) is RefusalCode.PROTOCOL
     assert any("use larger ones" in event.text for event in table.master.context.events)
 
 
 @pytest.mark.parametrize("message", [founded(1, version=3), founded(1, layout=OTHER_LAYOUT)])
-def test_a_void_founding_ends_the_founder_not_the_run(message: Founded) -> None:
+def test_a_void_founding_ends_the_founder_not_the_run(message: WeightsSupplied) -> None:
     table = Table()
     table.join(A, FOUNDER)
     table.join(B, FOUNDER)
     table.say(A, message)
     assert table.dropped(A) is RefusalCode.PROTOCOL
-    table.hear(B, Found)
+    table.hear(B, SupplyWeights)
     assert not table.records(RunFounded)
 
 
@@ -378,7 +378,7 @@ def test_donors_pin_before_the_joiner_is_told() -> None:
     order = [
         (e.peer[0], type(e.message).__name__)
         for e in table.effects
-        if isinstance(e, Send) and isinstance(e.message, Donate | SyncFragment)
+        if isinstance(e, SendMessage) and isinstance(e.message, Donate | SyncFragment)
     ]
     assert order == [("a", "Donate"), ("b", "Donate"), ("c", "SyncFragment")]
     assert table.hear(A, Donate) == Donate(head_of(0, 0), C)
@@ -438,11 +438,11 @@ def test_a_joiner_that_a_round_leaves_out_while_it_fetches_begins_anew() -> None
     table.start(A, B)
     table.join(C)
     for other in (A, B):
-        table.say(C, RoadWanted(other, 0, False, "no answer"))
+        table.say(C, RouteWanted(other, 0, False, "no answer"))
     order = table.reduce(A, B)
     assert order.receivers == (A, B)
     for other in (A, B):
-        table.say(C, RoadWorks(other, table.hear(C, Road).number))
+        table.say(C, RouteWorks(other, table.hear(C, Route).number))
     table.reduced(order, A, B)
     table.applied(order, A, B)
     assert table.hear(C, SyncFragment).head == head_of(0, 1)
@@ -869,7 +869,7 @@ def test_a_joiner_never_becomes_the_source_of_truth() -> None:
     table.restart()
     table.join(B, FOUNDER, hello_of(B, heads=[head_of(0, 9)], lineage=b"F" * 32))
     table.wait(1000.0, B)
-    table.hears_no(B, Found)
+    table.hears_no(B, SupplyWeights)
     table.hears_no(B, Open)
     table.join(A, hello=hello_of(A, heads=[head_of(0, 1)], lineage=LINEAGE))
     assert table.hear(B, SyncFragment).donors == (A,)
@@ -900,4 +900,4 @@ def test_a_master_that_stood_still_itself_blames_nobody_for_silence() -> None:
     table.join(A)
     table.take(table.master.overslept(table.now_s + 1_000.0))
     effects = table.take(table.master.tick(table.now_s + 1_000.1))
-    assert not [effect for effect in effects if isinstance(effect, Drop)]
+    assert not [effect for effect in effects if isinstance(effect, DropPeer)]

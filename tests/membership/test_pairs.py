@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.membership.master.routes.routes import APART_S
-from holdfast.protocol.messages import LinkBroken, Reduce, Road, RoadWanted, RoadWorks, View
+from holdfast.protocol.messages import LinkBroken, Reduce, Route, RouteWanted, RouteWorks, View
 from tests.membership.table import A, B, C, D, Table
 
 
@@ -33,14 +33,14 @@ def test_a_link_that_stays_broken_is_planned_around_until_there_is_one_again() -
     order = round_of(table)
     assert owners(order) == {C}
     assert {c.peer for c in order.contributors} == {A, B, C}
-    table.say(B, RoadWorks(A, 0))
+    table.say(B, RouteWorks(A, 0))
     assert owners(round_of(table)) == {A}
 
 
 def test_two_ends_that_say_it_late_do_not_leave_a_pair_apart() -> None:
     table = a_table()
-    table.say(A, LinkBroken(B), RoadWorks(B, 0))
-    table.say(B, LinkBroken(A), RoadWorks(A, 0))
+    table.say(A, LinkBroken(B), RouteWorks(B, 0))
+    table.say(B, LinkBroken(A), RouteWorks(A, 0))
     table.wait(table.spec.settle_s, A, B, C)
     assert owners(round_of(table)) == {A}
 
@@ -48,29 +48,29 @@ def test_two_ends_that_say_it_late_do_not_leave_a_pair_apart() -> None:
 def test_that_two_had_no_link_outlives_a_return() -> None:
     table = a_table()
     table.say(B, LinkBroken(A))
-    table.say(B, RoadWanted(A, 0, True, "no answer"))
-    before = table.hear(A, Road)
+    table.say(B, RouteWanted(A, 0, True, "no answer"))
+    before = table.hear(A, Route)
     table.leave(B)
     table.join_in_sync(B)
     for one, other in ((A, B), (B, A)):
         table.hear(one, View)
-        again = table.hear(one, Road)  # not before the view that names the other one
+        again = table.hear(one, Route)  # not before the view that names the other one
         assert again.peer == other
     assert owners(round_of(table)) == {C}
-    table.say(B, RoadWorks(A, before.number))  # about a road of its last life here
+    table.say(B, RouteWorks(A, before.number))  # about a route of its last life here
     assert owners(round_of(table)) == {C}
-    table.say(B, RoadWorks(A, again.number))
+    table.say(B, RouteWorks(A, again.number))
     assert owners(round_of(table)) == {A}
 
 
 def test_who_returns_after_long_begins_anew() -> None:
     table = a_table()
-    table.say(B, RoadWanted(A, 0, False, "no answer"))
+    table.say(B, RouteWanted(A, 0, False, "no answer"))
     table.leave(B)
     table.forget()
     table.wait(APART_S, A, C)
     table.join_in_sync(B)
-    table.hears_no(A, Road)
+    table.hears_no(A, Route)
     assert owners(round_of(table)) == {A}
 
 
@@ -80,19 +80,19 @@ def test_who_had_links_begins_anew_as_well() -> None:
     table.leave(B)  # it has lost its link to C too, and says so no more
     table.forget()
     table.join_in_sync(B)
-    table.hears_no(A, Road)
+    table.hears_no(A, Route)
     assert owners(round_of(table)) == {A}
 
 
 def test_a_pair_that_returns_while_the_other_is_away_waits_for_it() -> None:
     table = a_table()
     table.join_in_sync(D)
-    table.say(B, RoadWanted(A, 0, False, "no answer"))
+    table.say(B, RouteWanted(A, 0, False, "no answer"))
     table.leave(A)
     table.leave(B)
     table.forget()
     table.join_in_sync(B)
-    table.hears_no(B, Road)
+    table.hears_no(B, Route)
     table.join_in_sync(A)
-    assert table.hear(A, Road).peer == B
-    assert table.hear(B, Road).peer == A
+    assert table.hear(A, Route).peer == B
+    assert table.hear(B, Route).peer == A

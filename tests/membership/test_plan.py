@@ -13,8 +13,8 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from holdfast.collectives.codecs.codecs import get_codec
-from holdfast.membership.master.sync.catch_up import KeepingUp
-from holdfast.membership.planning.bandwidth import Bandwidth, Lines, SiteLine
+from holdfast.membership.master.sync.catch_up import CatchUp
+from holdfast.membership.planning.bandwidth import Bandwidth, LineCapacities, SiteLine
 from holdfast.membership.planning.plan import (
     CHUNK_ALIGNMENT,
     PlanEstimate,
@@ -42,7 +42,7 @@ def planned(
 ) -> tuple[Plan, PlanEstimate]:
     """A plan for peers 0, 1, ...; the last ``spares`` of them only receive."""
     peers = PEERS[: len(speeds)]
-    lines = Lines(dict(zip(peers, speeds, strict=True)), pair_limits or {})
+    lines = LineCapacities(dict(zip(peers, speeds, strict=True)), pair_limits or {})
     return make_plan(size, peers[: len(speeds) - spares], peers, lines, spec)
 
 
@@ -119,7 +119,7 @@ def test_a_fragment_may_have_codecs_of_its_own() -> None:
         "[diloco]\nfragments = 2\n[reduce]\ncodec_up = ['fp32', 'nf4']\ncodec_down = ['bf16', 'nf4']\n"
     )
     size, speed = FragmentSize(2**20, 0, 0), Bandwidth(1e6, 1e6)
-    lines = Lines(dict.fromkeys(PEERS[:2], speed))
+    lines = LineCapacities(dict.fromkeys(PEERS[:2], speed))
     needed = []
     for fragment, codecs in enumerate((("fp32", "bf16"), ("nf4", "nf4"))):
         plan, estimate = make_plan(size, PEERS[:2], PEERS[:2], lines, spec, fragment=fragment)
@@ -133,8 +133,8 @@ def test_what_a_joiner_receives_follows_each_fragments_codec() -> None:
     context = SimpleNamespace(
         spec=spec, history=SimpleNamespace(sizes=[FragmentSize(6_400, 0, 0)] * 2)
     )
-    keeping_up = KeepingUp(cast("Any", context))
-    assert [keeping_up.result_bytes(fragment) for fragment in (0, 1)] == [25_600, 3_400]
+    catch_up = CatchUp(cast("Any", context))
+    assert [catch_up.result_bytes(fragment) for fragment in (0, 1)] == [25_600, 3_400]
 
 
 def test_a_fast_peer_owns_more() -> None:
@@ -253,7 +253,9 @@ def test_shares_of_a_tree_are_those_of_the_sites_and_of_their_members() -> None:
     home, lan = Bandwidth(20 * MBIT, 300 * MBIT), Bandwidth(500 * MBIT, 500 * MBIT)
     fast = Bandwidth(1000 * MBIT, 1000 * MBIT)
     inner = dict(zip(PEERS[:4], [fast, lan, lan, lan], strict=True))
-    lines = Lines(dict.fromkeys(PEERS[:8], home), sites=(SiteLine(tuple(PEERS[:4]), home, inner),))
+    lines = LineCapacities(
+        dict.fromkeys(PEERS[:8], home), sites=(SiteLine(tuple(PEERS[:4]), home, inner),)
+    )
     size = FragmentSize(2**24 * 5, 0, 0)
     plan, estimate = make_plan(size, PEERS[:8], PEERS[:8], lines, SPEC)
     chunks = owned(plan)

@@ -93,21 +93,21 @@ from holdfast.membership.master.rounds import (
     round_scheduler,
 )
 from holdfast.membership.master.rounds.attempt import Attempt
-from holdfast.membership.master.rounds.norms import Overlong
-from holdfast.membership.master.rounds.outcome import Outcome
+from holdfast.membership.master.rounds.norms import UnderstatedNorm
+from holdfast.membership.master.rounds.outcome import ReductionOutcome
 from holdfast.membership.master.rounds.round import Round
-from holdfast.membership.master.rounds.round_table import Ledger
+from holdfast.membership.master.rounds.round_table import RoundTable
 from holdfast.membership.master.routes.disputes import Disputes
 from holdfast.membership.master.state import roster
 from holdfast.membership.master.state.context import Context
 from holdfast.membership.master.state.detector import Detector
-from holdfast.membership.master.state.journal import History, RoundCommitted, RoundNumbered
-from holdfast.membership.master.state.master_effects import Effect, Record, Send
+from holdfast.membership.master.state.journal import RoundCommitted, RoundNumbered, RunHistory
+from holdfast.membership.master.state.master_effects import Effect, RecordDurably, SendMessage
 from holdfast.membership.master.state.succession import Succession
 from holdfast.membership.master.status import invariants
 from holdfast.membership.master.sync import root_votes, state_sync
 from holdfast.protocol.errors import LocalProtocolError
-from holdfast.protocol.messages import Donate, Flush, Message, Repair, RoadWanted
+from holdfast.protocol.messages import Donate, Flush, Message, Repair, RouteWanted
 from tests.membership import (
     test_disputes,
     test_repair,
@@ -146,12 +146,12 @@ def reorder(patch: Patch, last: Callable[[Effect], bool]) -> None:
 
 @bug("commit before journal")
 def _(patch: Patch) -> None:
-    reorder(patch, lambda e: isinstance(e, Record) and isinstance(e.record, RoundCommitted))
+    reorder(patch, lambda e: isinstance(e, RecordDurably) and isinstance(e.record, RoundCommitted))
 
 
 @bug("any result")
 def _(patch: Patch) -> None:
-    def agreed(self: Attempt, _roster: roster.Roster) -> Outcome | None:
+    def agreed(self: Attempt, _roster: roster.Roster) -> ReductionOutcome | None:
         return next(iter(self.outcomes.values()), None)
 
     patch.setattr(Attempt, "agreed", agreed)
@@ -170,11 +170,11 @@ def _(patch: Patch) -> None:
 
 @conversation("old attempt", test_rounds.test_a_death_is_repaired_among_the_survivors)
 def _(patch: Patch) -> None:
-    def attempt(self: Ledger, number: int, _attempt_number: int) -> Attempt | None:
+    def attempt(self: RoundTable, number: int, _attempt_number: int) -> Attempt | None:
         round_ = self.rounds.get(number)
         return round_.attempt if round_ is not None else None
 
-    patch.setattr(Ledger, "attempt", attempt)
+    patch.setattr(RoundTable, "attempt", attempt)
 
 
 @bug("waits for the dead")
@@ -187,31 +187,31 @@ def _(patch: Patch) -> None:
     test_rounds.test_a_result_with_a_refused_update_in_it_is_never_committed,
 )
 def _(patch: Patch) -> None:
-    patch.setattr(Ledger, "refuse_update", lambda self, round_, peer, why: None)
+    patch.setattr(RoundTable, "refuse_update", lambda self, round_, peer, why: None)
 
 
 @bug("joiner left out")
 def _(patch: Patch) -> None:
-    original = reduction_driver.Course._receivers
+    original = reduction_driver.ReductionDriver._receivers
 
     def receivers(
-        self: reduction_driver.Course, adding: set[str], fragment: int
+        self: reduction_driver.ReductionDriver, adding: set[str], fragment: int
     ) -> tuple[str, ...]:
         members = self.context.roster.members
         all_ = original(self, adding, fragment)
         return tuple(p for p in all_ if p in adding or members[p].in_sync)
 
-    patch.setattr(reduction_driver.Course, "_receivers", receivers)
+    patch.setattr(reduction_driver.ReductionDriver, "_receivers", receivers)
 
 
 @bug("transfer too early")
 def _(patch: Patch) -> None:
-    patch.setattr(round_scheduler.Conductor, "excluded", lambda self, member, fragment: False)
+    patch.setattr(round_scheduler.RoundScheduler, "excluded", lambda self, member, fragment: False)
 
 
 @bug("pins too late")
 def _(patch: Patch) -> None:
-    reorder(patch, lambda e: isinstance(e, Send) and isinstance(e.message, Donate))
+    reorder(patch, lambda e: isinstance(e, SendMessage) and isinstance(e.message, Donate))
 
 
 @bug("donor without state")
@@ -224,14 +224,14 @@ def _(patch: Patch) -> None:
 
 @bug("first root wins")
 def _(patch: Patch) -> None:
-    original = state_sync.Syncing.decide
+    original = state_sync.StateSync.decide
 
     def decide(
-        self: state_sync.Syncing, fragment: int, version: int, *, force: bool = False
+        self: state_sync.StateSync, fragment: int, version: int, *, force: bool = False
     ) -> bytes:
         return original(self, fragment, version, force=True)
 
-    patch.setattr(state_sync.Syncing, "decide", decide)
+    patch.setattr(state_sync.StateSync, "decide", decide)
 
 
 @bug("promotes laggards")
@@ -247,12 +247,12 @@ def _(patch: Patch) -> None:
 
 @bug("rounds reused")
 def _(patch: Patch) -> None:
-    original = History.replay
+    original = RunHistory.replay
 
-    def replay(records: Any) -> History:
+    def replay(records: Any) -> RunHistory:
         return original([r for r in records if not isinstance(r, RoundNumbered)])
 
-    patch.setattr(History, "replay", replay)
+    patch.setattr(RunHistory, "replay", replay)
 
 
 @bug("views reused")
@@ -272,20 +272,20 @@ def _(patch: Patch) -> None:
 @bug("forgets the late")
 def _(patch: Patch) -> None:
     patch.setattr(
-        state_sync.Syncing, "late", lambda self, member, fragment, why, version=None: None
+        state_sync.StateSync, "late", lambda self, member, fragment, why, version=None: None
     )
-    patch.setattr(state_sync.Syncing, "next_deadline_s", lambda self: math.inf)
+    patch.setattr(state_sync.StateSync, "next_deadline_s", lambda self: math.inf)
 
 
 @bug("no way back")
 def _(patch: Patch) -> None:
-    original = round_scheduler.Conductor._invite
+    original = round_scheduler.RoundScheduler._invite
 
-    def invite(self: round_scheduler.Conductor, round_: Round) -> None:
+    def invite(self: round_scheduler.RoundScheduler, round_: Round) -> None:
         if not round_.invited:
             original(self, round_)
 
-    patch.setattr(round_scheduler.Conductor, "_invite", invite)
+    patch.setattr(round_scheduler.RoundScheduler, "_invite", invite)
 
 
 @bug("vacancies lost")
@@ -302,7 +302,9 @@ def _(patch: Patch) -> None:
 
 @bug("never finishes stalls")
 def _(patch: Patch) -> None:
-    patch.setattr(reduction_driver.Course, "_stall_limit_s", lambda self, attempt: math.inf)
+    patch.setattr(
+        reduction_driver.ReductionDriver, "_stall_limit_s", lambda self, attempt: math.inf
+    )
 
 
 @bug("repairs too early")
@@ -377,20 +379,22 @@ def _(patch: Patch) -> None:
 
 @bug("same number")
 def _(patch: Patch) -> None:
-    original = reduction_driver.Course.begin
+    original = reduction_driver.ReductionDriver.begin
 
-    def begin(self: reduction_driver.Course, round_: Round, contributors: Any) -> None:
+    def begin(self: reduction_driver.ReductionDriver, round_: Round, contributors: Any) -> None:
         if round_.attempt is not None:
             round_.attempt.number = round_.attempt.flush_number = round_.attempt.number - 1
         original(self, round_, contributors)
 
-    patch.setattr(reduction_driver.Course, "begin", begin)
+    patch.setattr(reduction_driver.ReductionDriver, "begin", begin)
 
 
 @bug("below the quorum")
 def _(patch: Patch) -> None:
     patch.setattr(
-        reduction_driver.Course, "_too_few", lambda self, round_: not round_.running().survivors()
+        reduction_driver.ReductionDriver,
+        "_too_few",
+        lambda self, round_: not round_.running().survivors(),
     )
     patch.setattr(invariants, "check", lambda coordinator: None)
 
@@ -408,8 +412,8 @@ def _(patch: Patch) -> None:
     test_repair.test_results_with_equal_digests_and_unlike_manifests_do_not_agree,
 )
 def _(patch: Patch) -> None:
-    patch.setattr(Outcome, "__eq__", lambda self, other: self.digest == other.digest)
-    patch.setattr(Outcome, "__hash__", lambda self: hash(self.digest))
+    patch.setattr(ReductionOutcome, "__eq__", lambda self, other: self.digest == other.digest)
+    patch.setattr(ReductionOutcome, "__hash__", lambda self: hash(self.digest))
 
 
 @conversation(
@@ -432,7 +436,7 @@ def _(patch: Patch) -> None:
 def _(patch: Patch) -> None:
     original = norms.understated
 
-    def understated(*arguments: Any) -> list[Overlong]:
+    def understated(*arguments: Any) -> list[UnderstatedNorm]:
         return [evolve(found, accuser="") for found in original(*arguments)]
 
     patch.setattr(contribution_checks, "understated", understated)
@@ -450,7 +454,7 @@ def _(patch: Patch) -> None:
     "spares first",
     partial(
         test_disputes.test_who_says_that_it_reaches_nobody_leaves_no_spare_without_results,
-        RoadWanted,
+        RouteWanted,
     ),
 )
 def _(patch: Patch) -> None:

@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from holdfast.membership.planning.advice import BUSY_ENOUGH, QUALITIES, STEPS_TRIED, TIE, propose
-from holdfast.membership.planning.bandwidth import Bandwidth, Lines
+from holdfast.membership.planning.bandwidth import Bandwidth, LineCapacities
 from holdfast.membership.planning.plan import make_plan
 from holdfast.membership.planning.predict import FRAME_BYTES, Conditions, RoundCost, predict
 from holdfast.membership.spec.spec import OVERLAP_AUTO_MAX, DilocoTable, ReduceTable, RunSpec
@@ -39,7 +39,7 @@ def test_the_time_is_that_of_the_masters_own_plan(
     spec = spec_of(100, 1, 0, *codecs)
     conditions = Conditions(values, 0.1, peers, line)
     names = [f"{number:032x}" for number in range(peers)]
-    lines = Lines(rates=dict.fromkeys(names, line))
+    lines = LineCapacities(rates=dict.fromkeys(names, line))
     _plan, estimate = make_plan(FragmentSize(values, values, 0), names, names, lines, spec)
     # The estimate leaves out headers: they count where chunks are small.
     found = RoundCost.of(spec, conditions).transfer_s

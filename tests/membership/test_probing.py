@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from holdfast.membership.master.routes.probing import ANSWER_S, Probing
-from holdfast.membership.master.routes.routes import Roads
+from holdfast.membership.master.routes.routes import Routes
 from holdfast.membership.master.state.context import Context
-from holdfast.membership.master.state.journal import History, RunFounded
-from holdfast.membership.master.state.master_effects import Send
+from holdfast.membership.master.state.journal import RunFounded, RunHistory
+from holdfast.membership.master.state.master_effects import SendMessage
 from holdfast.membership.master.state.roster import Member, new_member
 from holdfast.membership.planning.bandwidth import Bandwidth, Bandwidths
 from holdfast.membership.spec.spec import RunSpec
@@ -20,11 +20,11 @@ class Bench:
     """Members that are in sync, and the rules under test."""
 
     def __init__(self, *peers: str) -> None:
-        self.context = Context(RunSpec(), RUN_ID, History(), 1)
+        self.context = Context(RunSpec(), RUN_ID, RunHistory(), 1)
         sizes = (FragmentSize(16, 16, 0),)
         self.context.record(RunFounded(LAYOUT, sizes, LINEAGE, (head_of(0, 0),)))
         self.bandwidths = Bandwidths()
-        self.probing = Probing(self.context, self.bandwidths, Roads(self.context))
+        self.probing = Probing(self.context, self.bandwidths, Routes(self.context))
         for number, peer in enumerate(peers, 1):
             self.join(peer, number)
 
@@ -41,7 +41,7 @@ class Bench:
         """Whom a probe was ordered from, and the order."""
         self.context.take_effects()
         self.probing.advance(lines_busy=lines_busy)
-        sent = [each for each in self.context.take_effects() if isinstance(each, Send)]
+        sent = [each for each in self.context.take_effects() if isinstance(each, SendMessage)]
         if not sent:
             return None
         (send,) = sent

@@ -70,17 +70,17 @@ def test_the_death_of_the_repairer_is_repaired_again() -> None:
     table.leave(B)
     table.hold(table.hear(A, Flush), A, C, D, E)
     first = table.hear(A, Repair)
-    (heir,) = {a.owner for a in first.assignments if a.first_chunk == 0}
-    table.leave(heir)
-    left = [peer for peer in (A, C, D, E) if peer != heir]
+    (successor,) = {a.owner for a in first.assignments if a.first_chunk == 0}
+    table.leave(successor)
+    left = [peer for peer in (A, C, D, E) if peer != successor]
     flush = table.hear(left[0], Flush)
     if flush.lost == (B,):
         flush = table.hear(left[0], Flush)
-    assert flush.lost == (B, heir)
+    assert flush.lost == (B, successor)
     table.hold(flush, *left)
     again = table.hear(left[0], Repair)
     assert 0 in [a.first_chunk for a in again.assignments]
-    assert heir not in [a.owner for a in again.assignments]
+    assert successor not in [a.owner for a in again.assignments]
 
 
 def test_below_the_quorum_a_loss_aborts() -> None:
@@ -220,7 +220,7 @@ def test_results_with_equal_digests_and_unlike_manifests_do_not_agree() -> None:
     table = Table()
     table.start(A, B, C, D)
     order = table.reduce(A, B, C, D)
-    count = len(table.master.conductor.rounds[order.round].running().owners)
+    count = len(table.master.scheduler.rounds[order.round].running().owners)
     some = (ContributorRun(b"\x0d", count),)
     for peer, manifest in ((A, ()), (B, some), (C, some), (D, some)):
         table.say(peer, Reduced(order.round, 1, DIGEST, manifest))
@@ -234,7 +234,7 @@ def test_a_manifest_of_another_round_is_a_violation() -> None:
     table = Table()
     table.start(A, B, C, D)
     order = table.reduce(A, B, C, D)
-    count = len(table.master.conductor.rounds[order.round].running().owners)
+    count = len(table.master.scheduler.rounds[order.round].running().owners)
     table.say(A, Reduced(order.round, 1, DIGEST, (ContributorRun(b"\x0f", count + 1),)))
     assert table.dropped(A) is RefusalCode.PROTOCOL
     table.say(B, Reduced(order.round, 1, DIGEST, (ContributorRun(b"\x1f", count),)))
@@ -407,7 +407,7 @@ def test_what_the_lost_have_said_about_others_is_void() -> None:
     table.wait(5.0, A, B, C, D)
     flush = table.hear(A, Flush)
     assert flush.lost == (D,)
-    assert order.round in table.master.conductor.rounds, "enough are left"
+    assert order.round in table.master.scheduler.rounds, "enough are left"
     table.hold(flush, A, B, C)
     table.hear(A, Repair)
     table.wait(5.0, A, B, C, D)

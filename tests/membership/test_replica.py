@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.membership.peer.peer_effects import Deed, ReloadTrainer, TellMaster, TellTrainer
+from holdfast.membership.peer.peer_effects import PeerEffect, ReloadTrainer, TellMaster, TellTrainer
 from holdfast.membership.peer.replica import OVERTAKEN_MAX, WORTH_SHARE, Replica
 from holdfast.protocol.messages import (
     Abort,
@@ -46,8 +46,8 @@ def a_contributor(fragment_count: int = 1) -> Replica:
     return replica
 
 
-def told(deeds: list[Deed]) -> list[Message]:
-    return [deed.message for deed in deeds if isinstance(deed, TellTrainer)]
+def told(effects: list[PeerEffect]) -> list[Message]:
+    return [effect.message for effect in effects if isinstance(effect, TellTrainer)]
 
 
 def reduce_and_commit(
@@ -76,8 +76,8 @@ def test_a_trainer_is_held_at_the_step_of_a_round_it_was_not_told_of() -> None:
     ended, opened = told(replica.applied(1, FragmentHead(0, 1, ROOT)))
     assert isinstance(ended, RoundEnded)
     assert isinstance(opened, RoundOpened)
-    assert ended.hold_step == 10
-    assert (opened.at_step, opened.hold_step) == (10, 15)
+    assert ended.step_limit == 10
+    assert (opened.at_step, opened.step_limit) == (10, 15)
 
 
 def test_a_new_trainer_is_held_at_the_open_rounds_step_until_it_is_told_of_it() -> None:
@@ -86,9 +86,11 @@ def test_a_new_trainer_is_held_at_the_open_rounds_step_until_it_is_told_of_it() 
     replica.applied(1, FragmentHead(0, 1, ROOT))
     replica.receive(Open(2, 0, 1, 10))
     replica.trainer_lost()
-    deeds = replica.trainer_came()
-    assert [deed for deed in deeds if isinstance(deed, ReloadTrainer)] == [ReloadTrainer(5, 10)]
-    assert [m.hold_step for m in told(deeds) if isinstance(m, RoundOpened)] == [15]
+    effects = replica.trainer_came()
+    assert [effect for effect in effects if isinstance(effect, ReloadTrainer)] == [
+        ReloadTrainer(5, 10)
+    ]
+    assert [m.step_limit for m in told(effects) if isinstance(m, RoundOpened)] == [15]
 
 
 def test_after_an_abort_the_trainer_waits_where_the_round_is_opened_again() -> None:
@@ -97,10 +99,10 @@ def test_after_an_abort_the_trainer_waits_where_the_round_is_opened_again() -> N
     replica.posted(Posted(1, 0, 0, 80, 5), 1.0, "")
     (ended,) = told(replica.receive(Abort(1, "too few")))
     assert isinstance(ended, RoundEnded)
-    assert (ended.committed, ended.hold_step) == (False, 5)
+    assert (ended.committed, ended.step_limit) == (False, 5)
     (opened,) = told(replica.receive(Open(2, 0, 0, 5)))
     assert isinstance(opened, RoundOpened)
-    assert (opened.at_step, opened.hold_step) == (5, 10)
+    assert (opened.at_step, opened.step_limit) == (5, 10)
 
 
 def test_after_an_abort_the_trainer_goes_on_to_a_later_round_that_is_open() -> None:
@@ -114,13 +116,13 @@ def test_after_an_abort_the_trainer_goes_on_to_a_later_round_that_is_open() -> N
     (ended,) = told(replica.receive(Abort(1, "nothing moved")))
     assert isinstance(ended, RoundEnded)
     assert not ended.committed
-    assert ended.hold_step > 5, "round 2 is posted at step 5"
+    assert ended.step_limit > 5, "round 2 is posted at step 5"
 
 
-def opened_at(deeds: list[Deed]) -> tuple[int, int]:
+def opened_at(effects: list[PeerEffect]) -> tuple[int, int]:
     """The step and the hold that the trainer is told with a round."""
-    (opened,) = [each for each in told(deeds) if isinstance(each, RoundOpened)]
-    return opened.at_step, opened.hold_step
+    (opened,) = [each for each in told(effects) if isinstance(each, RoundOpened)]
+    return opened.at_step, opened.step_limit
 
 
 def posted_at(step: int) -> Replica:
@@ -143,7 +145,7 @@ def test_a_trainer_that_is_ahead_trains_half_a_rounds_steps_before_it_posts_agai
     assert opened_at(replica.receive(Open(2, 0, 1, 10))) == (47 + half, 50)
     (ended,) = told(replica.receive(Abort(2, "too few")))
     assert isinstance(ended, RoundEnded)
-    assert ended.hold_step == 47 + half, "it waits where the round is opened again"
+    assert ended.step_limit == 47 + half, "it waits where the round is opened again"
     assert opened_at(replica.receive(Open(3, 0, 1, 10))) == (47 + half, 50)
     assert opened_at(replica.receive(Open(3, 0, 1, 0))) == (0, 15), "hurried: the others wait"
 
@@ -207,8 +209,8 @@ def test_a_committed_result_that_later_ones_overtake_is_given_up() -> None:
     for number in range(1, OVERTAKEN_MAX + 2):
         receivers = (ME, *(contributor.peer for contributor in others))
         order = Reduce(number, 1, 0, number - 1, 1, others, receivers, plan)
-        deeds = replica.receive(order)
-        said = [deed.message for deed in deeds if isinstance(deed, TellMaster)]
+        effects = replica.receive(order)
+        said = [effect.message for effect in effects if isinstance(effect, TellMaster)]
         assert not said or number == OVERTAKEN_MAX + 1
         if number > 1:
             replica.reduction_done(number, 1, DIGEST)
@@ -223,9 +225,9 @@ def test_a_round_told_again_with_an_earlier_step_is_posted_for_at_once() -> None
     replica = a_contributor()
     replica.receive(Open(1, 0, 0, EVERY))
 
-    (hurried,) = told(replica.receive(Open(1, 0, 0, 0)))
-    assert isinstance(hurried, RoundOpened)
-    assert (hurried.round, hurried.at_step, hurried.hold_step) == (1, 0, replica.hold_step())
+    (nudged,) = told(replica.receive(Open(1, 0, 0, 0)))
+    assert isinstance(nudged, RoundOpened)
+    assert (nudged.round, nudged.at_step, nudged.step_limit) == (1, 0, replica.step_limit())
 
     replica.posted(Posted(1, 0, 0, 48, EVERY - 2), 1.0, "")
     assert told(replica.receive(Open(1, 0, 0, 0))) == [], "it has posted; once is enough"

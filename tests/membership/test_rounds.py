@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.membership.master.rounds.round_table import BAD_MAX
 from holdfast.membership.master.state.journal import RoundCommitted, RoundNumbered
-from holdfast.membership.master.state.master_effects import Record, Send
+from holdfast.membership.master.state.master_effects import RecordDurably, SendMessage
 from holdfast.membership.master.state.round_schedule import RETRY_S
 from holdfast.membership.master.status.status import describe
 from holdfast.protocol.messages import (
@@ -22,6 +22,7 @@ from holdfast.protocol.messages import (
     Heartbeat,
     Leaving,
     LinkBroken,
+    Notice,
     NotReady,
     Open,
     Progress,
@@ -33,7 +34,6 @@ from holdfast.protocol.messages import (
     Released,
     Repair,
     SyncFragment,
-    Told,
     TrainerAttached,
     TrainerLost,
     View,
@@ -90,10 +90,10 @@ def test_the_decision_is_durable_before_anybody_hears_of_it() -> None:
     order = table.reduce(A, B)
     table.reduced(order, A, B)
     kinds = [
-        "record" if isinstance(effect, Record) else "send"
+        "record" if isinstance(effect, RecordDurably) else "send"
         for effect in table.effects
-        if (isinstance(effect, Record) and isinstance(effect.record, RoundCommitted))
-        or (isinstance(effect, Send) and isinstance(effect.message, Commit))
+        if (isinstance(effect, RecordDurably) and isinstance(effect.record, RoundCommitted))
+        or (isinstance(effect, SendMessage) and isinstance(effect.message, Commit))
     ]
     assert kinds == ["record", "send", "send"]
 
@@ -107,7 +107,7 @@ def test_fragments_take_turns_at_evenly_spread_steps() -> None:
         seen.append((order.fragment, order.version))
     assert seen == [(0, 0), (1, 0), (0, 1), (1, 1)]
     opened = table.hear(A, Open)
-    steps = [round_.at_step for round_ in table.master.conductor.ledger.past]
+    steps = [round_.at_step for round_ in table.master.scheduler.round_table.past]
     assert steps == [50, 100, 150, 200]
     assert opened.at_step == 250
 
@@ -195,7 +195,7 @@ def test_too_few_ready_aborts_and_the_next_round_waits() -> None:
     table.ready(B)
     assert "not finite" in table.hear(A, Abort).reason
     assert table.hear(B, Abort).round == number
-    assert not table.master.conductor.rounds
+    assert not table.master.scheduler.rounds
     table.wait(RETRY_S, A, B)
     opened = table.hear(B, Open)
     assert (opened.round, opened.fragment, opened.at_step) == (number + 1, 0, 100)
@@ -207,7 +207,7 @@ def test_aborts_in_a_row_wait_longer_and_longer() -> None:
     for _ in range(12):
         number = table.open_round()
         table.say(A, NotReady(number, "broken"))
-        while not table.master.conductor.rounds:
+        while not table.master.scheduler.rounds:
             table.wait(1.0, A)
     assert table.now_s > 100 + 6 * 30
     assert describe(table.master, table.now_s)["aborted"] == 12
@@ -264,7 +264,7 @@ def test_a_huge_update_is_refused_and_its_sender_told() -> None:
     order = table.hear(A, Reduce)
     assert [c.peer for c in order.contributors] == [A, B]
     assert C in order.receivers
-    assert "10" in table.hear(C, Told).text
+    assert "10" in table.hear(C, Notice).text
     assert "the update of c (cccccccc)" in table.announced()
 
 
@@ -307,7 +307,7 @@ def test_who_sends_what_must_not_be_added_is_left_out_and_in_the_end_removed() -
         assert [c.peer for c in again.contributors] == [A, B, D]
         if time < BAD_MAX:
             assert C in again.receivers
-            assert "chunk 3 is not finite" in table.hear(C, Told).text
+            assert "chunk 3 is not finite" in table.hear(C, Notice).text
         table.reduced(again, A, B, D)
         table.applied(again, A, B, D, *([C] if time < BAD_MAX else []))
     assert C not in table.master.context.roster
@@ -323,10 +323,10 @@ def test_an_update_far_shorter_than_the_others_is_refused() -> None:
     table.ready(D, norm=0.004, weight=1)
     order = table.hear(A, Reduce)
     assert [c.peer for c in order.contributors] == [A, B, D]
-    assert "0.01" in table.hear(C, Told).text
+    assert "0.01" in table.hear(C, Notice).text
 
 
-def gauged(table: Table, order: Reduce, norms: dict[str, float]) -> None:
+def norm_sums(table: Table, order: Reduce, norms: dict[str, float]) -> None:
     """Everybody owns as much as the others and has found its part of these norms."""
     owners_of(table, *[contributor.peer for contributor in order.contributors])
     peers = [contributor.peer for contributor in order.contributors]
@@ -342,12 +342,12 @@ def test_who_sends_more_than_it_said_is_refused_and_in_the_end_removed() -> None
     for time in range(1, BAD_MAX + 1):
         order = table.reduce(A, B, C, D)  # all say 1
         table.forget()
-        gauged(table, order, {A: 1.0, B: 1.0, C: 1.2, D: 0.3})
+        norm_sums(table, order, {A: 1.0, B: 1.0, C: 1.2, D: 0.3})
         table.hears_no(B, Commit)
         again = table.hear(A, Reduce)
         assert [c.peer for c in again.contributors] == [A, B, D]
         if time < BAD_MAX:
-            assert "its norm is 1.2, and it had said 1" in table.hear(C, Told).text
+            assert "its norm is 1.2, and it had said 1" in table.hear(C, Notice).text
         table.reduced(again, A, B, D)
         table.applied(again, A, B, D, *([C] if time < BAD_MAX else []))
     assert C not in table.master.context.roster
@@ -358,7 +358,7 @@ def test_what_a_codec_rounds_up_is_nobodys_lie(codec: str, norm: float) -> None:
     table = Table(f'[reduce]\ncodec_up = "{codec}"\n')
     table.start(A, B, C)
     order = table.reduce(A, B, C)
-    gauged(table, order, {A: norm, B: 1.0, C: 1.0})
+    norm_sums(table, order, {A: norm, B: 1.0, C: 1.0})
     assert table.hear(A, Commit).attempt == 1
 
 
@@ -366,7 +366,7 @@ def test_who_finds_that_most_others_lie_is_not_believed() -> None:
     table = Table()
     table.start(A, B, C, D)
     order = table.reduce(A, B, C, D)
-    gauged(table, order, {A: 1.0, B: 7.0, C: 7.0, D: 1.0})
+    norm_sums(table, order, {A: 1.0, B: 7.0, C: 7.0, D: 1.0})
     assert len(table.hear(A, Commit).contributors) == 4
     assert "2 of 4 seem to have sent more" in table.announced()
 
@@ -404,7 +404,7 @@ def test_what_all_owners_found_together_but_for_one_is_needed_for_a_refusal() ->
     table = Table()
     table.start(A, B, C, D)
     order = table.reduce(A, B, C, D)
-    gauged(table, order, {A: 1.0, B: 1.0, C: 1.1, D: 0.3})
+    norm_sums(table, order, {A: 1.0, B: 1.0, C: 1.1, D: 0.3})
     assert len(table.hear(A, Commit).contributors) == 4
 
 
@@ -439,7 +439,7 @@ def test_what_another_owner_finds_when_it_is_tried_again_counts() -> None:
     again = table.hear(A, Reduce)
     owners_of(table, B)
     found_by(table, again, B, {A: 9.0, B: 0.4, C: 0.4, D: 0.4})
-    assert "its norm is 9" in table.hear(A, Told).text
+    assert "its norm is 9" in table.hear(A, Notice).text
     for contributors in ([A, B, C, D], [A, B, C, D], [B, C, D]):
         assert [c.peer for c in table.hear(B, Reduce).contributors] == contributors
 
@@ -731,7 +731,7 @@ def test_whom_one_alone_has_lost_it_need_not_reach_in_the_rounds_to_come() -> No
 def test_a_pair_that_fails_again_is_apart_for_longer_and_in_the_end_tried_again() -> None:
     table = Table("[membership]\ndeadline_s = 10.0\n")
     table.start(A, B, C)
-    disputes = table.master.roads.disputes
+    disputes = table.master.routes.disputes
     for apart_s in (10, 20, 40, 80, 80):
         order = table.reduce(A, B, C)
         table.forget()
@@ -910,7 +910,7 @@ def test_pausing_stops_the_opening_of_rounds_only() -> None:
     table.start(A)
     table.take(table.master.pause(table.now_s))
     table.commit(A)
-    assert not table.master.conductor.rounds
+    assert not table.master.scheduler.rounds
     assert describe(table.master, table.now_s)["state"] == "paused"
     table.restart()
     table.join(A, hello=hello_of(A, heads=[head_of(0, 1)], lineage=LINEAGE))

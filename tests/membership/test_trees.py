@@ -157,7 +157,7 @@ def test_a_loss_after_all_others_have_the_result_costs_nothing() -> None:
     order = table.reduce(*LAB, *OUTSIDE)
     assert order.plan.sites
     table.hear(G, Reduce)
-    table.master.conductor.rounds[order.round].running().owners = [B]
+    table.master.scheduler.rounds[order.round].running().owners = [B]
     table.reduced(order, A, C, D, E, F)
     table.leave(B)
     assert table.hear(A, Commit).attempt == order.attempt

@@ -11,9 +11,9 @@ from holdfast.membership.master.status.status import describe
 from holdfast.protocol.messages import (
     Abort,
     Applied,
-    Found,
     ReduceFailed,
     Role,
+    SupplyWeights,
     SyncFragment,
     TrainerAttached,
     TrainerLost,
@@ -81,9 +81,9 @@ def test_two_of_one_invite_and_line_do_not_get_an_update_refused() -> None:
     for peer in (D, E):
         table.say(peer, ReduceFailed(order.round, 1, (A,), True, "not finite"))
     table.hears_no(B, Abort)
-    assert A not in table.master.conductor.rounds[order.round].refused
+    assert A not in table.master.scheduler.rounds[order.round].refused
     table.say(B, ReduceFailed(order.round, 1, (A,), True, "not finite"))
-    assert A in table.master.conductor.rounds[order.round].refused
+    assert A in table.master.scheduler.rounds[order.round].refused
 
 
 ONE, OTHER = ("x", "1"), ("y", "2")
@@ -115,14 +115,14 @@ def test_of_those_who_came_by_one_invite_the_first_one_founds() -> None:
     table = Table()
     table.join(A, grant, hello_of(A, layout=None))
     table.join(B, grant)
-    table.hears_no(B, Found)
+    table.hears_no(B, SupplyWeights)
     assert "a (aaaaaaaa) has no trainer" in describe(table.master, 0.0)["why_waiting"]
     table.say(A, TrainerAttached(LAYOUT))
-    table.hear(A, Found)
+    table.hear(A, SupplyWeights)
     table.say(A, TrainerLost("crash"))
-    table.hears_no(B, Found)
+    table.hears_no(B, SupplyWeights)
     table.leave(A)  # who is gone stands in nobody's way
-    table.hear(B, Found)
+    table.hear(B, SupplyWeights)
 
 
 def test_the_owner_is_told_of_an_invite_that_holds_a_third_of_the_places() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from holdfast.membership.master.coordinator import Grant
 from holdfast.membership.master.rounds.attempt import Attempt
-from holdfast.membership.master.rounds.round import Phase
+from holdfast.membership.master.rounds.round import RoundPhase
 from holdfast.membership.master.state.journal import PlaceTaken, RunRewound
 from holdfast.protocol.messages import ReduceFailed, Role
 from tests.membership.model import DEADLINE_S, ModelPeer, World
@@ -44,8 +44,8 @@ def everybody(world: World, times: int = 1) -> None:
 
 
 def attempt_of(world: World, number: int) -> Attempt:
-    round_ = world.master.conductor.rounds[number]
-    assert round_.phase is Phase.REDUCING
+    round_ = world.master.scheduler.rounds[number]
+    assert round_.phase is RoundPhase.REDUCING
     return round_.running()
 
 
@@ -62,7 +62,7 @@ def test_who_fetches_a_fragment_may_still_hold_another_one_damaged() -> None:
     joiner, history = world.peers[3], world.master.context.history
     world.call(world.master.pause)
     everybody(world, 4)
-    assert not world.master.conductor.rounds
+    assert not world.master.scheduler.rounds
     before = list(history.versions)
     world.detach(joiner)
     world.call(world.master.resume)  # opens one round
@@ -113,7 +113,7 @@ def test_the_next_master_counts_repairs_from_the_order_on() -> None:
     world.deliver(first)
     attempt = first.reducing[2].attempt
     first.reducing[2].lost = True
-    first.outbox.append(ReduceFailed(2, attempt, (last.peer,), False, "?"))
+    first.message_queue.append(ReduceFailed(2, attempt, (last.peer,), False, "?"))
     world.flush(first)
     world.attach(last)
     everybody(world)

@@ -15,7 +15,6 @@ import attrs
 from holdfast.membership.manifest import is_everywhere
 from holdfast.membership.master.rounds.reduction_driver import ACCUSERS_MIN
 from holdfast.membership.master.state.journal import (
-    History,
     JournalRecord,
     PlaceTaken,
     RootKnown,
@@ -23,6 +22,7 @@ from holdfast.membership.master.state.journal import (
     RoundNumbered,
     RoundOrdered,
     RunFounded,
+    RunHistory,
     RunRewound,
     VersionAdopted,
 )
@@ -107,7 +107,7 @@ class Witness:
         self.bad.clear()
         self.receiving.clear()
 
-    def journal_cut(self, history: History) -> None:
+    def journal_cut(self, history: RunHistory) -> None:
         """The end of the journal is lost: the run is where the rest says, until more is known."""
         self.versions = dict(enumerate(history.versions))
         self.roots = {
@@ -228,8 +228,8 @@ class Witness:
             return
         if head.root == self.truth[head.fragment]:
             return
-        votes = world.master.syncing.votes.of(head.fragment, head.version)
-        assert len(votes) > 1 or len(world.master.conductor.contributors()) < 2, "one decided alone"
+        votes = world.master.state_sync.votes.of(head.fragment, head.version)
+        assert len(votes) > 1 or len(world.master.scheduler.contributors()) < 2, "one decided alone"
         self.true.add((head.fragment, head.version, head.root))
         self.truth[head.fragment] = head.root  # from now on this is what the run goes by
 
@@ -258,7 +258,7 @@ class Witness:
         for peer in honest & stayed:
             assert is_everywhere(commit.manifest, peers.index(peer)), "a survivor was left out"
         first = self.orders[min(k for k in self.orders if k[0] == commit.round)]
-        needed = world.master.conductor.ledger.quorum(len(first.contributors))
+        needed = world.master.scheduler.round_table.quorum(len(first.contributors))
         assert len(stayed) >= needed, "committed below the quorum"
         called = self.bad.get(commit.round, {})
         refused = {peer for peer, accusers in called.items() if len(accusers) >= ACCUSERS_MIN}

@@ -113,8 +113,10 @@ def test_the_invite_of_a_master_without_a_way_out_leads_to_it(tmp_path: Path) ->
             assert invite.addresses == (Address("10.99.0.1", 29700),)
             assert "WARNING" not in said
             report = doctor(invite.encode(), state=tmp_path / "peer", before=away)
-            verdicts = {found["check"]: found["verdict"] for found in report.findings}
-            assert (verdicts["invite"], verdicts["master"]) == ("ok", "ok"), report.findings
+            contribution_checks = {found["check"]: found["verdict"] for found in report.findings}
+            assert (contribution_checks["invite"], contribution_checks["master"]) == ("ok", "ok"), (
+                report.findings
+            )
 
 
 def test_an_invite_to_loopback_is_warned_of_at_both_ends(tmp_path: Path) -> None:

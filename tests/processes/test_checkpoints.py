@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from holdfast.checkpoint import checkpoints
-from holdfast.checkpoint.checkpoint_store import FolderPlace
+from holdfast.checkpoint.checkpoint_store import FolderStore
 from holdfast.checkpoint.checkpoints import Checkpoint
 from holdfast.daemon.cli.export import export_safetensors, tensors_of
 from tests.processes.harness import Fleet, contributing, digests, in_sync, spec
@@ -21,7 +21,7 @@ NAMES = "abc"
 
 
 def newest(folder: Path) -> Checkpoint:
-    place = FolderPlace(folder)
+    place = FolderStore(folder)
     return checkpoints.open_checkpoint(place, checkpoints.names(place)[0])
 
 

@@ -19,7 +19,7 @@ from holdfast.daemon.simulation.memory_network import MemoryWorld
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.connection_phases import NEWCOMER
 from holdfast.protocol.enrolment import (
-    Admission,
+    AdmittedNewcomer,
     Refusal,
     answer_newcomer,
     ask_for_certificate,
@@ -57,8 +57,8 @@ class Desk:
         self.directory = directory
         self.authority = Authority.load_or_create(directory / "authority", run_id)
         self.tokens_seen: list[str] = []
-        self.admissions: list[Admission] = []
-        self.admitted: Callable[[Admission], Awaitable[None]] = self.note
+        self.admissions: list[AdmittedNewcomer] = []
+        self.admitted: Callable[[AdmittedNewcomer], Awaitable[None]] = self.note
 
     def network(
         self, party: Party = Party.MASTER, now: datetime.datetime | None = None
@@ -69,7 +69,7 @@ class Desk:
         credentials = Credentials(home, identity, pem, self.authority.certificate_pem)
         return SocketNetwork(credentials, newcomers=True)
 
-    async def note(self, admission: Admission) -> None:
+    async def note(self, admission: AdmittedNewcomer) -> None:
         self.admissions.append(admission)
 
     async def redeem(self, request: EnrolRequest, _peer: str) -> Role:
@@ -141,7 +141,7 @@ async def test_a_newcomer_gets_a_certificate_that_opens_every_door(
         nursery.cancel_scope.cancel()
     assert met == [identity.peer_id]
     assert desk.tokens_seen == [TOKEN]
-    assert desk.admissions == [Admission(identity.peer_id, "my laptop", Role.SPARE)]
+    assert desk.admissions == [AdmittedNewcomer(identity.peer_id, "my laptop", Role.SPARE)]
 
 
 @pytest.mark.real_time
@@ -328,7 +328,7 @@ async def test_the_certificate_is_written_down_before_it_is_sent(desk: Desk) -> 
         newcomer = Identity.generate()
         await messages.send(EnrolRequest(TOKEN, newcomer.request_pem("x"), "x"))
 
-    async def fail(_: Admission) -> None:
+    async def fail(_: AdmittedNewcomer) -> None:
         raise OSError("the disk is full")
 
     _, enrolled = await converse(desk, say)

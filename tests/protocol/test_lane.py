@@ -23,7 +23,7 @@ from holdfast.protocol.network.lane import (
     FrameHeader,
     FrameKind,
     Lane,
-    Preamble,
+    LanePreamble,
     derive_lane_keys,
     frame_bytes,
     receive_preamble,
@@ -89,7 +89,7 @@ async def test_payloads_arrive_where_they_are_placed() -> None:
 
     async def on_lane(stream: trio.abc.Stream) -> None:
         preamble = await receive_preamble(stream)
-        assert preamble == Preamble(b"l" * 16, 3)
+        assert preamble == LanePreamble(b"l" * 16, 3)
         lane = Lane(stream, KEYS[1], KEYS[0])
         await lane.open()
         await lane.wait_open()
@@ -371,16 +371,16 @@ def test_padding_is_zero(at: int) -> None:
 @given(st.binary(max_size=2 * lanes.PREAMBLE_BYTES) | st.binary().map(lambda data: b"H" + data))
 def test_a_preamble_of_junk_is_refused_or_is_exactly_a_preamble(data: bytes) -> None:
     try:
-        preamble = Preamble.unpack(data)
+        preamble = LanePreamble.unpack(data)
     except RemoteProtocolError:
         return
     assert preamble.pack() == data
 
 
 def test_preambles_round_trip_and_start_with_the_magic() -> None:
-    preamble = Preamble(b"0123456789abcdef", lanes.LANES_MAX - 1)
-    assert Preamble.unpack(preamble.pack()) == preamble
+    preamble = LanePreamble(b"0123456789abcdef", lanes.LANES_MAX - 1)
+    assert LanePreamble.unpack(preamble.pack()) == preamble
     assert preamble.pack()[0] == lanes.MAGIC == 0x48
     with pytest.raises(RemoteProtocolError, match="version"):
-        Preamble.unpack(b"H\x02" + preamble.pack()[2:])
+        LanePreamble.unpack(b"H\x02" + preamble.pack()[2:])
     assert OPEN.payload_bytes == 0

@@ -18,12 +18,12 @@ from holdfast.protocol.messages import (
     TENSORS_MAX,
     TEXT_CHARS_MAX,
     Heartbeat,
-    Layout,
     LinkLoad,
     Measured,
+    ModelLayout,
+    Notice,
     Refused,
     TensorSpec,
-    Told,
     TrainerAttached,
 )
 
@@ -49,7 +49,7 @@ def test_limits_are_those_of_the_validators() -> None:
     assert of[Measured].items == fields + unknown
     assert of[TrainerAttached].array == TENSORS_MAX
     assert of[TrainerAttached].items == ITEMS_MAX
-    assert 4 * TEXT_CHARS_MAX < of[Told].frame_bytes < 5 * TEXT_CHARS_MAX
+    assert 4 * TEXT_CHARS_MAX < of[Notice].frame_bytes < 5 * TEXT_CHARS_MAX
     assert all(of[each].frame_bytes <= STRANGERS_BYTES for each in NEWCOMER.types or ())
 
 
@@ -57,7 +57,7 @@ def test_the_largest_of_a_type_is_within_its_limits() -> None:
     peer, count = "f" * 32, 2**63 - 1
     largest = Measured(count, 1.5, count, 1.5, (LinkLoad(peer, count, 1.5),) * MEMBERS_MAX)
     assert wire.decode(wire.encode(largest)) == largest
-    for message in (Told("\U0001f600" * TEXT_CHARS_MAX), Heartbeat(count, count)):
+    for message in (Notice("\U0001f600" * TEXT_CHARS_MAX), Heartbeat(count, count)):
         assert wire.decode(wire.encode(message)) == message
 
 
@@ -114,7 +114,7 @@ def test_a_frame_made_to_waste_memory_wastes_little(name: str) -> None:
 def test_items_are_counted_while_they_are_built() -> None:
     """16 MiB of empty maps would take a gigabyte."""
     rows = TENSORS_MAX // 4 * b"\x80"
-    frame = wire.encode(TrainerAttached(Layout(())))[:17] + b"\x81\xa6layout\x81\xa7tensors"
+    frame = wire.encode(TrainerAttached(ModelLayout(())))[:17] + b"\x81\xa6layout\x81\xa7tensors"
     frame += array(1_000) + 1_000 * (array(len(rows)) + rows)
     assert len(frame) <= message_limits.FRAME_BYTES_MAX
     with pytest.raises(RemoteProtocolError, match=f"more than {ITEMS_MAX} items"):
@@ -125,7 +125,7 @@ def test_a_field_at_fault_is_found_without_building_all_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tensor = TensorSpec("a", (2,), "float32", "parameter")
-    plain = wire.to_plain(TrainerAttached(Layout((tensor,) * 1_000)))
+    plain = wire.to_plain(TrainerAttached(ModelLayout((tensor,) * 1_000)))
     plain["layout"]["tensors"][-1] = wire.to_plain(tensor) | {"kind": "none", "shape": [2]}
     built = 0
     init = TensorSpec.__init__

@@ -356,7 +356,7 @@ async def test_a_crash_behind_a_partition_looks_like_silence() -> None:
 
 
 async def test_a_crash_loses_a_part_of_the_last_bytes_and_the_seed_says_which() -> None:
-    async def last_words(seed: int) -> int:
+    async def crash_report(seed: int) -> int:
         async with trio.open_nursery() as nursery:
             pair = Pair(nursery, MemoryWorld(random.Random(seed)))
             near, far = await pair.connect()
@@ -371,8 +371,8 @@ async def test_a_crash_loses_a_part_of_the_last_bytes_and_the_seed_says_which() 
             nursery.cancel_scope.cancel()
         return received
 
-    first = [await last_words(seed) for seed in range(5)]
-    assert first == [await last_words(seed) for seed in range(5)]
+    first = [await crash_report(seed) for seed in range(5)]
+    assert first == [await crash_report(seed) for seed in range(5)]
     assert len(set(first)) > 1
     assert all(0 <= count <= 1_000_000 for count in first)
 

@@ -13,7 +13,7 @@ import trio.testing
 from holdfast.daemon.simulation.memory_network import MemoryWorld
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.errors import RemoteProtocolError, UserError
-from holdfast.protocol.messages import Heartbeat, RefusalCode, Refused, Told
+from holdfast.protocol.messages import Heartbeat, Notice, RefusalCode, Refused
 from holdfast.protocol.network.interface import Channel, Network
 from holdfast.protocol.network.lane import receive_preamble, send_preamble
 from holdfast.protocol.network.sockets import SocketNetwork
@@ -292,11 +292,11 @@ async def test_much_travels_both_ways_at_once(nodes: Nodes) -> None:
 
             async def send() -> None:
                 for number in range(count):
-                    await messages.send(Told(f"{number} " + "x" * 990))
+                    await messages.send(Notice(f"{number} " + "x" * 990))
 
             both.start_soon(send)
             for number in range(count):
-                told = await messages.receive_expected(Told)
+                told = await messages.receive_expected(Notice)
                 assert told.text.startswith(f"{number} ")
 
     async with trio.open_nursery() as nursery:

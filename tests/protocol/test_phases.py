@@ -6,7 +6,7 @@ from holdfast.membership.master.coordinator import Coordinator
 from holdfast.membership.spec.spec import RunSpec
 from holdfast.protocol import connection_phases, wire
 from holdfast.protocol import messages as said
-from holdfast.protocol.connection_phases import Phase
+from holdfast.protocol.connection_phases import ConnectionPhase
 
 TO_THE_DAEMON = {  # what it hears itself
     said.BlocksVerified,
@@ -41,7 +41,7 @@ def test_before_somebody_is_known_frames_are_short() -> None:
     _fits(connection_phases.LINK)
 
 
-def _fits(phase: Phase) -> None:
+def _fits(phase: ConnectionPhase) -> None:
     """All that may come is short enough to come."""
     assert phase.types
     longest = max(wire.LIMITS[each].frame_bytes for each in phase.types)

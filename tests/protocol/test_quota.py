@@ -20,9 +20,9 @@ from holdfast.protocol.message_quota import (
 from holdfast.protocol.messages import (
     BlocksRequest,
     Heartbeat,
-    Layout,
+    ModelLayout,
+    Notice,
     TensorSpec,
-    Told,
     TrainerAttached,
 )
 from holdfast.protocol.network.stream import MessageStream
@@ -74,7 +74,7 @@ async def test_who_floods_is_heard_at_the_rate_that_there_is(
     assert not hearing.slowed
     began_s = trio.current_time()
     for _ in range(100):
-        await speaking.send(Told("flood"))
+        await speaking.send(Notice("flood"))
     for _ in range(100):
         await hearing.receive()
     assert hearing.slowed
@@ -87,7 +87,7 @@ async def test_a_message_counts_by_its_items() -> None:
     left = Quota(trio.current_time())
     hearing = MessageStream(ours, quota=left)
     tensor = TensorSpec("x" * 100, (2, 3), "float32", "parameter")
-    await MessageStream(theirs).send(TrainerAttached(Layout((tensor,) * 5_000)))
+    await MessageStream(theirs).send(TrainerAttached(ModelLayout((tensor,) * 5_000)))
     await hearing.receive()
     assert ITEMS_AT_ONCE - left._items == 5_000 * (1 + 2 * 5 + 2) + 4 + 2 + MESSAGE_ITEMS
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.protocol.errors import RemoteProtocolError
-from holdfast.protocol.messages import Heartbeat, Message, Told
+from holdfast.protocol.messages import Heartbeat, Message, Notice
 from holdfast.protocol.network.resumption import KEPT_MAX, Conversation
 
 
@@ -27,7 +27,7 @@ def test_whatever_breaks_each_message_comes_once_and_in_order(
         del wire[:count]
 
     for breaks, count, confirms in story:
-        message = Told(str(len(sent)))
+        message = Notice(str(len(sent)))
         assert near.sends(message)
         sent.append(message)
         wire.append(message)
@@ -43,7 +43,7 @@ def test_whatever_breaks_each_message_comes_once_and_in_order(
 
 def test_more_than_was_sent_cannot_have_come() -> None:
     conversation = Conversation()
-    conversation.sends(Told("one"))
+    conversation.sends(Notice("one"))
     conversation.hears(Heartbeat(0, 1))
     for count in (0, 2):
         with pytest.raises(RemoteProtocolError):
@@ -52,5 +52,5 @@ def test_more_than_was_sent_cannot_have_come() -> None:
 
 def test_who_confirms_nothing_is_not_kept_for_without_end() -> None:
     conversation = Conversation()
-    assert all(conversation.sends(Told("x")) for _ in range(KEPT_MAX))
-    assert not conversation.sends(Told("x"))
+    assert all(conversation.sends(Notice("x")) for _ in range(KEPT_MAX))
+    assert not conversation.sends(Notice("x"))

@@ -11,9 +11,9 @@ from holdfast.protocol.network.accept_limits import (
     CREDIT_MAX,
     CREDIT_PER_SITE,
     PLACES_PER_SITE,
-    Credit,
-    Door,
-    Line,
+    AcceptLimits,
+    AddressCredit,
+    AddressGroup,
     Places,
     line_of,
 )
@@ -28,7 +28,7 @@ class Clock:
 
 def test_credit_is_used_up_and_grows_back() -> None:
     clock = Clock()
-    credit = Credit(clock)
+    credit = AddressCredit(clock)
     for _ in range(int(CREDIT_MAX)):
         assert credit.left("a") >= 1.0
         credit.charge("a")
@@ -42,7 +42,7 @@ def test_credit_is_used_up_and_grows_back() -> None:
 
 def test_what_is_kept_of_addresses_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accept_limits, "ADDRESSES_KNOWN_MAX", 10)
-    credit = Credit(Clock())
+    credit = AddressCredit(Clock())
     for _ in range(70):
         credit.charge("again and again")
     for number in range(9):
@@ -55,7 +55,7 @@ def test_what_is_kept_of_addresses_is_bounded(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_what_a_site_may_cost_is_bounded_too() -> None:
-    door = Door()
+    door = AcceptLimits()
     door._credit._now = door._site_credit._now = Clock()
     count = int(CREDIT_PER_SITE * CREDIT_MAX)
     for number in range(count):  # each address once
@@ -70,7 +70,7 @@ def test_what_a_site_may_cost_is_bounded_too() -> None:
     assert door.open_to(last), "members come from there"
 
 
-A, B, C, D = map(Line, "abcd")
+A, B, C, D = map(AddressGroup, "abcd")
 
 
 def places(count_max: int, per_line_max: int, clock: Clock) -> Places:
@@ -161,13 +161,13 @@ def test_a_site_has_not_all_places() -> None:
 @pytest.mark.parametrize(
     ("host", "line"),
     [
-        ("192.0.2.7", Line("192.0.2.7")),
-        ("2001:db8:1:2:3:4:5:6", Line("2001:db8:1:2::/64", "2001:db8:1::/48")),
-        ("2001:db8:1:2::9", Line("2001:db8:1:2::/64", "2001:db8:1::/48")),
-        ("fe80::1%eth0", Line("fe80::/64", "fe80::/48")),
-        ("::ffff:192.0.2.7", Line("192.0.2.7")),
-        ("somebody who left", Line("somebody who left")),
+        ("192.0.2.7", AddressGroup("192.0.2.7")),
+        ("2001:db8:1:2:3:4:5:6", AddressGroup("2001:db8:1:2::/64", "2001:db8:1::/48")),
+        ("2001:db8:1:2::9", AddressGroup("2001:db8:1:2::/64", "2001:db8:1::/48")),
+        ("fe80::1%eth0", AddressGroup("fe80::/64", "fe80::/48")),
+        ("::ffff:192.0.2.7", AddressGroup("192.0.2.7")),
+        ("somebody who left", AddressGroup("somebody who left")),
     ],
 )
-def test_an_ipv6_line_is_one_and_in_a_site(host: str, line: Line) -> None:
+def test_an_ipv6_line_is_one_and_in_a_site(host: str, line: AddressGroup) -> None:
     assert line_of(host) == line

@@ -10,15 +10,15 @@ import trio.testing
 from attrs import evolve
 
 from holdfast.protocol import connection_phases, message_limits, wire
-from holdfast.protocol.connection_phases import Phase
+from holdfast.protocol.connection_phases import ConnectionPhase
 from holdfast.protocol.errors import HoldfastError, LocalProtocolError, RemoteProtocolError
 from holdfast.protocol.messages import (
     Heartbeat,
-    Layout,
     Message,
+    ModelLayout,
+    Notice,
     RefusalCode,
     Refused,
-    Told,
     TrainerAttached,
 )
 from holdfast.protocol.network.stream import MessageStream, run_handler
@@ -50,25 +50,25 @@ async def test_a_message_may_come_byte_by_byte() -> None:
     near, far = one_message_end()
 
     async def trickle() -> None:
-        for byte in framed(Told("slowly")) * 2:
+        for byte in framed(Notice("slowly")) * 2:
             await far.send_all(bytes([byte]))
             await trio.sleep(1)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(trickle)
-        assert await near.receive() == Told("slowly")
-        assert await near.receive() == Told("slowly")
+        assert await near.receive() == Notice("slowly")
+        assert await near.receive() == Notice("slowly")
 
 
 async def test_a_cancelled_receive_loses_nothing() -> None:
     near, far = one_message_end()
-    frame = framed(Told("patience"))
+    frame = framed(Notice("patience"))
     for start in range(0, len(frame), 3):
         with trio.move_on_after(1) as scope:
             await near.receive()
         assert scope.cancelled_caught
         await far.send_all(frame[start : start + 3])
-    assert await near.receive() == Told("patience")
+    assert await near.receive() == Notice("patience")
 
 
 async def test_many_tasks_may_send_at_once() -> None:
@@ -104,9 +104,9 @@ async def test_a_send_that_was_cancelled_before_it_began_tears_nothing() -> None
 
 async def test_a_message_that_cannot_travel_breaks_nothing() -> None:
     near, far = (MessageStream(stream) for stream in trio.testing.memory_stream_pair())
-    small = MessageStream(trio.testing.memory_stream_pair()[0], Phase(None, 100))
+    small = MessageStream(trio.testing.memory_stream_pair()[0], ConnectionPhase(None, 100))
     with pytest.raises(LocalProtocolError):
-        await small.send(Told("x" * 200))
+        await small.send(Notice("x" * 200))
     with pytest.raises(LocalProtocolError):
         await near.send(Message())
     await near.send(Heartbeat(1))
@@ -120,7 +120,7 @@ async def test_a_message_that_cannot_travel_breaks_nothing() -> None:
         struct.pack(">I", 0),
         struct.pack(">I", 4) + b"\xc1\xc1\xc1\xc1",
         b"GET / HTTP/1.1\r\nHost: example\r\n\r\n",
-        framed(Told("whole"))[:-1],
+        framed(Notice("whole"))[:-1],
         b"\x00\x00",
     ],
     ids=["over-long", "empty", "not msgpack", "http", "truncated", "truncated length"],
@@ -135,7 +135,7 @@ async def test_junk_is_the_other_sides_fault(data: bytes) -> None:
 
 async def test_an_over_long_frame_is_refused_before_it_is_read() -> None:
     raw, far = trio.testing.memory_stream_pair()
-    near = MessageStream(raw, Phase(None, 1_000))
+    near = MessageStream(raw, ConnectionPhase(None, 1_000))
     await far.send_all(struct.pack(">I", 1_001))
     with pytest.raises(RemoteProtocolError, match="1001 bytes"):
         await near.receive()
@@ -153,7 +153,7 @@ async def test_a_message_longer_than_any_of_its_type_is_refused_by_its_first_byt
 async def test_a_message_that_may_not_come_yet_is_refused_by_its_first_bytes() -> None:
     raw, far = trio.testing.memory_stream_pair()
     near = MessageStream(raw, connection_phases.GREETING)
-    body = wire.encode(TrainerAttached(Layout(())))[:20].ljust(wire.HEAD_BYTES_MAX)
+    body = wire.encode(TrainerAttached(ModelLayout(())))[:20].ljust(wire.HEAD_BYTES_MAX)
     await far.send_all(struct.pack(">I", 2**20) + body)
     with pytest.raises(RemoteProtocolError, match="TrainerAttached instead of"):
         await near.receive()
@@ -162,8 +162,8 @@ async def test_a_message_that_may_not_come_yet_is_refused_by_its_first_bytes() -
 async def test_another_message_than_expected_is_refused() -> None:
     near, far = (MessageStream(stream) for stream in trio.testing.memory_stream_pair())
     await near.send(Heartbeat(1))
-    with pytest.raises(RemoteProtocolError, match="Heartbeat instead of Told or Refused"):
-        await far.receive_expected(Told, Refused)
+    with pytest.raises(RemoteProtocolError, match="Heartbeat instead of Notice or Refused"):
+        await far.receive_expected(Notice, Refused)
 
 
 async def test_a_final_message_waits_for_its_reader_but_not_for_ever() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from holdfast.protocol import wire
 from holdfast.protocol.errors import HoldfastError, RemoteProtocolError, UserError
-from holdfast.protocol.messages import MemberInfo, Role, Told
+from holdfast.protocol.messages import MemberInfo, Notice, Role
 from holdfast.protocol.text import TEXT_CHARS_MAX, escaped, escaped_lines, plain, unprintable
 
 # One of each kind, and what was done with it.
@@ -171,7 +171,7 @@ def test_no_message_carries_text_that_a_terminal_obeys(path: str, cls: Any, valu
 
 def test_whoever_makes_such_a_record_is_told() -> None:
     with pytest.raises(ValueError, match=r"text has the character U\+001B"):
-        Told("\x1b[2J")
+        Notice("\x1b[2J")
     with pytest.raises(ValueError, match=r"name has the character U\+202E"):
         MemberInfo("0" * 32, "\u202e", 1, (), Role.SPARE, in_sync=False)
 

@@ -26,9 +26,9 @@ from holdfast.protocol.messages import (
     FragmentHead,
     Index,
     InitialPosted,
-    Layout,
     Message,
     Metrics,
+    ModelLayout,
     Progress,
     RefusalCode,
     Refused,
@@ -249,7 +249,7 @@ def test_what_does_not_fit_is_refused_with_its_path(change: dict[str, Any], reas
 
 
 def test_a_path_leads_into_lists_and_records() -> None:
-    layout = Layout((TensorSpec("a", (2, 3), "float32", "parameter"),) * 3)
+    layout = ModelLayout((TensorSpec("a", (2, 3), "float32", "parameter"),) * 3)
     plain = wire.to_plain(TrainerAttached(layout))
     plain["layout"]["tensors"][2] = wire.to_plain(layout.tensors[2]) | {"shape": [2, "3"]}
     with pytest.raises(
@@ -289,7 +289,7 @@ def test_an_int_is_fine_where_a_float_is_due() -> None:
         b"",
         framed("Nonsense", {}),
         framed("Message", {}),
-        framed("Layout", {"tensors": []}),  # a record, but no message
+        framed("ModelLayout", {"tensors": []}),  # a record, but no message
         framed("Heartbeat", [1]),
         framed("Heartbeat", {"sequence": 1}) + b"\x00",
         framed("Heartbeat", {"sequence": 1})[:-1],
@@ -342,7 +342,7 @@ def test_only_messages_travel() -> None:
     class Heartbeat(Message):  # not the one of ``messages``
         pass
 
-    for other in (Message(), Heartbeat(), Layout(())):
+    for other in (Message(), Heartbeat(), ModelLayout(())):
         with pytest.raises(LocalProtocolError, match="not a message"):
             wire.encode(other)  # type: ignore[arg-type]
 
@@ -351,7 +351,7 @@ def test_the_largest_messages_fit() -> None:
     tensor = TensorSpec(
         "model.layers.61.mlp.experts.255.down_proj.weight", (7_168, 2_048), "bfloat16", "parameter"
     )
-    layout = TrainerAttached(Layout((tensor,) * TENSORS_MAX))
+    layout = TrainerAttached(ModelLayout((tensor,) * TENSORS_MAX))
     assert wire.decode(wire.encode(layout)) == layout
     index = Index(FragmentHead(0, COUNT_MAX, bytes(32)), bytes(32 * messages.BLOCKS_MAX))
     assert wire.decode(wire.encode(index)) == index

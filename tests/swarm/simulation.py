@@ -15,14 +15,14 @@ from collections.abc import Sequence
 import pytest
 
 from holdfast.daemon.simulation.scenario import Instant, Kind, Scenario
-from holdfast.daemon.simulation.scenario_run import Outcome, run_scenario
+from holdfast.daemon.simulation.scenario_run import RunOutcome, run_scenario
 from tools.rotating_start import rotating_start
 
 BLOCK = 25
 SHARDS = 4
 # Seeds that broke a promise once, and what it was.
 FAILED = {
-    7_000_929: "a pair whose road was forgotten at one end never linked again",
+    7_000_929: "a pair whose route was forgotten at one end never linked again",
     8_001_275: "trainers were held before the step of the round that was open",
     8_002_519: "as 8001275, with a clock that leapt",
     8_004_034: "as 7000929, after one was alone",
@@ -60,7 +60,7 @@ def blocks(seeds: Sequence[int], shard: int) -> pytest.MarkDecorator:
     )
 
 
-def live_through(seeds: Sequence[int]) -> list[Outcome]:
+def live_through(seeds: Sequence[int]) -> list[RunOutcome]:
     """A block of seeds."""
     gc.collect()
     gc.freeze()  # thousands of histories make garbage, and what pytest holds is none
@@ -70,7 +70,7 @@ def live_through(seeds: Sequence[int]) -> list[Outcome]:
         gc.unfreeze()
 
 
-def outcome_of(seed: int) -> Outcome:
+def outcome_of(seed: int) -> RunOutcome:
     """One seed; a crash that leaves everything to do is repaired, if enough are left."""
     scenario = Scenario.of(seed)
     try:
@@ -85,7 +85,7 @@ def outcome_of(seed: int) -> Outcome:
     return outcome
 
 
-def check_reruns(seeds: Sequence[int], outcomes: Sequence[Outcome]) -> None:
+def check_reruns(seeds: Sequence[int], outcomes: Sequence[RunOutcome]) -> None:
     """After losses of peers at chosen instants hardly anything is run again from nothing."""
     reruns = 0
     for seed, outcome in zip(seeds, outcomes, strict=True):

@@ -51,7 +51,7 @@ async def test_rounds_that_trainers_are_ahead_of_are_caught_up_with() -> None:
         committed = swarm.committed
         await swarm.until(lambda: swarm.committed >= committed + 28, within_s=20)
         assert swarm.master is not None
-        assert swarm.master.coordinator.conductor.ledger.abort_count == 0
+        assert swarm.master.coordinator.scheduler.round_table.abort_count == 0
         run_step = swarm.master.coordinator.context.history.step
         assert all(abs(step - run_step) <= SYNC_EVERY for step in steps(swarm))
         await settled(swarm, "abc")
@@ -96,8 +96,8 @@ async def test_a_round_in_flight_when_the_master_goes_is_counted_once(at_s: floa
     async with a_swarm("abc", apply_s=0.02) as swarm:
         for _crash in range(2):
             assert swarm.master is not None
-            conductor = swarm.master.coordinator.conductor
-            await swarm.until(lambda: any(r.attempt for r in conductor.rounds.values()))  # noqa: B023
+            scheduler = swarm.master.coordinator.scheduler
+            await swarm.until(lambda: any(r.attempt for r in scheduler.rounds.values()))  # noqa: B023
             await trio.sleep(at_s)
             swarm.crash_master()
             idle_s = waited_s(swarm)
@@ -106,7 +106,7 @@ async def test_a_round_in_flight_when_the_master_goes_is_counted_once(at_s: floa
             assert waited_s(swarm) - idle_s < 1.0, "they do not wait for its outcome"
             await swarm.start_master()
             await swarm.until(
-                lambda: swarm.master is not None and bool(swarm.master.coordinator.conductor.rounds)
+                lambda: swarm.master is not None and bool(swarm.master.coordinator.scheduler.rounds)
             )
         await settled(swarm, "abc", more=10)
 
@@ -115,9 +115,9 @@ async def test_a_reduction_outlives_the_master_and_is_committed_by_the_next_one(
     """It takes six seconds of the lines; the master is away for three of them."""
     async with a_swarm("abc", layout=small_layout((300_000,)), bytes_per_s=2.5e5) as swarm:
         assert swarm.master is not None
-        conductor = swarm.master.coordinator.conductor
-        await swarm.until(lambda: any(r.attempt for r in conductor.rounds.values()))
-        (order,) = [r.attempt.order for r in conductor.rounds.values() if r.attempt is not None]
+        scheduler = swarm.master.coordinator.scheduler
+        await swarm.until(lambda: any(r.attempt for r in scheduler.rounds.values()))
+        (order,) = [r.attempt.order for r in scheduler.rounds.values() if r.attempt is not None]
         assert order is not None
         began_s, committed = trio.current_time(), swarm.committed
         sent_bytes = sum(swarm.world.sent_bytes.values())

@@ -114,7 +114,7 @@ async def test_each_fragment_is_its_group_and_has_its_codecs() -> None:
         swarm.check_final("ab")
         for name in "ab":
             service = swarm.peers[name].service
-            sizes = service.keeper.state.sizes
+            sizes = service.state_service.state.sizes
             assert [size.value_count for size in sizes] == [5, COUNT]
             assert [size.counter_count for size in sizes] == [1, 0]
             assert list(service.reducer._residuals) == [1]

@@ -11,10 +11,10 @@ import pytest
 import trio
 
 from holdfast.checkpoint import checkpoints
-from holdfast.checkpoint.checkpoint_store import FolderPlace
+from holdfast.checkpoint.checkpoint_store import FolderStore
 from holdfast.checkpoint.checkpoints import Checkpoint, manifest_of
 from holdfast.checkpoint.shared_state import SharedState
-from holdfast.daemon.peer.volunteer_limits import Allowance
+from holdfast.daemon.peer.volunteer_limits import DiskQuota
 from holdfast.daemon.simulation.drifting_trainer import small_layout
 from holdfast.daemon.simulation.swarm import Swarm
 from holdfast.daemon.simulation.witnessed_services import WitnessedPeer
@@ -31,7 +31,7 @@ def toml(table: str, *, fragments: int = 1) -> str:
 def saved(swarm: Swarm, name: str) -> list[checkpoints.Manifest]:
     """What lies on a machine's disk, the newest first."""
     assert swarm.disks is not None
-    place = FolderPlace(swarm.disks / name)
+    place = FolderStore(swarm.disks / name)
     return [checkpoints.open_checkpoint(place, each).manifest for each in checkpoints.names(place)]
 
 
@@ -87,7 +87,7 @@ async def test_what_a_run_has_given_up_is_not_what_it_goes_on_from(tmp_path: Pat
         await swarm.until(lambda: swarm.committed >= 8)
         given_up = max(m.rounds for m in saved(swarm, "a"))
         for name in "abc":  # as if they had lost the last rounds' checkpoints
-            place = FolderPlace(tmp_path / name)
+            place = FolderStore(tmp_path / name)
             for each in checkpoints.names(place):
                 if checkpoints.open_checkpoint(place, each).manifest.rounds > given_up - 2:
                     place.delete(each)
@@ -137,7 +137,7 @@ async def test_a_newest_checkpoint_that_the_journal_does_not_know_gives_way_to_a
         await swarm.until(lambda: swarm.committed >= 9)
         good = saved(swarm, "a")[1]  # the roots of the rounds after it are all known
         for name in "abc":
-            place = FolderPlace(tmp_path / name)
+            place = FolderStore(tmp_path / name)
             for each in checkpoints.names(place):
                 if checkpoints.open_checkpoint(place, each).manifest.rounds > good.rounds:
                     place.delete(each)
@@ -147,8 +147,8 @@ async def test_a_newest_checkpoint_that_the_journal_does_not_know_gives_way_to_a
         await all_die(swarm)
         await swarm.until(lambda: versions(swarm) == [h.version for h in good.heads], within_s=20)
         await settled(swarm, "abc", more=3)
-        assert [swarm.peers[n].service.keeper.received_bytes for n in "abc"] == [0, 0, 0]
-        assert [swarm.peers[n].service.keeper.kept for n in "abc"] == [[], [], []]
+        assert [swarm.peers[n].service.state_service.received_bytes for n in "abc"] == [0, 0, 0]
+        assert [swarm.peers[n].service.state_service.kept for n in "abc"] == [[], [], []]
 
 
 @pytest.mark.parametrize("turns", [0, 1, 2, 4, 5])
@@ -251,7 +251,7 @@ async def test_a_disk_that_is_full_costs_checkpoints_and_nothing_else(tmp_path: 
     async with a_swarm("bc", "", toml("every_rounds = 2"), disks=tmp_path) as swarm:
         swarm.add_peer("d")
         checkpointer = swarm.peers["d"].service.checkpointer
-        checkpointer.place = FolderPlace(tmp_path / "a")
+        checkpointer.place = FolderStore(tmp_path / "a")
         await settled(swarm, "bcd", more=6)
         assert "a" in checkpointer.error
         assert sum("no checkpoint" in text for text in swarm.peers["d"].service.report.told) == 1
@@ -267,7 +267,7 @@ async def test_who_gives_little_of_its_disk_keeps_few_or_none_and_says_so(tmp_pa
             service = swarm.add_peer(name, founder=False).service
             state = swarm.peers["a"].service.state
             assert state is not None
-            service.config.allowance = Allowance(int(allowed * state.size_bytes(0)))
+            service.config.disk_quota = DiskQuota(int(allowed * state.size_bytes(0)))
         most = dict.fromkeys("bcd", 0)
         goal = swarm.committed + 12
 
@@ -329,7 +329,7 @@ async def test_one_is_written_of_a_run_that_stands_still(tmp_path: Path) -> None
         await swarm.until(lambda: swarm.committed >= 3)
         assert swarm.master is not None
         swarm.master.decide(swarm.master.coordinator.pause)
-        await swarm.until(lambda: not swarm.master.coordinator.conductor.rounds)  # type: ignore[union-attr]
+        await swarm.until(lambda: not swarm.master.coordinator.scheduler.rounds)  # type: ignore[union-attr]
         await trio.sleep(1)
         await ask_for_one(swarm)
         await swarm.until(lambda: len(told(swarm, "has written checkpoint")) == 3, within_s=10)
@@ -346,7 +346,7 @@ async def test_who_cannot_write_one_says_why(tmp_path: Path) -> None:
         swarm.world.freeze("b")
         assert (await ask_for_one(swarm))["b"] == "no answer yet"
         checkpointer = swarm.peers["c"].service.checkpointer
-        failing = checkpointer.place = FolderPlace(tmp_path / "c" / "gone")
+        failing = checkpointer.place = FolderStore(tmp_path / "c" / "gone")
         (tmp_path / "c" / "gone").write_text("no folder")
         assert (await ask_for_one(swarm))["c"] == ""
         await swarm.until(lambda: told(swarm, "wrote no checkpoint") != [], within_s=20)

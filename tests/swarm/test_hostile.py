@@ -22,18 +22,18 @@ from typing import Any
 
 import pytest
 
-from holdfast.daemon.simulation.batch import Choice, try_seed
+from holdfast.daemon.simulation.batch import BatchOptions, try_seed
 from holdfast.daemon.simulation.hostile_peer import Falsehood, Hostile
 from holdfast.daemon.simulation.hostile_run import live_with_hostile
 from holdfast.membership.master.rounds import contribution_checks, norms, reduction_driver
 from holdfast.membership.master.rounds.attempt import Attempt
 from holdfast.membership.master.rounds.inquiry import Findings
-from holdfast.membership.master.rounds.norms import Overlong
-from holdfast.membership.master.rounds.outcome import Outcome
+from holdfast.membership.master.rounds.norms import UnderstatedNorm
+from holdfast.membership.master.rounds.outcome import ReductionOutcome
 from holdfast.membership.master.routes.disputes import Disputes
 from holdfast.membership.master.state.master_effects import EventKind
 from holdfast.membership.master.sync import state_sync
-from holdfast.membership.master.sync.root_votes import Votes
+from holdfast.membership.master.sync.root_votes import RootVotes
 from tests.planting import Bugs, Note, Patch, first_that_shows, spares_first, what_shows
 
 BLOCK = 10
@@ -91,8 +91,8 @@ lies("found elsewhere", Falsehood.FOUND)
 def _(patch: Patch) -> None:
     original = norms.understated
 
-    def understated(*arguments: Any) -> list[Overlong]:
-        return [Overlong(found.peer, "", found.why) for found in original(*arguments)]
+    def understated(*arguments: Any) -> list[UnderstatedNorm]:
+        return [UnderstatedNorm(found.peer, "", found.why) for found in original(*arguments)]
 
     patch.setattr(contribution_checks, "understated", understated)
     patch.setattr(Attempt, "gauges", lambda self: dict(self.reports))
@@ -103,10 +103,10 @@ lies("heads that lie", Falsehood.ROOT)
 
 @bug("heads that lie", seed=18)
 def _(patch: Patch) -> None:
-    def winner(self: Votes, fragment: int, version: int, *, force: bool) -> bytes:
+    def winner(self: RootVotes, fragment: int, version: int, *, force: bool) -> bytes:
         return next(iter(self.of(fragment, version).values()), b"")
 
-    patch.setattr(Votes, "winner", winner)
+    patch.setattr(RootVotes, "winner", winner)
 
 
 lies("any result", Falsehood.DIGEST)
@@ -114,7 +114,7 @@ lies("any result", Falsehood.DIGEST)
 
 @bug("any result", seed=4)
 def _(patch: Patch) -> None:
-    def agreed(self: Attempt, _roster: Any) -> Outcome | None:
+    def agreed(self: Attempt, _roster: Any) -> ReductionOutcome | None:
         return next(iter(self.outcomes.values()), None)
 
     patch.setattr(Attempt, "agreed", agreed)
@@ -136,17 +136,17 @@ lies("blamed donors", Falsehood.DONORS)
 
 @bug("blamed donors", seed=10)
 def _(patch: Patch) -> None:
-    original = state_sync.Syncing._name_bad_donors
+    original = state_sync.StateSync._name_bad_donors
 
-    def name(self: state_sync.Syncing, member: Any, fetch: Any, bad: Any) -> None:
+    def name(self: state_sync.StateSync, member: Any, fetch: Any, bad: Any) -> None:
         original(self, member, fetch, bad)
         for peer in bad:
             self.context.announce(EventKind.BAD, peer, "it serves wrong blocks")
 
-    patch.setattr(state_sync.Syncing, "_name_bad_donors", name)
+    patch.setattr(state_sync.StateSync, "_name_bad_donors", name)
 
 
-lies("spares first", Falsehood.ROADS, Falsehood.BROKEN, Falsehood.LOST)
+lies("spares first", Falsehood.ROUTES, Falsehood.BROKEN, Falsehood.LOST)
 
 
 @bug("spares first", seed=4)
@@ -184,12 +184,14 @@ lies("heard again", Falsehood.BAD_ONE)
 @bug("heard again", seed=FAILED[0])
 def _(patch: Patch) -> None:
     patch.setattr(
-        reduction_driver.Course, "_believed", lambda _self, _accuser, named, _number: list(named)
+        reduction_driver.ReductionDriver,
+        "_believed",
+        lambda _self, _accuser, named, _number: list(named),
     )
 
 
 def shows(seed: int) -> bool:
-    return try_seed(seed, Choice(hostile=True)).violation is not None
+    return try_seed(seed, BatchOptions(hostile=True)).violation is not None
 
 
 @pytest.mark.planted

@@ -43,7 +43,7 @@ def row(swarm: Swarm) -> dict[str, Any] | None:
 
 
 def received_bytes(swarm: Swarm) -> int:
-    return swarm.peers["late"].service.keeper.received_bytes
+    return swarm.peers["late"].service.state_service.received_bytes
 
 
 def is_in_sync(swarm: Swarm) -> bool:
@@ -104,7 +104,7 @@ async def test_a_copy_that_fails_as_it_is_replaced_ends_nothing_but_itself(ticks
         slow_line(swarm, 30_000.0)
         late = swarm.add_peer("late", founder=False).service
         await swarm.until(lambda: received_bytes(swarm) > STATE_BYTES / 3)
-        order, joiner = late.replica.fragments[0].fetching, late.keeper._joiner
+        order, joiner = late.replica.fragments[0].fetching, late.state_service._joiner
         assert order is not None
         assert joiner is not None
         for donor in joiner._fetches[0]._donors.values():
@@ -116,7 +116,7 @@ async def test_a_copy_that_fails_as_it_is_replaced_ends_nothing_but_itself(ticks
             await trio.lowlevel.checkpoint()
         assert late.replica.fragments[0].fetching is order, "the new one has not failed"
         await swarm.until(lambda: is_in_sync(swarm), within_s=60)
-        assert not late.keeper._fetches
+        assert not late.state_service._fetches
         slow_line(swarm, 1e7)
         swarm.resume()
         target = swarm.committed + 2

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.daemon.simulation.batch import Choice, try_seed
+from holdfast.daemon.simulation.batch import BatchOptions, try_seed
 from holdfast.daemon.simulation.liar_run import expected_rounds, live_with_a_liar
 from holdfast.daemon.simulation.lying_peers import Lie
 from holdfast.daemon.simulation.scenario import Scenario
 from holdfast.daemon.simulation.scenario_run import run_scenario
-from holdfast.membership.master.rounds.audits import FALSE_MAX, Audits
+from holdfast.membership.master.rounds.audits import FALSE_MAX, Auditing
 
 AUDIT = 0.5  # so that it does not take long
 
@@ -47,9 +47,9 @@ def test_where_nobody_lies_nobody_is_convicted(seed: int) -> None:
 def test_without_audits_a_liar_lies_for_ever() -> None:
     """What the others of these tests show is the audits' doing."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Audits, "_draw", lambda *_args: ())
+        patch.setattr(Auditing, "_draw", lambda *_args: ())
         patch.setattr("holdfast.daemon.simulation.liar_run.PATIENCE", 6)
-        result = try_seed(0, Choice(audit=1.0, liar=Lie.OWNER))
+        result = try_seed(0, BatchOptions(audit=1.0, liar=Lie.OWNER))
     assert result.violation is not None
     assert "the liar lied in" in result.violation.what
     assert "--audit 1 --liar owner" in result.violation.reproduce
@@ -62,6 +62,6 @@ def test_a_convicted_honest_owner_is_a_broken_promise() -> None:
             "holdfast.daemon.master.master_service.fault_proven",
             lambda *_args: "because it is said",
         )
-        result = try_seed(1, Choice(audit=AUDIT, liar=Lie.ACCUSER))
+        result = try_seed(1, BatchOptions(audit=AUDIT, liar=Lie.ACCUSER))
     assert result.violation is not None
     assert "is honest" in result.violation.what

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from holdfast.daemon.simulation.drifting_trainer import Delta, small_layout
 from holdfast.daemon.simulation.swarm import Swarm
 from holdfast.membership.master.status.status import describe
-from holdfast.membership.peer.peer_effects import Deed
+from holdfast.membership.peer.peer_effects import PeerEffect
 from holdfast.membership.peer.replica import Replica
 from holdfast.protocol.messages import Posted
 
@@ -71,7 +71,7 @@ async def test_a_daemon_that_understates_its_updates_is_refused_and_in_the_end_r
 
         def understate(
             self: Replica, message: Posted, norm: float | None, refusal: str
-        ) -> list[Deed]:
+        ) -> list[PeerEffect]:
             if self is liar.service.replica and norm is not None:
                 norm /= 5
             return posted(self, message, norm, refusal)

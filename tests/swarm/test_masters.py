@@ -15,7 +15,7 @@ import pytest
 import trio
 
 from holdfast.daemon.exit_codes import ExitCode
-from holdfast.daemon.master.journal_store import Store
+from holdfast.daemon.master.journal_store import JournalStore
 from holdfast.daemon.simulation.swarm import RUN_ID, Swarm
 from holdfast.daemon.simulation.witnessed_services import WitnessedMaster, WitnessedStore
 from holdfast.membership.master.coordinator import Coordinator
@@ -117,7 +117,7 @@ class Machines:
         term = last + (TERMS_SKIPPED if behind else 1)
         records = [*records, TermStarted(term, nonce, behind)]
         for record in records:
-            Store.append(store, record)
+            JournalStore.append(store, record)
         coordinator = Coordinator.restore(swarm.spec, RUN_ID, records, term)
         number = "e" if host == "standby" else "f"
         network = swarm.world.host(host, number * 32, Party.MASTER)
@@ -306,10 +306,10 @@ async def test_a_peer_tells_a_master_of_before_that_its_time_is_over() -> None:
 # ---------------------------------------------------------------- disks
 
 
-def full(times: list[int]) -> Callable[[Store, JournalRecord], None]:
+def full(times: list[int]) -> Callable[[JournalStore, JournalRecord], None]:
     original = WitnessedStore.append
 
-    def append(self: Store, record: JournalRecord) -> None:
+    def append(self: JournalStore, record: JournalRecord) -> None:
         if times[0] > 0:
             times[0] -= 1
             raise sqlite3.OperationalError("database or disk is full")
@@ -349,8 +349,8 @@ async def test_nobody_is_late_with_what_a_full_disk_kept_from_being_sent(lost: s
         await run.start("abc")
         swarm, master = run.swarm, run.swarm.master
         assert master is not None
-        ledger = master.coordinator.conductor.ledger
-        await swarm.when(ledger.reducing, within_s=60)
+        round_table = master.coordinator.scheduler.round_table
+        await swarm.when(round_table.reducing, within_s=60)
         swarm.store.full = True
         for name in lost:
             swarm.crash(name)
@@ -362,7 +362,7 @@ async def test_nobody_is_late_with_what_a_full_disk_kept_from_being_sent(lost: s
         assert "removed" not in events
         assert "no longer in sync" not in events
         assert "holds version" not in events
-        assert ledger.abort_count == 0
+        assert round_table.abort_count == 0
 
 
 async def test_what_the_owner_wants_is_done_when_it_is_on_disk(

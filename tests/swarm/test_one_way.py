@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import pytest
 import trio
+from tests.swarm.test_routes import contributed, links, reach, routes, see
 
 from holdfast.daemon.simulation.drifting_trainer import small_layout
 from holdfast.daemon.simulation.one_way_run import CASES, OneWay, live_through
 from holdfast.daemon.simulation.swarm import Swarm
-from tests.swarm.test_roads import contributed, links, reach, roads, see
 from tests.swarm.test_swarm import a_swarm, settled, spec
 
 # Of the first ``CASES`` seeds, which are all pairs with all lengths: some of each length, with peers and
@@ -40,7 +40,7 @@ async def test_a_pair_without_a_link_costs_a_round_once_and_then_plans_do_withou
     async with a_swarm("abcd", toml=spec(contributors=0), layout=layout) as swarm:
         assert swarm.master is not None
         swarm.world.partition("d", "a", one_way=True)
-        await see(swarm, lambda: roads(swarm).get("ad", ("", True))[1] is False)
+        await see(swarm, lambda: routes(swarm).get("ad", ("", True))[1] is False)
         await swarm.until(lambda: swarm.in_sync("a") and swarm.in_sync("d"))
         before_s, target = trio.current_time(), swarm.committed + 10
         await swarm.until(lambda: swarm.committed >= target)
@@ -49,7 +49,7 @@ async def test_a_pair_without_a_link_costs_a_round_once_and_then_plans_do_withou
         assert await owners_of_the_next_round(swarm) == {"b", "c"}
         swarm.world.heal("d", "a")
         await see(swarm, lambda: links(swarm, "a") == {"b", "c", "d"})
-        await see(swarm, lambda: all(works for _road, works in roads(swarm).values()))
+        await see(swarm, lambda: all(works for _route, works in routes(swarm).values()))
         assert await owners_of_the_next_round(swarm) == set("abcd")
         assert {sim.lives for sim in swarm.peers.values()} == {1}
         assert not [e for e in swarm.master.coordinator.context.events if e.kind.value == "leave"]
@@ -60,10 +60,10 @@ async def owners_of_the_next_round(swarm: Swarm) -> set[str]:
     """Names of those who own chunks of a round that begins now."""
     assert swarm.master is not None
     names = {sim.peer: name for name, sim in swarm.peers.items()}
-    ledger = swarm.master.coordinator.conductor.ledger
+    round_table = swarm.master.coordinator.scheduler.round_table
     target = swarm.committed + 2
     await swarm.until(lambda: swarm.committed >= target)
-    return {names[peer] for peer in ledger.past[-1].running().owners}
+    return {names[peer] for peer in round_table.past[-1].running().owners}
 
 
 async def test_what_was_arranged_in_a_session_ends_with_it() -> None:
@@ -75,8 +75,8 @@ async def test_what_was_arranged_in_a_session_ends_with_it() -> None:
         pair = "".join(sorted((first, later)))
         swarm.world.refuse_dials(later, first)
         swarm.world.cut(first, later)
-        await see(swarm, lambda: roads(swarm).get(pair, ("", False))[1])
-        assert roads(swarm)[pair][0].startswith(f"direct, {first} ")
+        await see(swarm, lambda: routes(swarm).get(pair, ("", False))[1])
+        assert routes(swarm)[pair][0].startswith(f"direct, {first} ")
         swarm.world.refuse_dials(later, first, refuse=False)
         swarm.world.partition(later, "master")
         await see(swarm, lambda: len(reach(swarm)) == 2)

@@ -25,7 +25,7 @@ grace_s = 1
 
 def last_attempt(swarm: Swarm) -> Attempt:
     assert swarm.master is not None
-    return swarm.master.coordinator.conductor.ledger.past[-1].running()
+    return swarm.master.coordinator.scheduler.round_table.past[-1].running()
 
 
 async def test_who_is_seen_to_be_fast_owns_more_and_rounds_get_faster() -> None:

@@ -30,18 +30,18 @@ from weakref import WeakKeyDictionary
 
 import pytest
 
-from holdfast.checkpoint.incoming_fragment import Incoming
-from holdfast.collectives.arithmetic import Factors
-from holdfast.collectives.chunk_tracker import Ledger
+from holdfast.checkpoint.incoming_fragment import IncomingFragment
+from holdfast.collectives.arithmetic import MeanFactors
+from holdfast.collectives.chunk_tracker import ChunkTracker
 from holdfast.collectives.reduction import Reduction
-from holdfast.collectives.result import Result
-from holdfast.daemon.master.journal_store import Store
+from holdfast.collectives.result import RoundResult
+from holdfast.daemon.master.journal_store import JournalStore
 from holdfast.daemon.master.master_service import MasterService
 from holdfast.daemon.simulation.batch import broken_by
 from holdfast.daemon.simulation.scenario import Scenario
 from holdfast.membership.master import coordinator as rules
 from holdfast.membership.master.rounds.attempt import Attempt
-from holdfast.membership.master.rounds.outcome import Outcome
+from holdfast.membership.master.rounds.outcome import ReductionOutcome
 from holdfast.membership.master.state.journal import JournalRecord, RoundCommitted
 from holdfast.membership.master.state.roster import Member, Roster
 from holdfast.protocol.messages import FragmentHead, Repair
@@ -58,22 +58,22 @@ bug = BUGS.named
 
 @bug("divisor of all", seed=5)
 def _(patch: Patch) -> None:
-    original = Factors.of
+    original = MeanFactors.of
 
-    def of(contributors: Any, present: Sequence[bool] | None = None) -> Factors:
-        return Factors(original(contributors, present).factors, original(contributors).divisor)
+    def of(contributors: Any, present: Sequence[bool] | None = None) -> MeanFactors:
+        return MeanFactors(original(contributors, present).factors, original(contributors).divisor)
 
-    patch.setattr(Factors, "of", of)
+    patch.setattr(MeanFactors, "of", of)
 
 
 @bug("set not told", seed=6)
 def _(patch: Patch) -> None:
-    original = Result.made
+    original = RoundResult.made
 
-    def made(self: Result, index: int, length: int, present: Sequence[bool]) -> None:
+    def made(self: RoundResult, index: int, length: int, present: Sequence[bool]) -> None:
         original(self, index, length, [True] * len(present))
 
-    patch.setattr(Result, "made", made)
+    patch.setattr(RoundResult, "made", made)
 
 
 @bug("heir encodes anew", seed=38)
@@ -96,19 +96,19 @@ def _(patch: Patch) -> None:
 
 @bug("dead owner awaited", seed=29)
 def _(patch: Patch) -> None:
-    patch.setattr(Ledger, "shut_out", lambda self, lost: [])
+    patch.setattr(ChunkTracker, "shut_out", lambda self, lost: [])
 
 
 @bug("momentum left behind", seed=0)
 def _(patch: Patch) -> None:
-    original = Incoming.finish
+    original = IncomingFragment.finish
 
-    def finish(self: Incoming) -> FragmentHead:
+    def finish(self: IncomingFragment) -> FragmentHead:
         fragment, head = self._fragment, original(self)
         fragment.parts.momentum[:] = 0
         return head
 
-    patch.setattr(Incoming, "finish", finish)
+    patch.setattr(IncomingFragment, "finish", finish)
 
 
 # ---------------------------------------------------------------- in the master
@@ -133,14 +133,14 @@ def _(patch: Patch) -> None:
 
 @bug("record forgotten", seed=1)
 def _(patch: Patch) -> None:
-    original = Store.records
+    original = JournalStore.records
 
-    def records(self: Store) -> list[JournalRecord]:
+    def records(self: JournalStore) -> list[JournalRecord]:
         found = original(self)
         commits = [at for at, each in enumerate(found) if isinstance(each, RoundCommitted)]
         return found[: commits[-1]] + found[commits[-1] + 1 :] if commits else found
 
-    patch.setattr(Store, "records", records)
+    patch.setattr(JournalStore, "records", records)
 
 
 @bug("lost not given up", seed=4)
@@ -152,9 +152,9 @@ def _(patch: Patch) -> None:
 def _(patch: Patch) -> None:
     original = Attempt.agreed
 
-    def agreed(self: Attempt, roster: Roster) -> Outcome | None:
+    def agreed(self: Attempt, roster: Roster) -> ReductionOutcome | None:
         outcome = original(self, roster)
-        return None if outcome is None else Outcome(outcome.digest, ())
+        return None if outcome is None else ReductionOutcome(outcome.digest, ())
 
     patch.setattr(Attempt, "agreed", agreed)
 

@@ -14,10 +14,10 @@ import pytest
 import trio
 
 from holdfast.daemon.cli.daemon_client import round_row
-from holdfast.daemon.cli.run_tables import said_round, show_rounds
+from holdfast.daemon.cli.run_tables import format_round, show_rounds
 from holdfast.daemon.master import event_log, run_recorder
 from holdfast.daemon.master.event_log import EVENT_LOG_FILE, EventLog, line_of
-from holdfast.daemon.master.run_recorder import LOOK_S, POINT_S, Recorder
+from holdfast.daemon.master.run_recorder import LOOK_S, POINT_S, RunRecorder
 from holdfast.daemon.metrics_store import HISTORY_FILE, PastEvent, as_columns
 from holdfast.daemon.simulation.swarm import Swarm
 from holdfast.daemon.web.app import DESCRIPTION
@@ -61,13 +61,13 @@ class Stage:
     def record(self) -> None:
         """Have the present master recorded, as a process would."""
         assert self.swarm.master is not None
-        self.recorder = Recorder.open(self.swarm.master, self.folder, wall_clock=wall_clock)
+        self.recorder = RunRecorder.open(self.swarm.master, self.folder, wall_clock=wall_clock)
         self.recorder.live = self
         self.scope = trio.CancelScope()
         self.swarm.nursery.start_soon(self._run, self.recorder, self.scope)
 
     @staticmethod
-    async def _run(recorder: Recorder, scope: trio.CancelScope) -> None:
+    async def _run(recorder: RunRecorder, scope: trio.CancelScope) -> None:
         with scope:
             await recorder.run()
 
@@ -170,8 +170,8 @@ async def test_records_of_repaired_rounds_name_what_went_in_chunk_by_chunk(tmp_p
 
 async def until_reducing(swarm: Swarm) -> None:
     assert swarm.master is not None
-    ledger = swarm.master.coordinator.conductor.ledger
-    await swarm.until(lambda: bool(ledger.reducing()))
+    round_table = swarm.master.coordinator.scheduler.round_table
+    await swarm.until(lambda: bool(round_table.reducing()))
 
 
 def compare(row: dict[str, Any], commit: Commit) -> str:
@@ -223,8 +223,8 @@ async def test_rounds_committed_before_a_kill_come_back_from_the_journal(tmp_pat
             assert row["opened_at"] <= row["ended_at"]  # the journal's clock stands still here
             assert [row["open_s"], row["reduce_s"], row["plan"], row["repairs"]] == [None] * 4
             shown = round_row(row)
-            assert said_round(shown).startswith(f"round {row['round']} committed by ")
-            assert "what the journal has" in said_round(shown)
+            assert format_round(shown).startswith(f"round {row['round']} committed by ")
+            assert "what the journal has" in format_round(shown)
         show_rounds([round_row(row) for row in rows])
 
 

@@ -39,7 +39,7 @@ async def test_the_run_goes_on_with_what_was_kept_and_nothing_travels(tmp_path: 
         await settled(swarm, "abcd")
         assert swarm.committed >= committed + 2
         assert all(swarm.witness.roots[key] == root for key, root in roots.items())
-        assert [sim.service.keeper.received_bytes for sim in swarm.peers.values()] == [0] * 4
+        assert [sim.service.state_service.received_bytes for sim in swarm.peers.values()] == [0] * 4
 
 
 async def test_who_comes_first_with_an_old_state_does_not_make_it_the_runs(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ async def test_who_comes_first_with_an_old_state_does_not_make_it_the_runs(tmp_p
         swarm.restart("b", disk=disks["b"])
         swarm.restart("c", disk=disks["c"])
         await settled(swarm, "abc")
-        assert swarm.peers["a"].service.keeper.received_bytes > 0
+        assert swarm.peers["a"].service.state_service.received_bytes > 0
 
 
 async def test_an_old_state_heals_by_what_differs(tmp_path: Path) -> None:
@@ -80,15 +80,15 @@ async def test_the_state_of_another_lineage_is_not_used(tmp_path: Path) -> None:
         swarm.keep("a", tmp_path)
     async with a_swarm("abc", seed=1) as swarm:
         (saved,) = tmp_path.iterdir()
-        keeper = swarm.peers["c"].service.keeper
+        state_service = swarm.peers["c"].service.state_service
         swarm.crash("c")
         await trio.sleep(1.0)
         # The same run id, another founder's weights: as after the loss of the master's journal.
         replica = swarm.restart("c", disk=tmp_path).service.replica
         replica.lineage = b"\x01" * 32
         await settled(swarm, "abc")
-        assert keeper is not swarm.peers["c"].service.keeper
+        assert state_service is not swarm.peers["c"].service.state_service
         service = swarm.peers["c"].service
-        assert service.keeper.restored is None
+        assert service.state_service.restored is None
         assert "it began with other weights" in service.report.told[0]
         assert saved.exists()

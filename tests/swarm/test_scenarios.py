@@ -12,9 +12,9 @@ import pytest
 import trio
 from attrs import evolve
 
-from holdfast.collectives.arithmetic import Factors
+from holdfast.collectives.arithmetic import MeanFactors
 from holdfast.daemon.simulation.batch import broken_by, try_seed
-from holdfast.daemon.simulation.frozen_hosts import Standstill, on_host
+from holdfast.daemon.simulation.frozen_hosts import FrozenHosts, on_host
 from holdfast.daemon.simulation.scenario import Fault, Instant, Kind, Scenario
 from holdfast.daemon.simulation.scenario_run import run_scenario
 from holdfast.daemon.simulation.shrink import RUNS_MAX, shrink
@@ -110,7 +110,7 @@ def test_a_member_that_is_silent_for_too_long_must_be_noticed(
 
 
 async def test_a_host_that_stands_still_wakes_with_all_its_timers_late() -> None:
-    standstill = Standstill()
+    standstill = FrozenHosts()
     woke: dict[str, float] = {}
 
     async def sleep(name: str) -> None:
@@ -158,11 +158,11 @@ def test_a_planted_bug_is_told_with_the_fault_that_shows_it(
     monkeypatch: Patch, record_property: Note
 ) -> None:
     """Owners divide by everybody's weight: one loss is all it takes."""
-    original = Factors.of
-    patched = lambda those, present=None: Factors(  # noqa: E731
+    original = MeanFactors.of
+    patched = lambda those, present=None: MeanFactors(  # noqa: E731
         original(those, present).factors, original(those).divisor
     )
-    monkeypatch.setattr(Factors, "of", patched)
+    monkeypatch.setattr(MeanFactors, "of", patched)
     many = (seed for seed in range(100) if len(Scenario.of(seed).faults) > 1)
     seed = what_shows(5, _is_broken, partial(first_that_shows, _is_broken, many), record_property)
     assert seed is not None

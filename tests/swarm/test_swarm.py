@@ -21,8 +21,8 @@ from holdfast.daemon.simulation.drifting_trainer import small_layout
 from holdfast.daemon.simulation.swarm import Swarm
 from holdfast.membership.master.state.master_effects import Effect
 from holdfast.membership.master.status.invariants import check_invariants
-from holdfast.membership.peer.replica import Phase
-from holdfast.protocol.messages import Layout, Role, TensorSpec
+from holdfast.membership.peer.replica import RoundState
+from holdfast.protocol.messages import ModelLayout, Role, TensorSpec
 
 SPEC = """
 [run]
@@ -120,8 +120,8 @@ async def test_a_round_that_is_over_leaves_nothing_for_the_collector() -> None:
         small_layout((0,), counters=0),
         small_layout((2,), counters=3),
         small_layout((1_000, 7, 0, 513), counters=1),
-        Layout((TensorSpec("scale", (), "float32", "parameter"),)),
-        Layout(
+        ModelLayout((TensorSpec("scale", (), "float32", "parameter"),)),
+        ModelLayout(
             (
                 TensorSpec("empty", (0, 4), "float32", "parameter"),
                 TensorSpec("mean", (3,), "float32", "buffer"),
@@ -132,7 +132,7 @@ async def test_a_round_that_is_over_leaves_nothing_for_the_collector() -> None:
     ids=["one element", "nothing", "fewer than members", "uneven", "0-dim", "empty and buffer"],
 )
 @pytest.mark.parametrize("codec", ["fp32", "int8"])
-async def test_tensors_of_every_size(layout: Layout, codec: str) -> None:
+async def test_tensors_of_every_size(layout: ModelLayout, codec: str) -> None:
     async with a_swarm("abcd", toml=spec(contributors=0, codec=codec), layout=layout) as swarm:
         await settled(swarm, "abcd")
 
@@ -211,12 +211,12 @@ def in_phase(swarm: Swarm, name: str, phase: str) -> bool:
     if phase == "paused":
         assert swarm.master is not None
         swarm.master.decide(swarm.master.coordinator.pause)
-        return not swarm.master.coordinator.conductor.rounds
+        return not swarm.master.coordinator.scheduler.rounds
     here = list(service.replica.rounds.values())
     if phase == "open":
-        return any(r.phase is Phase.OPEN and r.posted is None for r in here)
+        return any(r.phase is RoundState.OPEN and r.posted is None for r in here)
     if phase == "ready":
-        return any(r.phase is Phase.OPEN and r.posted is not None for r in here)
+        return any(r.phase is RoundState.OPEN and r.posted is not None for r in here)
     return any(r.phase.value == phase for r in here)
 
 
@@ -292,13 +292,13 @@ async def test_a_round_that_is_aborted_behind_the_next_one_is_run_again_after_it
     async with a_swarm("abc", toml=spec(fragments=2), bytes_per_s=1e5) as swarm:
         assert swarm.master is not None
         coordinator = swarm.master.coordinator
-        ledger = coordinator.conductor.ledger
-        await swarm.when(lambda: ledger.reducing() and ledger.opened(), within_s=60)
-        (aborted,), (later,) = ledger.reducing(), ledger.opened()
+        round_table = coordinator.scheduler.round_table
+        await swarm.when(lambda: round_table.reducing() and round_table.opened(), within_s=60)
+        (aborted,), (later,) = round_table.reducing(), round_table.opened()
         assert later.at_step > aborted.at_step
 
         def abort(now_s: float) -> list[Effect]:
-            ledger.abort(aborted, "nothing moved")
+            round_table.abort(aborted, "nothing moved")
             return coordinator.settle(now_s)
 
         swarm.master.decide(abort)

@@ -49,7 +49,7 @@ async def contributes(swarm: Swarm, name: str) -> None:
 
 async def test_a_warm_spare_takes_the_place_of_one_whose_trainer_restarts() -> None:
     async with a_swarm("abc", "d") as swarm:
-        moved = swarm.peers["d"].service.keeper.received_bytes
+        moved = swarm.peers["d"].service.state_service.received_bytes
         at_s = trio.current_time()
         swarm.peers["b"].trainer.crash(RESTARTING)
         await swarm.until(lambda: swarm.role("d") is Role.CONTRIBUTOR)
@@ -59,7 +59,7 @@ async def test_a_warm_spare_takes_the_place_of_one_whose_trainer_restarts() -> N
         assert told in member(swarm, "b")["why"]
         assert any("OutOfMemoryError: no; restarting in 4 s" in text for text in events(swarm))
         await contributes(swarm, "d")
-        assert swarm.peers["d"].service.keeper.received_bytes == moved
+        assert swarm.peers["d"].service.state_service.received_bytes == moved
         await swarm.until(lambda: has_trainer(swarm, "b"))
         assert member(swarm, "b")["trainer_state"] == "running"
         assert swarm.role("b") is Role.SPARE, "it is the warm one now"

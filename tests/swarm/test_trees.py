@@ -11,7 +11,7 @@ import trio
 
 from holdfast.daemon.simulation.drifting_trainer import small_layout
 from holdfast.daemon.simulation.swarm import Swarm
-from holdfast.membership.master.rounds.round import Phase
+from holdfast.membership.master.rounds.round import RoundPhase
 from holdfast.membership.master.status.status import describe
 
 SPEC = """
@@ -91,18 +91,18 @@ async def test_the_death_of_a_leader_costs_a_tree_and_no_round(codec: str) -> No
     async with a_lab_and_two_homes(codec) as swarm:
         master = swarm.master
         assert master is not None
-        ledger = master.coordinator.conductor.ledger
+        round_table = master.coordinator.scheduler.round_table
 
         def amid_a_tree() -> bool:
             return any(
                 round_.running().sites and trio.current_time() > round_.running().started_s + 0.1
-                for round_ in ledger.reducing()
+                for round_ in round_table.reducing()
             )
 
         await swarm.until(amid_a_tree)
-        (round_,) = ledger.reducing()
+        (round_,) = round_table.reducing()
         swarm.crash("b")
-        await swarm.until(lambda: round_.phase is Phase.COMMITTED)
+        await swarm.until(lambda: round_.phase is RoundPhase.COMMITTED)
         assert swarm.peers["b"].peer not in round_.running().survivors()
         assert (round_.rerun_count, round_.repair_count) == (1, 0)
         assert round_.running().sites == ()
@@ -114,4 +114,4 @@ async def test_the_death_of_a_leader_costs_a_tree_and_no_round(codec: str) -> No
         await swarm.until(lambda: swarm.in_sync("b") and amid_a_tree())
         await swarm.come_to_rest(LAB + HOMES)
         swarm.check_final(LAB + HOMES)
-        assert ledger.abort_count == 0
+        assert round_table.abort_count == 0

@@ -1,6 +1,6 @@
 // The page of a daemon: one feed in, one view per part of the page out.
 //
-//   feed --status--> headline, actions, members, matrix, roads, time line  (a master's)
+//   feed --status--> headline, actions, members, matrix, routes, time line  (a master's)
 //        |       \-> peer                                               (a peer's)
 //        |-round--> time line     |-point--> charts     |-log--> events
 //        \-back---> what was fetched is fetched again: something may have been missed
@@ -16,7 +16,7 @@ import { History } from "./history.js";
 import { Matrix } from "./matrix.js";
 import { Members } from "./members.js";
 import { Peer } from "./peer.js";
-import { Roads } from "./roads.js";
+import { Routes } from "./routes.js";
 import { Rounds } from "./rounds.js";
 
 const feed = new Feed();
@@ -32,7 +32,7 @@ class MasterView {
     this.quarantine = new Quarantine(clear);
     this.rounds = new Rounds();
     this.matrix = new Matrix();
-    this.roads = new Roads();
+    this.routes = new Routes();
     this.events = new Events();
     this.history = new History();
     byId("run").hidden = false;
@@ -42,7 +42,7 @@ class MasterView {
     this.headline.show(now);
     this.matrix.show(now);
     this.rounds.show(now);
-    this.roads.show(now);
+    this.routes.show(now);
     this.pending.show(now);
     this.quarantine.show(now);
     this.members.show(now, this.rounds.lastCommitted);

@@ -16,7 +16,7 @@ const KINDS = [
   ["role", "roles"],
   ["sync", "copies"],
   ["round", "rounds"],
-  ["road", "roads"],
+  ["route", "routes"],
   ["bad", "refused"],
 ];
 

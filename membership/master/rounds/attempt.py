@@ -24,7 +24,7 @@ from ..state.roster import Roster
 from ..state.voting_blocs import elect, voices_of
 from .inquiry import Inquiry, Question
 from .norms import Report
-from .outcome import Look, Outcome
+from .outcome import Audit, ReductionOutcome
 from .repair import holds
 
 
@@ -48,7 +48,9 @@ class Attempt:
     sites: tuple[tuple[str, ...], ...]  # of a tree; empty: a star
     started_s: float
     moved_s: float  # when it last showed a sign of getting on
-    outcomes: dict[str, Outcome] = Factory(dict)  # what receivers reported, contributors or not
+    outcomes: dict[str, ReductionOutcome] = Factory(
+        dict
+    )  # what receivers reported, contributors or not
     reports: dict[str, Report] = Factory(dict)  # what they found of contributions, in all they did
     lost: dict[str, str] = Factory(dict)  # whom it goes on without, and why: all who added or owned
     gone: set[str] = Factory(set)  # receivers whose connection ended; a new one starts anew
@@ -65,7 +67,7 @@ class Attempt:
     held: dict[str, bytes] = Factory(dict)  # what receivers said they hold, in this flush
     order: Reduce | None = None
     makers: list[str] = Factory(lambda self: list(self.owners), takes_self=True)
-    look: Look | None = None  # at what owners made, before it is committed
+    look: Audit | None = None  # at what owners made, before it is committed
     inquiry: Inquiry | None = None  # one that is under way
     inquired: set[Question] = Factory(set)  # what everybody was asked, under this number
     vain: dict[str, set[str]] = Factory(dict)  # by accused: who waits for it over a link that works
@@ -88,8 +90,8 @@ class Attempt:
 
     def needed(self) -> list[str]:
         """Whom the others depend on: survivors, and listeners that have inherited chunks."""
-        heirs = set(self.owners).difference(self.peers(), self.lost)
-        return [*self.survivors(), *(peer for peer in self.receivers if peer in heirs)]
+        successors = set(self.owners).difference(self.peers(), self.lost)
+        return [*self.survivors(), *(peer for peer in self.receivers if peer in successors)]
 
     def takes_part(self, peers: Iterable[str]) -> list[str]:
         """Those of these that add, or own chunks; the lost, too."""
@@ -107,7 +109,7 @@ class Attempt:
     def unreported(self) -> list[str]:
         return [peer for peer in self.survivors() if peer not in self.outcomes]
 
-    def agreed(self, roster: Roster) -> Outcome | None:
+    def agreed(self, roster: Roster) -> ReductionOutcome | None:
         """The outcome of more than half of the survivors; None if there is none."""
         found = elect(self.outcomes, voices_of(roster, self.survivors()))
         return found.winner if found is not None and found.majority else None

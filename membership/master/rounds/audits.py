@@ -29,20 +29,20 @@ from collections.abc import Iterator
 from ....protocol.messages import (
     AUDITS_MAX,
     PROOF_BYTES_MAX,
-    Audit,
     Audited,
+    AuditOrder,
     ProofPiece,
     ProofWanted,
     RefusalCode,
 )
 from ..state.context import Context, quoted
 from ..state.journal import PeerQuarantined
-from ..state.master_effects import EventKind, Judge
+from ..state.master_effects import CheckProof, EventKind
 from ..state.roster import Member
 from .attempt import Attempt
-from .outcome import Case, Look, Outcome
+from .outcome import Accusation, Audit, ReductionOutcome
 from .round import Round
-from .round_table import Ledger
+from .round_table import RoundTable
 
 AUDITORS_MAX = 3  # that look at one chunk in vain before its owner counts as withholding it
 WITHHELD_MAX = 3  # rounds in which an owner showed nothing; then it owns nothing in this term
@@ -53,12 +53,12 @@ _DRAW = struct.Struct(">16sQQ")
 _SHARE = struct.Struct(">QQ")  # for each chunk: whether it is drawn, and whose it is to look at it
 
 
-class Audits:
+class Auditing:
     """Draws, hears and concludes; ``reduction_driver`` runs again or commits."""
 
-    def __init__(self, context: Context, ledger: Ledger) -> None:
+    def __init__(self, context: Context, round_table: RoundTable) -> None:
         self.context = context
-        self.ledger = ledger
+        self.round_table = round_table
         self.passed_count = 0
         self.withheld: Counter[str] = Counter()  # rounds, by owner
         self._passed: Counter[str] = Counter()  # chunks, by owner, since the last was forgotten
@@ -81,7 +81,7 @@ class Audits:
                 look.tried.setdefault(chunk, set()).add(member.peer)
             else:
                 del look.open[chunk]
-                self._pass(self.ledger.rounds[message.round].running().makers[chunk])
+                self._pass(self.round_table.rounds[message.round].running().makers[chunk])
 
     def _pass(self, owner: str) -> None:
         self.passed_count += 1
@@ -92,7 +92,7 @@ class Audits:
                 self.withheld[owner] -= 1
                 self.withheld += Counter()  # without those of whom nothing is left
 
-    def moved(self, member: Member, look: Look) -> None:
+    def moved(self, member: Member, look: Audit) -> None:
         """Bulk bytes reach or leave the member: if it looks at something, it is about to see it."""
         if member.peer in look.open.values() and look.case is None:
             look.due_s = min(self._due_s(), look.until_s)
@@ -118,10 +118,10 @@ class Audits:
             self.context.send(case.accuser, wanted)
             return
         case.judging, look.due_s = True, math.inf
-        attempt = self.ledger.rounds[message.round].running()
+        attempt = self.round_table.rounds[message.round].running()
         assert attempt.order is not None
         self.context.out.append(
-            Judge(
+            CheckProof(
                 attempt.order,
                 self.context.history.sizes[attempt.order.fragment],
                 look.number,
@@ -138,7 +138,7 @@ class Audits:
         look = self._look(number, attempt_number)
         if look is None or look.case is None:
             return
-        case, round_ = look.case, self.ledger.rounds[number]
+        case, round_ = look.case, self.round_table.rounds[number]
         owner = round_.running().makers[case.chunk]
         accuser = case.accuser
         self._void(look)
@@ -167,10 +167,10 @@ class Audits:
         text = f"{self.context.name(peer)} is quarantined: {why}"
         self.context.record(PeerQuarantined(peer, quoted(why)))
         self.context.announce(EventKind.BAD, peer, text)
-        for round_ in self.ledger.reducing():  # what it made there may be as wrong
+        for round_ in self.round_table.reducing():  # what it made there may be as wrong
             if peer in round_.running().peers():
                 round_.refused.add(peer)
-        self.ledger.evict(peer, RefusalCode.QUARANTINED, why)
+        self.round_table.evict(peer, RefusalCode.QUARANTINED, why)
 
     def cleared(self, peer: str) -> None:
         """The run's owner trusts it again."""
@@ -188,7 +188,7 @@ class Audits:
 
     # ------------------------------------------------------------ what follows
 
-    def advance(self, round_: Round, outcome: Outcome) -> str:
+    def advance(self, round_: Round, outcome: ReductionOutcome) -> str:
         """Have a result looked at, as far as it was not; why the round must be run again, or empty.
 
         The result may be committed once ``attempt.look.over``.
@@ -212,10 +212,10 @@ class Audits:
                     look.case = None
         return self._reassign(round_, look) or self._open_case(round_, look)
 
-    def _begin(self, round_: Round, outcome: Outcome) -> Look:
+    def _begin(self, round_: Round, outcome: ReductionOutcome) -> Audit:
         attempt = round_.running()
         lots = dict(self._draw(round_.number, attempt.number, len(attempt.owners)))
-        return Look(attempt.number, outcome, math.inf, lots, dict.fromkeys(lots, ""), len(lots))
+        return Audit(attempt.number, outcome, math.inf, lots, dict.fromkeys(lots, ""), len(lots))
 
     def _draw(
         self, number: int, attempt_number: int, chunk_count: int
@@ -234,7 +234,7 @@ class Audits:
         for _at, chunk, lot in sorted(drawn)[:AUDITS_MAX]:
             yield chunk, lot
 
-    def _lacking(self, attempt: Attempt, outcome: Outcome) -> int | None:
+    def _lacking(self, attempt: Attempt, outcome: ReductionOutcome) -> int | None:
         """A chunk without somebody who was not lost; None: there is none."""
         if not self.context.spec.reduce.audit:
             return None
@@ -249,9 +249,9 @@ class Audits:
 
     def _alone(self, number: int) -> bool:
         """Nobody else is there who could look."""
-        return len(self.ledger.rounds[number].running().survivors()) < 2
+        return len(self.round_table.rounds[number].running().survivors()) < 2
 
-    def _reassign(self, round_: Round, look: Look) -> str:
+    def _reassign(self, round_: Round, look: Audit) -> str:
         """Give chunks that were looked at in vain to others."""
         attempt = round_.running()
         orders: dict[str, list[int]] = {}
@@ -270,7 +270,7 @@ class Audits:
             look.open[chunk] = able[look.lots[chunk] % len(able)]
             orders.setdefault(look.open[chunk], []).append(chunk)
         for auditor, chunks in orders.items():
-            message = Audit(round_.number, attempt.number, tuple(sorted(chunks)))
+            message = AuditOrder(round_.number, attempt.number, tuple(sorted(chunks)))
             self.context.send(auditor, message)
         if orders:
             # What is shown is a small part of what the reduction has moved.
@@ -289,14 +289,14 @@ class Audits:
             self.context.tell(maker, f"{text}. Other members must be able to fetch from it")
         return what
 
-    def _open_case(self, round_: Round, look: Look) -> str:
+    def _open_case(self, round_: Round, look: Audit) -> str:
         if look.case is None and look.accused:
             chunk, accuser = next(iter(look.accused.items()))
-            look.case, look.due_s = Case(accuser, chunk), self._due_s()
+            look.case, look.due_s = Accusation(accuser, chunk), self._due_s()
             self.context.send(accuser, ProofWanted(round_.number, look.number, chunk, 0))
         return ""
 
-    def _void(self, look: Look) -> None:
+    def _void(self, look: Audit) -> None:
         """The case is over; somebody else looks at the chunk."""
         assert look.case is not None
         chunk, accuser = look.case.chunk, look.case.accuser
@@ -304,8 +304,8 @@ class Audits:
         look.accused.pop(chunk, None)
         look.tried.setdefault(chunk, set()).add(accuser)
 
-    def _look(self, number: int, attempt_number: int) -> Look | None:
-        attempt = self.ledger.attempt(number, attempt_number)
+    def _look(self, number: int, attempt_number: int) -> Audit | None:
+        attempt = self.round_table.attempt(number, attempt_number)
         return None if attempt is None else attempt.look
 
     def _due_s(self) -> float:

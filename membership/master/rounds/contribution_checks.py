@@ -9,17 +9,17 @@ from collections.abc import Mapping
 
 from ..state.context import Context
 from ..state.master_effects import EventKind
-from .norms import Found, Overlong, against_the_others, found_in, understated
+from .norms import NormsFound, UnderstatedNorm, against_the_others, found_in, understated
 from .round import Round
 
 
-class Verdicts:
+class ContributionChecks:
     """Judges the contributions of rounds."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
 
-    def overlong(self, round_: Round) -> list[Overlong]:
+    def overlong(self, round_: Round) -> list[UnderstatedNorm]:
         """Who sent more than it had said, in which case the result is of no use."""
         attempt = round_.running()
         reports = attempt.gauges()
@@ -38,7 +38,7 @@ class Verdicts:
             self._note_directions(round_, found_in(reports.values(), attempt.peers()))
         return liars
 
-    def _note_directions(self, round_: Round, found: Mapping[str, Found]) -> None:
+    def _note_directions(self, round_: Round, found: Mapping[str, NormsFound]) -> None:
         against = against_the_others(found)
         for peer, each in found.items():
             member = self.context.roster.get(peer)

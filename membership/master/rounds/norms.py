@@ -28,11 +28,11 @@ NORM_SLACK_COARSE = 2.0  # by 4 bits or fewer: what a whole block gets too long,
 # unrelated vectors of a fragment's length are about a hundredth.
 ALONG_MIN = 0.1
 
-Report = tuple[bytes, float]  # a member's ``gauged`` and ``momentum_square``, see ``Reduced``
+Report = tuple[bytes, float]  # a member's ``norm_sums`` and ``momentum_square``, see ``Reduced``
 
 
 @frozen
-class Found:
+class NormsFound:
     """What was found of one contribution.
 
     Attributes:
@@ -43,25 +43,25 @@ class Found:
     cosine: float | None
 
 
-def makes_sense(gauged: bytes, contributor_count: int) -> bool:
+def makes_sense(norm_sums: bytes, contributor_count: int) -> bool:
     """Whether somebody can have found that of so many contributors."""
-    if not gauged:
+    if not norm_sums:
         return True
-    if len(gauged) != GAUGED_BYTES * contributor_count:
+    if len(norm_sums) != GAUGED_BYTES * contributor_count:
         return False
-    sums = _numbers(gauged)
+    sums = _numbers(norm_sums)
     return all(map(math.isfinite, sums)) and min(sums[0::3]) >= 0 and min(sums[1::3]) >= 0
 
 
-def found_in(reports: Iterable[Report], peers: Sequence[str]) -> dict[str, Found]:
+def found_in(reports: Iterable[Report], peers: Sequence[str]) -> dict[str, NormsFound]:
     """By contributor; ``peers`` are the order's. Empty if nobody has gauged anything."""
     momentum_square, sums = 0.0, [0.0] * (3 * len(peers))
     some = False
-    for gauged, square in reports:
-        if gauged:
+    for norm_sums, square in reports:
+        if norm_sums:
             some = True
             momentum_square += square
-            sums = list(map(operator.add, sums, _numbers(gauged)))
+            sums = list(map(operator.add, sums, _numbers(norm_sums)))
     if not some:
         return {}
     found = {}
@@ -69,16 +69,16 @@ def found_in(reports: Iterable[Report], peers: Sequence[str]) -> dict[str, Found
         square, sampled, along = sums[3 * place : 3 * place + 3]
         length = math.sqrt(sampled) * math.sqrt(momentum_square)
         cosine = max(-1.0, min(1.0, along / length)) if length > 0.0 else None
-        found[peer] = Found(math.sqrt(square), cosine)
+        found[peer] = NormsFound(math.sqrt(square), cosine)
     return found
 
 
-def _numbers(gauged: bytes) -> tuple[float, ...]:
-    return struct.unpack(f"<{len(gauged) // 4}f", gauged)
+def _numbers(norm_sums: bytes) -> tuple[float, ...]:
+    return struct.unpack(f"<{len(norm_sums) // 4}f", norm_sums)
 
 
 @frozen
-class Overlong:
+class UnderstatedNorm:
     """A contribution that is longer than its sender had said, as far as somebody is believed.
 
     Attributes:
@@ -95,7 +95,7 @@ def understated(
     peers: Sequence[str],
     announced: Mapping[str, float],
     codec: str,
-) -> list[Overlong]:
+) -> list[UnderstatedNorm]:
     """Who sent more than it had said.
 
     It must be so whichever single report is left out; where one member has found all of it in the chunks
@@ -109,7 +109,7 @@ def understated(
       codec: of contributions.
     """
     slack = NORM_SLACK.get(codec.partition("+")[0], NORM_SLACK_COARSE)
-    squares = {by: _numbers(gauged)[0::3] for by, (gauged, _) in reports.items() if gauged}
+    squares = {by: _numbers(norm_sums)[0::3] for by, (norm_sums, _) in reports.items() if norm_sums}
     found = []
     for place, peer in enumerate(peers):
         parts = {by: square[place] for by, square in squares.items()}
@@ -120,13 +120,13 @@ def understated(
         whole = sum(parts.values())
         why = f"its norm is {math.sqrt(whole):.4g}, and it had said {announced[peer]:.4g}"
         if whole - parts[most] > limit:
-            found.append(Overlong(peer, "", why))
+            found.append(UnderstatedNorm(peer, "", why))
         elif parts[most] > limit:
-            found.append(Overlong(peer, most, why))
+            found.append(UnderstatedNorm(peer, most, why))
     return found
 
 
-def against_the_others(found: Mapping[str, Found]) -> dict[str, str]:
+def against_the_others(found: Mapping[str, NormsFound]) -> dict[str, str]:
     """Who points against the outer momentum while most point along it, and what to say about it."""
     cosines = {peer: each.cosine for peer, each in found.items() if each.cosine is not None}
     if not cosines:

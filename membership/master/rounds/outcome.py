@@ -10,7 +10,7 @@ from ....protocol.messages import ContributorRun
 
 
 @frozen
-class Outcome:
+class ReductionOutcome:
     """What a receiver says that it holds when its result is whole."""
 
     digest: bytes
@@ -18,7 +18,7 @@ class Outcome:
 
 
 @define
-class Case:
+class Accusation:
     """An accusation whose proof is on its way, or is being judged."""
 
     accuser: str
@@ -28,7 +28,7 @@ class Case:
 
 
 @define
-class Look:
+class Audit:
     """The audits of one attempt's result.
 
     Attributes:
@@ -42,7 +42,7 @@ class Look:
     """
 
     number: int
-    outcome: Outcome
+    outcome: ReductionOutcome
     due_s: float
     lots: dict[int, int]
     open: dict[int, str]
@@ -50,7 +50,7 @@ class Look:
     until_s: float = math.inf
     tried: dict[int, set[str]] = Factory(dict)
     accused: dict[int, str] = Factory(dict)
-    case: Case | None = None
+    case: Accusation | None = None
 
     @property
     def over(self) -> bool:

@@ -60,27 +60,27 @@ from ....protocol.messages import (
     RefusalCode,
     Repair,
 )
-from ...manifest import fits, said_committed, went_in
-from ...planning.bandwidth import Bandwidths, Lines
+from ...manifest import fits, format_committed, went_in
+from ...planning.bandwidth import Bandwidths, LineCapacities
 from ...planning.plan import make_plan
 from ...planning.shares import NobodyReachableError
 from ..routes.disputes import DISPUTES_MAX
-from ..routes.routes import Roads
+from ..routes.routes import Routes
 from ..state.context import Context, quoted, said
 from ..state.journal import RoundCommitted, RoundOrdered
 from ..state.master_effects import EventKind
 from ..state.roster import CopyState, Member, caps_of, sites_of
 from ..state.voting_blocs import voices_of
-from ..sync.state_sync import Syncing
+from ..sync.state_sync import StateSync
 from .attempt import Attempt
-from .audits import Audits
-from .contribution_checks import Verdicts
+from .audits import Auditing
+from .contribution_checks import ContributionChecks
 from .inquiry import Findings, Question, differing, is_done, waiting
 from .norms import makes_sense
-from .outcome import Outcome
+from .outcome import ReductionOutcome
 from .repair import plan_repair
-from .round import Round, Turn
-from .round_table import Ledger
+from .round import Round, RoundEvent
+from .round_table import RoundTable
 
 # From nothing, in one round; then it is aborted and a new one asks everybody again. Repairs need no
 # limit: each costs a contributor.
@@ -96,29 +96,29 @@ INQUIRY_MIN = (
 ACCUSERS_MIN = 2  # of one member; what one alone says of another may be its own fault, or a lie
 
 
-class Course:
+class ReductionDriver:
     """Brings the reductions of a ledger's rounds to their end."""
 
     def __init__(
         self,
         context: Context,
-        syncing: Syncing,
-        ledger: Ledger,
+        state_sync: StateSync,
+        round_table: RoundTable,
         bandwidths: Bandwidths,
-        roads: Roads,
+        routes: Routes,
     ) -> None:
         self.context = context
-        self.syncing = syncing
-        self.ledger = ledger
+        self.state_sync = state_sync
+        self.round_table = round_table
         self.bandwidths = bandwidths
-        self.audits = Audits(context, ledger)
-        self.verdicts = Verdicts(context)
-        self.roads = roads
+        self.audits = Auditing(context, round_table)
+        self.contribution_checks = ContributionChecks(context)
+        self.routes = routes
 
     # ------------------------------------------------------------ facts
 
     def reduced(self, member: Member, message: Reduced) -> None:
-        attempt = self.ledger.attempt(message.round, message.attempt)
+        attempt = self.round_table.attempt(message.round, message.attempt)
         if attempt is None:
             self._reduced_late(member, message)
             return
@@ -127,26 +127,26 @@ class Course:
         if not fits(message.manifest, len(attempt.owners), len(attempt.contributors)):
             self._violation(member, "its manifest is not of the round that it reports")
             return
-        if not makes_sense(message.gauged, len(attempt.contributors)):
+        if not makes_sense(message.norm_sums, len(attempt.contributors)):
             self._violation(member, "what it has found is not of the round's contributors")
             return
-        attempt.outcomes[member.peer] = Outcome(message.digest, message.manifest)
-        attempt.reports[member.peer] = message.gauged, message.momentum_square
-        round_ = self.ledger.rounds[message.round]
+        attempt.outcomes[member.peer] = ReductionOutcome(message.digest, message.manifest)
+        attempt.reports[member.peer] = message.norm_sums, message.momentum_square
+        round_ = self.round_table.rounds[message.round]
         round_.mark(member.peer, member.name).reduced_s = self.context.now_s
         attempt.missed.pop(member.peer, None)
         attempt.blind.pop(member.peer, None)
         if member.peer in attempt.survivors():
             attempt.moved_s = self.context.now_s
             reported_count = len(attempt.survivors()) - len(attempt.unreported())
-            if attempt.quorum_s is None and reported_count >= self.ledger.quorum(
+            if attempt.quorum_s is None and reported_count >= self.round_table.quorum(
                 len(attempt.contributors)
             ):
                 attempt.quorum_s = self.context.now_s
 
     def _reduced_late(self, member: Member, message: Reduced) -> None:
         """A receiver's digest that comes after the decision: it may have another result."""
-        round_ = self.ledger.committed(message.round)
+        round_ = self.round_table.committed(message.round)
         if round_ is None or round_.running().number != message.attempt:
             return
         if round_.digest != message.digest:
@@ -156,7 +156,7 @@ class Course:
 
     def held(self, member: Member, message: Held) -> None:
         """What a receiver holds after it has shut out the lost."""
-        round_ = self.ledger.rounds.get(message.round)
+        round_ = self.round_table.rounds.get(message.round)
         attempt = round_.attempt if round_ is not None else None
         if attempt is None or not attempt.flushing or attempt.flush_number != message.attempt:
             return
@@ -169,13 +169,13 @@ class Course:
 
     def diagnosed(self, member: Member, message: Diagnosis) -> None:
         """What it waits for, or holds."""
-        attempt = self.ledger.attempt(message.round, message.attempt)
+        attempt = self.round_table.attempt(message.round, message.attempt)
         inquiry = attempt.inquiry if attempt is not None else None
         if inquiry is not None and member.peer in inquiry.asked:
             inquiry.told[member.peer] = message
 
     def reduce_failed(self, member: Member, message: ReduceFailed) -> None:
-        attempt = self.ledger.attempt(message.round, message.attempt)
+        attempt = self.round_table.attempt(message.round, message.attempt)
         if attempt is None:
             self._missed(member, message.round, quoted(message.reason))
             return
@@ -214,12 +214,12 @@ class Course:
         for peer in named:
             attempt.accuse(peer, member.peer, self.context.now_s)
             if bad and peer in attempt.peers():
-                round_ = self.ledger.rounds[message.round]
+                round_ = self.round_table.rounds[message.round]
                 self._call_bad(round_, peer, member.peer, quoted(message.reason))
 
     def _believed(self, accuser: str, named: Sequence[str], number: int) -> list[str]:
         """Who of these may have sent it what must not be added; others look at it once in a round."""
-        round_ = self.ledger.rounds[number]
+        round_ = self.round_table.rounds[number]
         attempt = round_.running()
         if accuser in round_.alone:
             return []
@@ -238,12 +238,12 @@ class Course:
             return False
         round_.alone -= accusers
         if peer not in round_.refused:
-            self.ledger.refuse_update(round_, peer, why)
+            self.round_table.refuse_update(round_, peer, why)
         return True
 
     def moved(self, member: Member) -> None:
         """Bulk bytes leave or reach the member: what it takes part in is not stalled."""
-        for round_ in self.ledger.reducing():
+        for round_ in self.round_table.reducing():
             attempt = round_.running()
             if attempt.unreported():
                 if member.peer in attempt.served():
@@ -252,12 +252,12 @@ class Course:
                 self.audits.moved(member, attempt.look)
 
     def _missed(self, member: Member, number: int, why: str) -> None:
-        round_ = self.ledger.committed(number)
+        round_ = self.round_table.committed(number)
         if round_ is not None and member.copies[round_.fragment].version <= round_.version:
-            self.syncing.late(member, round_.fragment, why, round_.version)
+            self.state_sync.late(member, round_.fragment, why, round_.version)
 
     def _violation(self, member: Member, why: str) -> None:
-        self.ledger.evict(member.peer, RefusalCode.PROTOCOL, why)
+        self.round_table.evict(member.peer, RefusalCode.PROTOCOL, why)
 
     # ------------------------------------------------------------ attempts
 
@@ -266,12 +266,12 @@ class Course:
         everybody = [contributor.peer for contributor in contributors]
         wanted = self._receivers(set(everybody), round_.fragment)
         if round_.attempt is None:
-            self.roads.disputes.planned(self.context.roster.members)
-        adding, receivers = self.roads.together(everybody, wanted)
+            self.routes.disputes.planned(self.context.roster.members)
+        adding, receivers = self.routes.together(everybody, wanted)
         if len(adding) < len(everybody):
-            contributors = self._without_road(round_, contributors, set(adding))
-            if len(adding) < self.ledger.quorum(round_.original_count):
-                self.ledger.abort(round_, "too few contributors have a road to one another")
+            contributors = self._without_route(round_, contributors, set(adding))
+            if len(adding) < self.round_table.quorum(round_.original_count):
+                self.round_table.abort(round_, "too few contributors have a route to one another")
                 return
         roster, now_s, before = self.context.roster, self.context.now_s, round_.attempt
         sites = sites_of([member for member in roster.by_number() if member.peer in receivers])
@@ -287,7 +287,7 @@ class Course:
                 barred=self.audits.barred() | round_.barred,
             )
         except NobodyReachableError as error:
-            self.ledger.abort(round_, str(error))
+            self.round_table.abort(round_, str(error))
             return
         number = 1 if before is None else max(before.number, before.flush_number) + 1
         owners = [run.peer for run in plan.owners for _ in range(run.chunk_count)]
@@ -318,15 +318,15 @@ class Course:
             round_.mark(peer, roster.members[peer].name)
             self.context.send(peer, message)
 
-    def _without_road(
+    def _without_route(
         self, round_: Round, contributors: tuple[Contributor, ...], adding: set[str]
     ) -> tuple[Contributor, ...]:
         for contributor in contributors:
             if contributor.peer not in adding:
-                why = "it has no road to those who add up"
+                why = "it has no route to those who add up"
                 round_.declined[contributor.peer] = why
                 self.context.announce(
-                    EventKind.ROAD,
+                    EventKind.ROUTE,
                     contributor.peer,
                     f"{self.context.name(contributor.peer)} is left out of round {round_.number}: "
                     f"{why}",
@@ -335,9 +335,9 @@ class Course:
 
     def _lines(
         self, receivers: Sequence[str], sites: Sequence[tuple[str, ...]], adding: Sequence[str]
-    ) -> Lines:
+    ) -> LineCapacities:
         lines = self.bandwidths.lines(receivers, caps_of(self.context.roster), sites, adding)
-        return evolve(lines, pair_limits=self.roads.limits(receivers))
+        return evolve(lines, pair_limits=self.routes.limits(receivers))
 
     def _receivers(self, adding: set[str], fragment: int) -> tuple[str, ...]:
         """Whoever adds, and everybody who stays and has a use for the result.
@@ -394,7 +394,7 @@ class Course:
     def next_deadline_s(self) -> float:
         """When ``advance`` has something to do at the latest, if nothing else happens."""
         limits = [math.inf]
-        for round_ in self.ledger.reducing():
+        for round_ in self.round_table.reducing():
             attempt = round_.running()
             if not attempt.unreported():
                 # Only auditors are waited for, or who says what it holds.
@@ -412,14 +412,14 @@ class Course:
 
     def _too_few(self, round_: Round) -> bool:
         survivors = round_.running().survivors()
-        return not survivors or len(survivors) < self.ledger.quorum(round_.original_count)
+        return not survivors or len(survivors) < self.round_table.quorum(round_.original_count)
 
     def _abort_for_few(self, round_: Round) -> None:
         attempt = round_.running()
-        self.ledger.abort(
+        self.round_table.abort(
             round_,
             f"{len(attempt.survivors())} of {round_.original_count} contributors are left, "
-            f"{self.ledger.quorum(round_.original_count)} are needed: {whys(attempt)}",
+            f"{self.round_table.quorum(round_.original_count)} are needed: {whys(attempt)}",
         )
 
     # ------------------------------------------------------------ limits of time
@@ -476,27 +476,27 @@ class Course:
     def _remove_mute(self, round_: Round) -> None:
         """Somebody shows signs of life, but does not say what it holds."""
         for peer in round_.running().unheard():
-            self.ledger.evict(
+            self.round_table.evict(
                 peer, RefusalCode.LAGGING, f"it did not answer a flush of round {round_.number}"
             )
 
     def _who_is_out(self, attempt: Attempt) -> tuple[str, set[str] | None]:
         """Without whom to go on, and who lost it; None: it alone says that it lost somebody."""
-        without = {peer: self.roads.without(peer) for peer in attempt.accusers}
+        without = {peer: self.routes.without(peer) for peer in attempt.accusers}
         peer = attempt.most_accused(without)
         assert peer is not None
         accusers = attempt.against(peer, without)
         if len(accusers) > 1:
             return peer, accusers
         (accuser,) = accusers
-        returned = attempt.against(accuser, {accuser: self.roads.without(accuser)})
+        returned = attempt.against(accuser, {accuser: self.routes.without(accuser)})
         if returned or self._quarrels_more(peer, accuser, attempt):
             return peer, accusers
         return accuser, None
 
     def _quarrels_more(self, peer: str, other: str, attempt: Attempt) -> bool:
         """Whether it is apart from more of the others; who has failed one may fail the next."""
-        counts = self.roads.disputes.counts(attempt.peers(), self.context.now_s)
+        counts = self.routes.disputes.counts(attempt.peers(), self.context.now_s)
         return counts[peer] > counts[other]
 
     def _leave_out_accused(self, round_: Round) -> None:
@@ -509,7 +509,7 @@ class Course:
         names = sorted(self.context.name(p) for p in accusers or attempt.accused_by(peer))
         if accusers is None or len(accusers) == 1:
             for other in accusers or attempt.accused_by(peer):
-                self.roads.disputes.note(peer, other, self.context.now_s)
+                self.routes.disputes.note(peer, other, self.context.now_s)
         others = quoted(", ".join(names))
         if attempt.vain.get(peer) or any(peer in vain for vain in attempt.vain.values()):
             alone, joined = f"it alone waits in vain for {others}", f"kept waiting: {others}"
@@ -519,7 +519,7 @@ class Course:
         attempt.lose(peer, f"{self.context.name(peer)}: {why}")
         attempt.missed[peer] = f"it was left out of round {round_.number}: {why}"
         self.context.announce(
-            EventKind.ROAD,
+            EventKind.ROUTE,
             peer,
             f"{said(self.context.roster.members[peer])} is left out of round {round_.number}: {why}",
         )
@@ -538,11 +538,11 @@ class Course:
     def _part(self, round_: Round, accuser: str, accused: str) -> str:
         """One alone says it of another: have rounds do without this pair for a while."""
         round_.alone.add(accuser)
-        lasts_s = self.roads.disputes.note(accuser, accused, self.context.now_s)
+        lasts_s = self.routes.disputes.note(accuser, accused, self.context.now_s)
         name, other = self.context.name(accuser), self.context.name(accused)
         why = f"only {name} says that what {other} sent must not be added"
         text = f"round {round_.number}: {why}; for {lasts_s:.0f} s rounds do without this pair"
-        self.context.announce(EventKind.ROAD, accuser, text)
+        self.context.announce(EventKind.ROUTE, accuser, text)
         return why
 
     def _inquire(self, round_: Round, question: Question, asked: Sequence[str]) -> bool:
@@ -584,7 +584,7 @@ class Course:
         pairs = ((accuser, peer) for peer, each in findings.against.items() for accuser in each)
         for accuser, peer in islice(pairs, DISPUTES_MAX):
             if peer in self.context.roster:
-                self.roads.disputes.note(accuser, peer, self.context.now_s)
+                self.routes.disputes.note(accuser, peer, self.context.now_s)
         return findings
 
     def _leave_behind(self, attempt: Attempt) -> None:
@@ -595,7 +595,7 @@ class Course:
                 attempt.lose(peer, f"{self.context.name(peer)}: {why}")
                 attempt.missed[peer] = why
             else:
-                self.ledger.evict(peer, RefusalCode.LAGGING, why)
+                self.round_table.evict(peer, RefusalCode.LAGGING, why)
 
     def _stalled(self, round_: Round) -> None:
         """Nothing moved for a deadline, and nobody was accused."""
@@ -608,7 +608,7 @@ class Course:
         ):
             self._leave_behind(attempt)
         elif round_.stall_count >= STALLS_MAX:
-            self.ledger.abort(round_, f"nothing moved in {round_.stall_count} attempts")
+            self.round_table.abort(round_, f"nothing moved in {round_.stall_count} attempts")
         else:
             deadline_s = self.context.spec.membership.deadline_s
             self._rerun(round_, f"nothing moved for {deadline_s:g} s")
@@ -617,18 +617,18 @@ class Course:
         """Begin again with nothing but the inputs."""
         attempt = round_.running()
         if round_.rerun_count >= RERUNS_MAX:
-            self.ledger.abort(round_, f"{attempt.number} attempts failed, the last one: {why}")
+            self.round_table.abort(round_, f"{attempt.number} attempts failed, the last one: {why}")
             return
         left = tuple(c for c in attempt.contributors if c.peer in attempt.survivors())
         round_.rerun_count += 1
-        self.ledger.rerun_count += 1
+        self.round_table.rerun_count += 1
         self.context.announce(
             EventKind.ROUND,
             None,
             f"round {round_.number} starts over with {len(left)} contributors"
             f"{', as a star' if attempt.sites else ''}: {why}",
         )
-        round_.turn(Turn.RERUN)
+        round_.turn(RoundEvent.RERUN)
         self.begin(round_, left)
 
     # ------------------------------------------------------------ flush and repair
@@ -656,14 +656,14 @@ class Course:
             attempt.survivors(),
             attempt.receivers,
             attempt.held,
-            self.roads.apart(attempt.receivers),
+            self.routes.apart(attempt.receivers),
         )
         if len(assignments) > OWNER_RUNS_MAX:
             self._rerun(round_, whys(attempt))
             return
-        round_.turn(Turn.REPAIR)
+        round_.turn(RoundEvent.REPAIR)
         round_.repair_count += 1
-        self.ledger.repair_count += 1
+        self.round_table.repair_count += 1
         self.context.announce(EventKind.ROUND, None, self._repair_said(round_, assignments))
         attempt.begin_repair(assignments, self.context.now_s)
         self._send_repair(round_, assignments)
@@ -675,10 +675,12 @@ class Course:
         for assignment in assignments:
             counts[assignment.owner] += assignment.chunk_count
         anew_count = sum(a.chunk_count for a in assignments if a.anew)
-        heirs = [f"{self.context.name(p)} ({n})" for p, n in counts.most_common(HEIRS_SAID_MAX)]
-        if len(counts) > len(heirs):
-            heirs.append(f"{len(counts) - len(heirs)} more")
-        taken = f" by {', '.join(heirs)}" if heirs else ""
+        successors = [
+            f"{self.context.name(p)} ({n})" for p, n in counts.most_common(HEIRS_SAID_MAX)
+        ]
+        if len(counts) > len(successors):
+            successors.append(f"{len(counts) - len(successors)} more")
+        taken = f" by {', '.join(successors)}" if successors else ""
         return (
             f"repaired round {round_.number}: {lost} lost, {counts.total()} of "
             f"{len(attempt.owners)} chunks taken over{taken}, {anew_count} of them added up again, "
@@ -691,7 +693,7 @@ class Course:
         for peer in attempt.served():
             self.context.send(peer, message)
 
-    def _serve_listeners(self, round_: Round, outcome: Outcome) -> None:
+    def _serve_listeners(self, round_: Round, outcome: ReductionOutcome) -> None:
         """Who only listens may lack what a lost owner has not sent: have it spread by others.
 
         Nothing needs to be flushed: all who are asked hold the result that is being committed.
@@ -711,7 +713,7 @@ class Course:
             having,
             attempt.receivers,
             held,
-            self.roads.apart(attempt.receivers),
+            self.routes.apart(attempt.receivers),
         )
         if len(assignments) > OWNER_RUNS_MAX:
             return  # they are synced again, as everybody who misses a result
@@ -764,7 +766,9 @@ class Course:
     def _disagreed(self, round_: Round) -> None:
         attempt = round_.running()
         if not attempt.two_faced:
-            self.ledger.abort(round_, "the contributors hold different results and no majority")
+            self.round_table.abort(
+                round_, "the contributors hold different results and no majority"
+            )
             return
         self._name_two_faced(round_)
         for peer in attempt.two_faced:
@@ -784,18 +788,18 @@ class Course:
 
     def _refuse_overlong(self, round_: Round) -> bool:
         """Whether somebody sent more than it had said; what one alone says is looked at again."""
-        overlong = self.verdicts.overlong(round_)
+        overlong = self.contribution_checks.overlong(round_)
         lone = []
         for found in overlong:
             if not found.accuser:
-                self.ledger.refuse_update(round_, found.peer, found.why)
+                self.round_table.refuse_update(round_, found.peer, found.why)
             elif not self._call_bad(round_, found.peer, found.accuser, found.why):
                 lone.append(self._part(round_, found.accuser, found.peer))
         if lone and not round_.refused.intersection(round_.running().peers()):
             self._rerun(round_, quoted("; ".join(lone)))
         return bool(overlong)
 
-    def _commit(self, round_: Round, outcome: Outcome) -> None:
+    def _commit(self, round_: Round, outcome: ReductionOutcome) -> None:
         attempt = round_.running()
         commit = Commit(
             round=round_.number,
@@ -823,8 +827,8 @@ class Course:
                 self.context.announce(kind, peer, text)
         for peer in attempt.reached():
             self.context.send(peer, commit)
-        self.syncing.committed(commit, attempt.reached(), wrong)
-        self.ledger.commit(round_, committed_said(round_))
+        self.state_sync.committed(commit, attempt.reached(), wrong)
+        self.round_table.commit(round_, format_outcome(round_))
 
 
 def whys(attempt: Attempt) -> str:
@@ -832,10 +836,10 @@ def whys(attempt: Attempt) -> str:
     return "; ".join(attempt.lost.values())
 
 
-def committed_said(round_: Round) -> str:
+def format_outcome(round_: Round) -> str:
     """The outcome of a round, for its record."""
     assert round_.went_in is not None
-    text = said_committed(round_.went_in)
+    text = format_committed(round_.went_in)
     for what, count in (("repaired", round_.repair_count), ("run again", round_.rerun_count)):
         if count:
             text += f", {what} {'once' if count == 1 else f'{count} times'}"

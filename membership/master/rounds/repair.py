@@ -42,19 +42,19 @@ def plan_repair(
         holders = [peer for peer in survivors if holds(held[peer], chunk)] or [
             peer for peer in listeners if holds(held[peer], chunk)
         ]
-        heir = min(holders or survivors, key=lambda peer: (peer in apart, load[peer]))
-        load[heir] += 1
+        successor = min(holders or survivors, key=lambda peer: (peer in apart, load[peer]))
+        load[successor] += 1
         lacking = bytearray((len(receivers) + 7) // 8)
         if holders:
             for peer, at in places.items():
                 if not holds(held.get(peer, b""), chunk):
                     lacking[at // 8] |= 1 << at % 8
-        chosen.append((chunk, (heir, not holders, bytes(lacking))))
+        chosen.append((chunk, (successor, not holders, bytes(lacking))))
     runs = itertools.groupby(enumerate(chosen), key=lambda e: (e[1][0] - e[0], e[1][1]))
     assignments = []
-    for (_offset, (heir, anew, lacks)), run in runs:
+    for (_offset, (successor, anew, lacks)), run in runs:
         chunks = [chunk for _at, (chunk, _what) in run]
-        assignments.append(Assignment(chunks[0], len(chunks), heir, anew, lacks))
+        assignments.append(Assignment(chunks[0], len(chunks), successor, anew, lacks))
     return tuple(assignments)
 
 

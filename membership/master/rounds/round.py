@@ -25,7 +25,7 @@ from collections.abc import Collection, Mapping
 from attrs import Factory, define
 
 from ....protocol.messages import Ready
-from ...manifest import WentIn
+from ...manifest import MeanContents
 from .attempt import Attempt
 
 NORM_CLIP = 3.0  # over so many times the median norm an update is scaled down to it
@@ -35,14 +35,14 @@ NORM_COUNT_MIN = 3  # with fewer updates a median says nothing about who is the 
 QUORUM_COUNT_MIN = 2  # whatever the share; one of two is no quorum
 
 
-class Phase(enum.Enum):
+class RoundPhase(enum.Enum):
     OPEN = "open"
     REDUCING = "reducing"
     COMMITTED = "committed"
     ABORTED = "aborted"
 
 
-class Turn(enum.Enum):
+class RoundEvent(enum.Enum):
     """What moves a round on."""
 
     CLOSE = "close"
@@ -52,17 +52,17 @@ class Turn(enum.Enum):
     VOID = "void"
 
 
-NEXT_PHASE: dict[tuple[Phase, Turn], Phase] = {
-    (Phase.OPEN, Turn.CLOSE): Phase.REDUCING,
-    (Phase.OPEN, Turn.VOID): Phase.ABORTED,
-    (Phase.REDUCING, Turn.RERUN): Phase.REDUCING,
-    (Phase.REDUCING, Turn.REPAIR): Phase.REDUCING,
-    (Phase.REDUCING, Turn.AGREE): Phase.COMMITTED,
-    (Phase.REDUCING, Turn.VOID): Phase.ABORTED,
+NEXT_PHASE: dict[tuple[RoundPhase, RoundEvent], RoundPhase] = {
+    (RoundPhase.OPEN, RoundEvent.CLOSE): RoundPhase.REDUCING,
+    (RoundPhase.OPEN, RoundEvent.VOID): RoundPhase.ABORTED,
+    (RoundPhase.REDUCING, RoundEvent.RERUN): RoundPhase.REDUCING,
+    (RoundPhase.REDUCING, RoundEvent.REPAIR): RoundPhase.REDUCING,
+    (RoundPhase.REDUCING, RoundEvent.AGREE): RoundPhase.COMMITTED,
+    (RoundPhase.REDUCING, RoundEvent.VOID): RoundPhase.ABORTED,
 }
 
 
-class Part(enum.Enum):
+class PastRole(enum.Enum):
     """What somebody had to do with a round that is over."""
 
     INVITED = "invited"  # and never answered
@@ -74,7 +74,7 @@ class Part(enum.Enum):
 
 
 @define
-class Mark:
+class RoundTimes:
     """When somebody in a round did what; for people, nothing is decided by it."""
 
     name: str
@@ -92,11 +92,11 @@ class Round:
     version: int  # before the round
     at_step: int
     opened_s: float
-    phase: Phase = Phase.OPEN
+    phase: RoundPhase = RoundPhase.OPEN
     invited: set[str] = Factory(set)  # who was sent Open and has not lost its copy since
     ready: dict[str, Ready] = Factory(dict)
     declined: dict[str, str] = Factory(dict)  # who will not contribute, and why
-    hurried: dict[str, float] = Factory(dict)  # who was told to post what it has by now, and when
+    nudged: dict[str, float] = Factory(dict)  # who was told to post what it has by now, and when
     reached_s: float | None = None  # when the first contributor came to ``at_step``
     quorum_s: float | None = None  # when the quorum was ready
     closed_s: float = 0.0
@@ -109,14 +109,14 @@ class Round:
     alone: set[str] = Factory(set)  # of these accusers: on whose word, borne out by none, it reran
     barred: set[str] = Factory(set)  # own nothing in this round: they did not show what they added
     digest: bytes = b""  # of the committed result
-    went_in: WentIn | None = None  # what the committed mean is made of
+    went_in: MeanContents | None = None  # what the committed mean is made of
     stall_count: int = 0  # attempts in which nothing moved
     repair_count: int = 0
     rerun_count: int = 0  # from nothing, after the first attempt
     outcome: str = ""  # a sentence, once it is over
-    marks: dict[str, Mark] = Factory(dict)  # by peer: all who were asked or reported
+    marks: dict[str, RoundTimes] = Factory(dict)  # by peer: all who were asked or reported
 
-    def turn(self, turn: Turn) -> None:
+    def turn(self, turn: RoundEvent) -> None:
         self.phase = NEXT_PHASE[self.phase, turn]
 
     def forget(self, peer: str, why: str) -> None:
@@ -124,16 +124,16 @@ class Round:
         self.invited.discard(peer)
         self.ready.pop(peer, None)
         self.declined.pop(peer, None)
-        self.hurried.pop(peer, None)
+        self.nudged.pop(peer, None)
         if why and peer in self.marks:
             self.marks[peer].gone = True
         if self.attempt is not None:
             self.attempt.forget(peer, why)
 
-    def mark(self, peer: str, name: str) -> Mark:
+    def mark(self, peer: str, name: str) -> RoundTimes:
         """Where to note what this peer does."""
         if peer not in self.marks:
-            self.marks[peer] = Mark(name)
+            self.marks[peer] = RoundTimes(name)
         return self.marks[peer]
 
     def running(self) -> Attempt:
@@ -194,16 +194,16 @@ def answered(round_: Round, expected: Collection[str]) -> bool:
     return all(peer in round_.ready or peer in round_.declined for peer in expected)
 
 
-def part_of(round_: Round, peer: str) -> Part:
+def part_of(round_: Round, peer: str) -> PastRole:
     """What this peer had to do with a round that is over; it has a mark there."""
     attempt, mark = round_.attempt, round_.marks[peer]
     if mark.gone if attempt is None else peer in attempt.lost:
-        return Part.LOST
+        return PastRole.LOST
     if peer in round_.declined:
-        return Part.EXCLUDED
+        return PastRole.EXCLUDED
     if attempt is None or peer not in attempt.receivers:
-        return Part.LOST if mark.gone else Part.INVITED
+        return PastRole.LOST if mark.gone else PastRole.INVITED
     if peer in attempt.peers():
-        return Part.CONTRIBUTED
+        return PastRole.CONTRIBUTED
     missed = peer in attempt.missed or peer in attempt.gone
-    return Part.MISSED if missed and mark.reduced_s is None else Part.RECEIVED
+    return PastRole.MISSED if missed and mark.reduced_s is None else PastRole.RECEIVED

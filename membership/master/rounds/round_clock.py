@@ -25,7 +25,7 @@ from collections.abc import Collection
 
 from ..state.context import Context
 from .round import Round
-from .round_table import Ledger
+from .round_table import RoundTable
 
 PACES_KEPT = 3  # rounds of which the fastest is the run's pace: a pause, or waiting, is none
 LEADS_KEPT = 8  # rounds of which the longest is a peer's lead
@@ -41,9 +41,9 @@ GRACE_STEPS_MIN = 2.0  # steps of the run
 class RoundClock:
     """When rounds will be, whom to hurry, and how long a quorum waits for the others."""
 
-    def __init__(self, context: Context, ledger: Ledger) -> None:
+    def __init__(self, context: Context, round_table: RoundTable) -> None:
         self.context = context
-        self.ledger = ledger
+        self.round_table = round_table
         self._reached: tuple[int, float] | None = None  # the last round's step, and when it was
         self._paces_s: deque[float] = deque(maxlen=PACES_KEPT)  # seconds per step of the run
         # By peer, attached members only.
@@ -75,13 +75,13 @@ class RoundClock:
         """
         if step_s > 0.0:
             self._steps_s[peer] = min(step_s, LEAD_S_MAX)
-        if peer in round_.hurried:
-            self._lead(peer, self.context.now_s - round_.hurried[peer])
+        if peer in round_.nudged:
+            self._lead(peer, self.context.now_s - round_.nudged[peer])
 
     def missed(self, round_: Round, peer: str) -> None:
         """A contributor was hurried, and the round went on without it."""
-        if peer in round_.hurried:
-            waited_s = self.context.now_s - round_.hurried[peer]
+        if peer in round_.nudged:
+            waited_s = self.context.now_s - round_.nudged[peer]
             self._lead(peer, MISSED_FACTOR * waited_s)
 
     def removed(self, peer: str) -> None:
@@ -115,7 +115,7 @@ class RoundClock:
 
     def hurries(self, round_: Round, expected: Collection[str]) -> dict[str, float]:
         """Contributors that are late, or will be, and when to hurry each of them."""
-        heard = round_.ready.keys() | round_.declined.keys() | round_.hurried.keys()
+        heard = round_.ready.keys() | round_.declined.keys() | round_.nudged.keys()
         late = [peer for peer in expected if peer not in heard]
         if round_.reached_s is not None:
             return dict.fromkeys(late, round_.reached_s)
@@ -149,6 +149,6 @@ class RoundClock:
         grace_s, overlap = spec.membership.grace_s, spec.diloco.overlap_steps
         if not overlap or not self.step_s:
             return grace_s
-        reduction_s = statistics.median(self.ledger.reductions_s or (0.0,))
+        reduction_s = statistics.median(self.round_table.reductions_s or (0.0,))
         slack_s = overlap * self.step_s - reduction_s
         return min(grace_s, max(slack_s, GRACE_STEPS_MIN * self.step_s, GRACE_SHARE_MIN * grace_s))

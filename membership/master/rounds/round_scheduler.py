@@ -13,23 +13,23 @@ import math
 
 from ....protocol.messages import Contributor, FragmentHead, Measured, NotReady, Open, Ready
 from ...planning.bandwidth import Bandwidths
-from ..routes.routes import Roads
+from ..routes.routes import Routes
 from ..state.context import Context, quoted
 from ..state.journal import RoundNumbered
 from ..state.master_effects import EventKind
 from ..state.roster import CopyState, Member, can_contribute, sites_of
 from ..state.round_schedule import next_fragment
 from ..state.succession import Succession
-from ..sync.state_sync import Syncing
-from .reduction_driver import Course
-from .round import Phase, Round, Turn, answered, gate_norms
+from ..sync.state_sync import StateSync
+from .reduction_driver import ReductionDriver
+from .round import Round, RoundEvent, RoundPhase, answered, gate_norms
 from .round_clock import RoundClock
-from .round_table import Evict, Ledger
+from .round_table import Evict, RoundTable
 
 ROUNDS_IN_FLIGHT_MAX = 4  # rounds at a time, of a fragment each; one of them may be open
 
 
-class Conductor:
+class RoundScheduler:
     """All rounds of a run.
 
     Args:
@@ -37,39 +37,45 @@ class Conductor:
 
     Attributes:
       rounds: open or reducing, by number; the ledger's.
-      course: of those that are reducing; hears what members say about reductions.
+      driver: of those that are reducing; hears what members say about reductions.
     """
 
     def __init__(
         self,
         context: Context,
-        syncing: Syncing,
+        state_sync: StateSync,
         succession: Succession,
         bandwidths: Bandwidths,
-        roads: Roads,
+        routes: Routes,
         evict: Evict,
     ) -> None:
         self.context = context
-        self.syncing = syncing
+        self.state_sync = state_sync
         self.succession = succession
         self.bandwidths = bandwidths
         self.elastic = context.spec.diloco.pace == "elastic"
-        self.ledger = Ledger(context, evict)
-        self.clock = RoundClock(context, self.ledger)
-        self.course = Course(context, syncing, self.ledger, self.bandwidths, roads)
-        self.rounds = self.ledger.rounds
+        self.round_table = RoundTable(context, evict)
+        self.clock = RoundClock(context, self.round_table)
+        self.driver = ReductionDriver(
+            context, state_sync, self.round_table, self.bandwidths, routes
+        )
+        self.rounds = self.round_table.rounds
         self._sites: tuple[int, list[tuple[str, ...]]] = (-1, [])  # of which view, and these
 
     # ------------------------------------------------------------ facts
 
     def ready(self, member: Member, message: Ready) -> None:
         round_ = self.rounds.get(message.round)
-        if round_ is None or round_.phase is not Phase.OPEN or member.peer not in round_.invited:
+        if (
+            round_ is None
+            or round_.phase is not RoundPhase.OPEN
+            or member.peer not in round_.invited
+        ):
             return
         if member.peer in round_.ready:
             return
         head = FragmentHead(round_.fragment, round_.version, message.state_root)
-        self.syncing.report(member, head)
+        self.state_sync.report(member, head)
         round_.declined.pop(member.peer, None)
         self.clock.answered(round_, member.peer, message.step_s)
         if message.weight == 0:
@@ -83,7 +89,11 @@ class Conductor:
 
     def not_ready(self, member: Member, message: NotReady) -> None:
         round_ = self.rounds.get(message.round)
-        if round_ is None or round_.phase is not Phase.OPEN or member.peer not in round_.invited:
+        if (
+            round_ is None
+            or round_.phase is not RoundPhase.OPEN
+            or member.peer not in round_.invited
+        ):
             return
         round_.ready.pop(member.peer, None)
         round_.declined[member.peer] = quoted(message.reason)
@@ -114,16 +124,16 @@ class Conductor:
         """Whether a reduction of the fragment runs whose result the member will not get."""
         return any(
             round_.fragment == fragment and member.peer not in round_.running().reached()
-            for round_ in self.ledger.reducing()
+            for round_ in self.round_table.reducing()
         )
 
     def awaits(self, peer: str) -> bool:
         """Whether a round is to add what this member has posted."""
-        return any(peer in round_.ready for round_ in self.ledger.opened())
+        return any(peer in round_.ready for round_ in self.round_table.opened())
 
     def adds(self, peer: str) -> bool:
         """Whether a reduction that runs needs this member."""
-        return any(peer in round_.running().needed() for round_ in self.ledger.reducing())
+        return any(peer in round_.running().needed() for round_ in self.round_table.reducing())
 
     def contributors(self) -> list[Member]:
         places = self.context.history.places
@@ -134,7 +144,7 @@ class Conductor:
     def advance(self) -> bool:
         """Do what the facts call for. True if anything changed; then call again."""
         for round_ in list(self.rounds.values()):
-            step = self._advance_open if round_.phase is Phase.OPEN else self.course.advance
+            step = self._advance_open if round_.phase is RoundPhase.OPEN else self.driver.advance
             if step(round_):
                 return True
         return self._open_next()
@@ -146,11 +156,11 @@ class Conductor:
             or history.finished
             or history.paused
             or len(self.rounds) >= ROUNDS_IN_FLIGHT_MAX
-            or self.ledger.opened()
+            or self.round_table.opened()
             or (spec.run.rounds and history.commit_count + len(self.rounds) >= spec.run.rounds)
-            or self.context.now_s < self.ledger.backoff.until_s
+            or self.context.now_s < self.round_table.backoff.until_s
             or self.succession.waiting  # too few know this master yet
-            or self.syncing.missing  # contributors of before the restart are on their way back
+            or self.state_sync.missing  # contributors of before the restart are on their way back
             or len(self.contributors()) < spec.membership.min_members
         ):
             return False
@@ -197,31 +207,33 @@ class Conductor:
         self._invite(round_)
         expected = self.expected(round_)
         ready = [peer for peer in expected if peer in round_.ready]
-        needed = self.ledger.quorum(len(expected))
+        needed = self.round_table.quorum(len(expected))
         if not expected:
-            self.ledger.abort(round_, "no contributor is left")
+            self.round_table.abort(round_, "no contributor is left")
             return True
         if self.elastic:
-            self._hurry(round_, expected)
+            self._nudge(round_, expected)
         if len(ready) < needed:
             round_.quorum_s = None
             if answered(round_, expected):
-                self.ledger.abort(round_, self._shortage(round_, len(ready), len(expected), needed))
+                self.round_table.abort(
+                    round_, self._shortage(round_, len(ready), len(expected), needed)
+                )
                 return True
             return False
         if round_.quorum_s is None:
             round_.quorum_s = self.context.now_s
-        root = self.syncing.decide(round_.fragment, round_.version)
+        root = self.state_sync.decide(round_.fragment, round_.version)
         if (root and answered(round_, expected)) or self.context.now_s >= self._limit_s(round_):
             self._close(round_, ready, expected)
             return True
         return False
 
-    def _hurry(self, round_: Round, expected: list[str]) -> None:
+    def _nudge(self, round_: Round, expected: list[str]) -> None:
         """Have those who are late contribute what they have trained by now, at their next step."""
         for peer, due_s in self.clock.hurries(round_, expected).items():
             if self.context.now_s >= due_s:
-                round_.hurried[peer] = self.context.now_s
+                round_.nudged[peer] = self.context.now_s
                 self.context.send(peer, Open(round_.number, round_.fragment, round_.version, 0))
 
     def _limit_s(self, round_: Round) -> float:
@@ -234,15 +246,15 @@ class Conductor:
         )
 
     def _close(self, round_: Round, ready: list[str], expected: list[str]) -> None:
-        self.syncing.decide(round_.fragment, round_.version, force=True)
+        self.state_sync.decide(round_.fragment, round_.version, force=True)
         for peer in ready:
             if self._copy_state(peer, round_.fragment) is not CopyState.HELD:
                 # The root was agreed only now and this one differs. It will be healed; the round
                 # is looked at again without it.
                 round_.forget(peer, "")
                 ready = [other for other in ready if other != peer]
-                self.syncing.settle(self.excluded)
-        needed = self.ledger.quorum(len(expected))
+                self.state_sync.settle(self.excluded)
+        needed = self.round_table.quorum(len(expected))
         if any(peer not in round_.ready for peer in ready) or len(ready) < needed:
             return
         scales, refused = gate_norms(
@@ -251,14 +263,14 @@ class Conductor:
         )
         messages = dict(round_.ready)
         for peer, why in refused.items():
-            self.ledger.refuse_update(round_, peer, why)
+            self.round_table.refuse_update(round_, peer, why)
         contributors = tuple(
             Contributor(peer, messages[peer].weight, scales[peer])
             for peer in ready
             if peer in scales and peer in self.context.roster
         )
         if len(contributors) < needed:
-            self.ledger.abort(
+            self.round_table.abort(
                 round_, self._shortage(round_, len(contributors), len(expected), needed)
             )
             return
@@ -272,10 +284,10 @@ class Conductor:
                     f"{contributor.scale:.3g}",
                 )
         self._note_late(round_, expected)
-        round_.turn(Turn.CLOSE)
+        round_.turn(RoundEvent.CLOSE)
         round_.closed_s = self.context.now_s
         round_.original_count = len(contributors)
-        self.course.begin(round_, contributors)
+        self.driver.begin(round_, contributors)
 
     def _note_late(self, round_: Round, expected: list[str]) -> None:
         """Who is excluded, and how often in a row that was so."""
@@ -295,12 +307,12 @@ class Conductor:
         return member.copies[fragment].state if member else CopyState.STALE
 
     def next_deadline_s(self) -> float:
-        deadlines = [self.course.next_deadline_s()]
-        for round_ in self.ledger.opened():
+        deadlines = [self.driver.next_deadline_s()]
+        for round_ in self.round_table.opened():
             deadlines.append(self._limit_s(round_))
             if self.elastic:
                 deadlines += self.clock.hurries(round_, self.expected(round_)).values()
-        until_s = self.ledger.backoff.until_s
-        if not self.ledger.opened() and until_s > self.context.settled_s:
+        until_s = self.round_table.backoff.until_s
+        if not self.round_table.opened() and until_s > self.context.settled_s:
             deadlines.append(until_s)
         return min(deadlines, default=math.inf)

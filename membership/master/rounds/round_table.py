@@ -15,7 +15,7 @@ from ..state.context import Context
 from ..state.master_effects import EventKind
 from ..state.round_schedule import Backoff
 from .attempt import Attempt
-from .round import Phase, Round, Turn, quorum_count
+from .round import Round, RoundEvent, RoundPhase, quorum_count
 
 BAD_MAX = 3  # refused contributions in a row (no commit in between) before the peer is removed
 REDUCTIONS_KEPT = 3  # of which the median is what a reduction takes
@@ -24,7 +24,7 @@ PAST_ROUNDS_MAX = 50  # kept for the dashboard and for answers that come late
 Evict = Callable[[str, RefusalCode, str], None]
 
 
-class Ledger:
+class RoundTable:
     """All rounds of a run.
 
     Args:
@@ -50,15 +50,15 @@ class Ledger:
         self._bad_counts: dict[str, int] = {}  # refused contributions since the last commit with it
 
     def opened(self) -> list[Round]:
-        return [round_ for round_ in self.rounds.values() if round_.phase is Phase.OPEN]
+        return [round_ for round_ in self.rounds.values() if round_.phase is RoundPhase.OPEN]
 
     def reducing(self) -> list[Round]:
-        return [round_ for round_ in self.rounds.values() if round_.phase is Phase.REDUCING]
+        return [round_ for round_ in self.rounds.values() if round_.phase is RoundPhase.REDUCING]
 
     def attempt(self, number: int, attempt_number: int) -> Attempt | None:
         """The attempt that a report is about, if it still runs under that number."""
         round_ = self.rounds.get(number)
-        if round_ is None or round_.phase is not Phase.REDUCING:
+        if round_ is None or round_.phase is not RoundPhase.REDUCING:
             return None
         attempt = round_.running()
         return attempt if attempt.number == attempt_number else None
@@ -66,7 +66,7 @@ class Ledger:
     def committed(self, number: int) -> Round | None:
         """A round of late that was committed."""
         for round_ in self.past:
-            if round_.number == number and round_.phase is Phase.COMMITTED:
+            if round_.number == number and round_.phase is RoundPhase.COMMITTED:
                 return round_
         return None
 
@@ -99,13 +99,13 @@ class Ledger:
 
     def commit(self, round_: Round, outcome: str) -> None:
         """The decision is recorded and sent: the round is over."""
-        round_.turn(Turn.AGREE)
+        round_.turn(RoundEvent.AGREE)
         for contributor in round_.running().contributors:
             self._bad_counts.pop(contributor.peer, None)
         self.backoff.committed()
         self.reductions_s.append(self.context.now_s - round_.closed_s)
         added_count = len(round_.went_in.added) if round_.went_in is not None else 0
-        self.context.tally.committed(
+        self.context.totals.committed(
             round_.fragment, round_.at_step, added_count, self.context.roster
         )
         self._end(round_, outcome)
@@ -119,7 +119,7 @@ class Ledger:
         for member in self.context.roster.by_number():
             if member.peer in told:
                 self.context.send(member.peer, Abort(round_.number, reason))
-        round_.turn(Turn.VOID)
+        round_.turn(RoundEvent.VOID)
         self.abort_count += 1
         self.backoff.aborted(self.context.now_s)
         self.context.announce(EventKind.ROUND, None, f"round {round_.number} was aborted: {reason}")

@@ -24,7 +24,7 @@ from ....protocol.messages import PROBE_BYTES_MAX, PROBE_S_MAX, Probe, Probed
 from ...planning.bandwidth import Bandwidths
 from ..state.context import Context
 from ..state.roster import Member
-from .routes import Roads
+from .routes import Routes
 
 ANSWER_S = 3 * PROBE_S_MAX  # the receiver answers within twice the time that the junk may take
 
@@ -42,10 +42,10 @@ class _Running:
 class Probing:
     """The master's probes; its facts go into ``bandwidths``."""
 
-    def __init__(self, context: Context, bandwidths: Bandwidths, roads: Roads) -> None:
+    def __init__(self, context: Context, bandwidths: Bandwidths, routes: Routes) -> None:
         self._context = context
         self._bandwidths = bandwidths
-        self._roads = roads
+        self._routes = routes
         self._running: _Running | None = None
         self._last_number = 0
         # Members whose turn has been, by number: a new membership is a new turn.
@@ -113,7 +113,7 @@ class Probing:
         others = [
             member
             for member in ready
-            if member is not sender and self._roads.connected(member.peer, sender.peer)
+            if member is not sender and self._routes.connected(member.peer, sender.peer)
         ]
 
         def down(member: Member) -> float:

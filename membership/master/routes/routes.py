@@ -1,24 +1,24 @@
-"""Roads: how two members get to each other where the view's rule does not do. Pure.
+"""Routes: how two members get to each other where the view's rule does not do. Pure.
 
-Every pair has a road that follows from the view (``protocol.roads``): of two that can be dialled the
+Every pair has a route that follows from the view (``protocol.routes``): of two that can be dialled the
 later joiner dials, of others the one that cannot be dialled. It is taken to work until a member says
-that it does not (``RoadWanted``); two that cannot be dialled have none to begin with. Then the master
-arranges one after the other, best first, and tells both ends (``Road``), until one says that it works
-(``RoadWorks``). After the last comes the first again, so nothing that passes is final.
+that it does not (``RouteWanted``); two that cannot be dialled have none to begin with. Then the master
+arranges one after the other, best first, and tells both ends (``Route``), until one says that it works
+(``RouteWorks``). After the last comes the first again, so nothing that passes is final.
 
-    what follows from the view -> RoadWanted -> Road -> RoadWorks
+    what follows from the view -> RouteWanted -> Route -> RouteWorks
                                       ^----------'
 
-An end whose link breaks says so (``LinkBroken``), and when there is one again (``RoadWorks``). So the
+An end whose link breaks says so (``LinkBroken``), and when there is one again (``RouteWorks``). So the
 master knows which pairs have a link, whatever the reason.
 
-A pair without a road costs nobody the run: the plan has neither of the two own what the other needs,
+A pair without a route costs nobody the run: the plan has neither of the two own what the other needs,
 and whoever only listens, or adds, without any owner to go to is left out of the round.
 
 What is arranged lasts from the moment when both ends are members until one of them is removed, at the
 ends likewise: there it ends with the view without the other one, or with the session. A new session is
 another membership, though the number stays. That a pair had no link outlives a return, since it says
-something about the lines: the pair is told a road at once, and counts as apart until that works.
+something about the lines: the pair is told a route at once, and counts as apart until that works.
 
 Nothing here is lasting: a new master's views cut the old links, and who has none asks again.
 """
@@ -36,72 +36,72 @@ from attrs import Factory, define, frozen
 
 from ....protocol.addresses import Address
 from ....protocol.messages import (
-    Carry,
     LinkBroken,
     Relayed,
-    Road,
-    RoadKind,
-    RoadWanted,
-    RoadWorks,
-    Uncarry,
+    RelayPair,
+    Route,
+    RouteKind,
+    RouteWanted,
+    RouteWorks,
+    StopRelayingPair,
 )
 from ..state.context import Context, quoted
 from ..state.master_effects import EventKind
 from ..state.roster import Member
 from .disputes import Disputes, Ends, ends_of
 
-# A road that was arranged so long ago and still does not work is given up when somebody asks for
+# A route that was arranged so long ago and still does not work is given up when somebody asks for
 # another one, though it may never have heard of this one: its session broke.
-ROAD_AGAIN_S = 10.0
-TRIED_MAX = 8  # words on roads that failed, kept for a pair
+ROUTE_AGAIN_S = 10.0
+TRIED_MAX = 8  # words on routes that failed, kept for a pair
 # That two who parted had no link is forgotten after so long: lines change, and most that were gone
 # for an hour come from elsewhere.
 APART_S = 3_600.0
 
 
 @frozen
-class Candidate:
-    """A road that a pair might take.
+class CandidateRoute:
+    """A route that a pair might take.
 
     Attributes:
       dials: who keeps the dialler's part.
       relay: who forwards; empty: nobody.
     """
 
-    kind: RoadKind
+    kind: RouteKind
     dials: str
     relay: str = ""
 
 
 @define
-class Pair:
+class RoutedPair:
     """Two members that somebody has spoken of.
 
     Attributes:
-      number: of the road of the moment; 0: what follows from the view.
-      road: that road; None: what follows from the view.
+      number: of the route of the moment; 0: what follows from the view.
+      route: that route; None: what follows from the view.
       since_s: when it was arranged.
       works: they have a link, as far as is known.
       broken_s: when the link broke over which it worked; most are made again at once.
       without: ends that say that they have no link to the other one.
-      ticket: of a relayed road; empty: the relay has it from another master, or there is none.
-      failed: roads that did, since something worked or all had failed.
+      ticket: of a relayed route; empty: the relay has it from another master, or there is none.
+      failed: routes that did, since something worked or all had failed.
       tried: the same and why, since something worked last, for people.
     """
 
     number: int = 0
-    road: Candidate | None = None
+    route: CandidateRoute | None = None
     since_s: float = -math.inf
     works: bool = False
     broken_s: float = -math.inf
     without: set[str] = Factory(set)
     ticket: bytes = b""
-    failed: list[Candidate] = Factory(list)
+    failed: list[CandidateRoute] = Factory(list)
     tried: list[str] = Factory(list)
 
 
-class Roads:
-    """Roads of all pairs, of which most need none arranged.
+class Routes:
+    """Routes of all pairs, of which most need none arranged.
 
     Attributes:
       secret: tickets are made with it; whoever runs the master sets it to something random.
@@ -112,52 +112,52 @@ class Roads:
         self.secret = b""
         self.disputes = Disputes(context.spec.membership.deadline_s)
         self._context = context
-        self._pairs: dict[Ends, Pair] = {}
-        # Those that had no link when one of them was removed: when that was, and their last road.
+        self._pairs: dict[Ends, RoutedPair] = {}
+        # Those that had no link when one of them was removed: when that was, and their last route.
         self._apart: dict[Ends, tuple[float, int]] = {}
         self._returned: dict[Ends, int] = {}  # of those: of whom both are members again
 
     # ------------------------------------------------------------ facts
 
-    def wanted(self, member: Member, message: RoadWanted) -> None:
-        """A member has no link to another one and cannot get any: arrange the next road."""
+    def wanted(self, member: Member, message: RouteWanted) -> None:
+        """A member has no link to another one and cannot get any: arrange the next route."""
         other = self._context.roster.get(message.peer)
         if other is None or other is member or member.relay or other.relay:
             return  # it has not heard yet that the other one is gone
-        pair = self._pairs.setdefault(ends_of(member.peer, other.peer), Pair())
-        fresh = self._context.now_s < pair.since_s + ROAD_AGAIN_S
-        if message.road < pair.number and fresh:
+        pair = self._pairs.setdefault(ends_of(member.peer, other.peer), RoutedPair())
+        fresh = self._context.now_s < pair.since_s + ROUTE_AGAIN_S
+        if message.route < pair.number and fresh:
             return  # another one is arranged already
         pair.works, pair.broken_s = False, -math.inf
         pair.without.add(member.peer)
-        failed = pair.road or self._default(member, other)
-        if failed.kind is RoadKind.DIRECT or not message.worked:  # else it may again
+        failed = pair.route or self._default(member, other)
+        if failed.kind is RouteKind.DIRECT or not message.worked:  # else it may again
             pair.failed.append(failed)
-        said = "" if pair.road is None else f" ({self._said(pair.road)})"
+        said = "" if pair.route is None else f" ({self._said(pair.route)})"
         pair.tried = [*pair.tried, f"{quoted(message.reason)}{said}"][-TRIED_MAX:]
-        self._arrange(member, other, pair, max(pair.number, message.road) + 1)
+        self._arrange(member, other, pair, max(pair.number, message.route) + 1)
 
     def broken(self, member: Member, message: LinkBroken) -> None:
         """A member has lost its link to another one; it says when there is one again."""
         other = self._context.roster.get(message.peer)
         if other is None or other is member or member.relay or other.relay:
             return
-        pair = self._pairs.setdefault(ends_of(member.peer, other.peer), Pair(works=True))
+        pair = self._pairs.setdefault(ends_of(member.peer, other.peer), RoutedPair(works=True))
         if pair.works:
             pair.works, pair.broken_s = False, self._context.now_s
         pair.without.add(member.peer)
 
-    def works(self, member: Member, message: RoadWorks) -> None:
-        """A pair has a link over a road that was arranged, or that was in doubt."""
+    def works(self, member: Member, message: RouteWorks) -> None:
+        """A pair has a link over a route that was arranged, or that was in doubt."""
         other = self._context.roster.get(message.peer)
         if other is None or other is member:
             return
         pair = self._pairs.get(ends_of(member.peer, other.peer))
-        if pair is None or message.road != pair.number:
+        if pair is None or message.route != pair.number:
             return  # that one was given up meanwhile; the next one is on its way
-        if not pair.works and pair.road is not None:
-            text = f"{self._names(member, other)} have a link {self._said(pair.road)}"
-            self._context.announce(EventKind.ROAD, member.peer, text)
+        if not pair.works and pair.route is not None:
+            text = f"{self._names(member, other)} have a link {self._said(pair.route)}"
+            self._context.announce(EventKind.ROUTE, member.peer, text)
         pair.works, pair.failed, pair.tried = True, [], []
         pair.without.clear()
 
@@ -169,12 +169,12 @@ class Roads:
             self._returned[ends] = self._apart.pop(ends)[1]
 
     def arrange_again(self) -> None:
-        """Tell those a road that had none before one of them returned; both have the view by now."""
+        """Tell those a route that had none before one of them returned; both have the view by now."""
         returned, self._returned = self._returned, {}
         for ends, number in returned.items():
             one, other = (self._context.roster.get(peer) for peer in ends)
             if one is not None and other is not None:
-                self._pairs[ends] = pair = Pair(tried=["they had no link before"])
+                self._pairs[ends] = pair = RoutedPair(tried=["they had no link before"])
                 self._arrange(one, other, pair, number + 1)
 
     def removed(self, peer: str) -> None:
@@ -184,7 +184,7 @@ class Roads:
             self._leave(pair)
             if pair.tried and not pair.works:
                 self._apart[ends] = self._context.now_s, pair.number
-        lost = [e for e, pair in self._pairs.items() if pair.road and pair.road.relay == peer]
+        lost = [e for e, pair in self._pairs.items() if pair.route and pair.route.relay == peer]
         for ends in lost:
             pair, roster = self._pairs[ends], self._context.roster
             pair.works, pair.ticket = False, b""
@@ -206,9 +206,9 @@ class Roads:
     def connected(self, one: str, other: str) -> bool:
         """Whether two members have a link that is of use to a round, as far as is known."""
         apart = self.disputes.apart(one, other, self._context.now_s)
-        return not apart and self._has_road(one, other)
+        return not apart and self._has_route(one, other)
 
-    def _has_road(self, one: str, other: str) -> bool:
+    def _has_route(self, one: str, other: str) -> bool:
         pair = self._pairs.get(ends_of(one, other))
         if pair is not None:
             again_s = pair.broken_s + self._context.spec.settle_s
@@ -231,7 +231,7 @@ class Roads:
         a, b = members.get(one), members.get(other)
         if a is None or b is None or a.relay or b.relay:
             return False
-        return self._has_road(one, other)
+        return self._has_route(one, other)
 
     def limits(self, peers: Sequence[str]) -> dict[tuple[str, str], float]:
         """What a plan must know of pairs: bytes per second each way; 0: they have no link."""
@@ -241,14 +241,14 @@ class Roads:
         for ends in self._doubtful(inside):
             if not self.connected(*ends):
                 found[ends] = found[ends[1], ends[0]] = 0.0
-            elif (road := self._pairs[ends].road) is not None and road.relay:
-                rate = self._share(road.relay, carried[road.relay])
+            elif (route := self._pairs[ends].route) is not None and route.relay:
+                rate = self._share(route.relay, carried[route.relay])
                 found[ends] = found[ends[1], ends[0]] = rate
         return found
 
     def _carried(self) -> Counter[str]:
         """By relay: for how many pairs it forwards."""
-        return Counter(p.road.relay for p in self._pairs.values() if p.road and p.road.relay)
+        return Counter(p.route.relay for p in self._pairs.values() if p.route and p.route.relay)
 
     def _share(self, relay: str, pair_count: int) -> float:
         """What each way of each of a relay's pairs may count on, in bytes per second."""
@@ -311,19 +311,19 @@ class Roads:
         return set(self._missing(peers))
 
     def rows(self) -> list[dict[str, Any]]:
-        """For people: pairs whose road was arranged, or is wanted."""
+        """For people: pairs whose route was arranged, or is wanted."""
         context = self._context
         found = []
         for (one, other), pair in self._pairs.items():
-            if pair.road is None and pair.works:
+            if pair.route is None and pair.works:
                 continue
             found.append(
                 {
                     "peers": [one, other],
                     "names": [context.name(one), context.name(other)],
-                    "road": "none" if pair.road is None else self._word(pair.road),
-                    "dials": None if pair.road is None else pair.road.dials,
-                    "relay": pair.road.relay or None if pair.road is not None else None,
+                    "route": "none" if pair.route is None else self._word(pair.route),
+                    "dials": None if pair.route is None else pair.route.dials,
+                    "relay": pair.route.relay or None if pair.route is not None else None,
                     "works": pair.works,
                     "tried": list(pair.tried),
                 }
@@ -332,54 +332,54 @@ class Roads:
 
     # ------------------------------------------------------------ arranging
 
-    def _arrange(self, one: Member, other: Member, pair: Pair, number: int) -> None:
+    def _arrange(self, one: Member, other: Member, pair: RoutedPair, number: int) -> None:
         candidates = self._candidates(one, other, pair)
         self._leave(pair)
         if not candidates:
-            pair.road, pair.number, pair.since_s = None, 0, self._context.now_s
+            pair.route, pair.number, pair.since_s = None, 0, self._context.now_s
             return
         left = [candidate for candidate in candidates if candidate not in pair.failed]
         if not left:
             pair.failed, left = [], candidates
-        pair.road = left[0]
+        pair.route = left[0]
         pair.number, pair.since_s = number, self._context.now_s
         relays: tuple[str, ...] = ()
-        if pair.road.relay:
+        if pair.route.relay:
             pair.ticket = self._ticket(one, other, number)
-            relays = self._context.roster.members[pair.road.relay].addresses
-            self._context.send(pair.road.relay, Carry(pair.ticket, (one.peer, other.peer)))
-        punched = pair.road.kind is RoadKind.PUNCHED
+            relays = self._context.roster.members[pair.route.relay].addresses
+            self._context.send(pair.route.relay, RelayPair(pair.ticket, (one.peer, other.peer)))
+        punched = pair.route.kind is RouteKind.PUNCHED
         for end, far in ((one, other), (other, one)):
             self._context.send(
                 end.peer,
-                Road(
+                Route(
                     far.peer,
                     number,
-                    pair.road.kind,
-                    pair.road.dials == end.peer,
-                    pair.road.relay,
+                    pair.route.kind,
+                    pair.route.dials == end.peer,
+                    pair.route.relay,
                     (str(Address(far.host, far.port)),) if punched else relays,
                     pair.ticket,
                     end.port if punched else 0,
                 ),
             )
 
-    def _leave(self, pair: Pair) -> None:
-        """A road is given up: its relay need not keep its ticket."""
-        if pair.ticket and pair.road is not None:
-            self._context.send(pair.road.relay, Uncarry(pair.ticket))
+    def _leave(self, pair: RoutedPair) -> None:
+        """A route is given up: its relay need not keep its ticket."""
+        if pair.ticket and pair.route is not None:
+            self._context.send(pair.route.relay, StopRelayingPair(pair.ticket))
         pair.ticket = b""
 
     def _ticket(self, one: Member, other: Member, number: int) -> bytes:
-        """Nobody else can know it; each is for one pair and one road."""
+        """Nobody else can know it; each is for one pair and one route."""
         term = self._context.term
         what = f"{term} {number} {one.peer} {one.incarnation} {other.peer} {other.incarnation}"
         return hmac.new(self.secret, what.encode(), hashlib.sha256).digest()
 
-    def _relays(self, one: Member, other: Member, pair: Pair) -> list[Member]:
+    def _relays(self, one: Member, other: Member, pair: RoutedPair) -> list[Member]:
         """Those that would forward for this pair, the least busy first."""
         carried = self._carried()
-        mine = pair.road.relay if pair.road is not None else ""
+        mine = pair.route.relay if pair.route is not None else ""
         found = [
             member
             for member in self._context.roster
@@ -393,45 +393,45 @@ class Roads:
         ]
         return sorted(found, key=lambda m: (-self._share(m.peer, carried[m.peer] + 1), m.number))
 
-    def _candidates(self, one: Member, other: Member, pair: Pair) -> list[Candidate]:
-        """All roads that the two might take, the best first."""
+    def _candidates(self, one: Member, other: Member, pair: RoutedPair) -> list[CandidateRoute]:
+        """All routes that the two might take, the best first."""
         first, later = sorted((one, other), key=lambda member: member.number)
         found = []
         if first.reachable == later.reachable:
             neighbours = first.host != "" and first.host == later.host
             if first.reachable or neighbours:  # behind one router they may reach each other
                 found += [
-                    Candidate(RoadKind.DIRECT, later.peer),
-                    Candidate(RoadKind.DIRECT, first.peer),
+                    CandidateRoute(RouteKind.DIRECT, later.peer),
+                    CandidateRoute(RouteKind.DIRECT, first.peer),
                 ]
         else:
             caller = later if first.reachable else first
-            found.append(Candidate(RoadKind.DIRECT, caller.peer))
+            found.append(CandidateRoute(RouteKind.DIRECT, caller.peer))
         same_family = (":" in first.host) == (":" in later.host)
         if first.port and later.port and first.host and later.host and same_family:
-            found.append(Candidate(RoadKind.PUNCHED, later.peer))
+            found.append(CandidateRoute(RouteKind.PUNCHED, later.peer))
         found += [
-            Candidate(RoadKind.RELAYED, later.peer, relay.peer)
+            CandidateRoute(RouteKind.RELAYED, later.peer, relay.peer)
             for relay in self._relays(one, other, pair)
         ]
         return found
 
-    def _default(self, one: Member, other: Member) -> Candidate:
+    def _default(self, one: Member, other: Member) -> CandidateRoute:
         first, later = sorted((one, other), key=lambda member: member.number)
         caller = first if later.reachable and not first.reachable else later
-        return Candidate(RoadKind.DIRECT, caller.peer)
+        return CandidateRoute(RouteKind.DIRECT, caller.peer)
 
-    def _word(self, road: Candidate) -> str:
-        if road.kind is RoadKind.DIRECT:
-            return f"direct, {self._context.name(road.dials)} dials"
-        return str(road.kind.value)
+    def _word(self, route: CandidateRoute) -> str:
+        if route.kind is RouteKind.DIRECT:
+            return f"direct, {self._context.name(route.dials)} dials"
+        return str(route.kind.value)
 
-    def _said(self, road: Candidate) -> str:
-        if road.kind is RoadKind.DIRECT:
-            return f"that {self._context.name(road.dials)} dials"
-        if road.kind is RoadKind.PUNCHED:
+    def _said(self, route: CandidateRoute) -> str:
+        if route.kind is RouteKind.DIRECT:
+            return f"that {self._context.name(route.dials)} dials"
+        if route.kind is RouteKind.PUNCHED:
             return "through both their routers"
-        return f"by the relay {self._context.name(road.relay)}"
+        return f"by the relay {self._context.name(route.relay)}"
 
     def _names(self, one: Member, other: Member) -> str:
         return f"{self._context.name(one.peer)} and {self._context.name(other.peer)}"

@@ -9,15 +9,24 @@ from __future__ import annotations
 import math
 from collections import deque
 
-from ....protocol.messages import Message, RefusalCode, Told
+from ....protocol.messages import Message, Notice, RefusalCode
 from ....protocol.text import escaped, plain
 from ...spec.spec import RunSpec
 from .detector import Detector
-from .journal import History, JournalRecord
-from .master_effects import EVENT_CHARS_MAX, Announce, Drop, Effect, Event, EventKind, Record, Send
+from .journal import JournalRecord, RunHistory
+from .master_effects import (
+    EVENT_CHARS_MAX,
+    AnnounceEvent,
+    DropPeer,
+    Effect,
+    Event,
+    EventKind,
+    RecordDurably,
+    SendMessage,
+)
 from .roster import Member, Roster, waiting_in_line
 from .round_schedule import due_step
-from .run_totals import Tally
+from .run_totals import RunTotals
 
 DEPARTED_MAX = 64  # members that are gone, kept for people to see what became of them
 LOT_BYTES = 32  # of a master's secret for what nobody may foresee
@@ -38,7 +47,7 @@ class Context:
     """
 
     def __init__(
-        self, spec: RunSpec, run_id: str, history: History, term: int, lot: bytes = b""
+        self, spec: RunSpec, run_id: str, history: RunHistory, term: int, lot: bytes = b""
     ) -> None:
         self.spec = spec
         self.lot = lot
@@ -53,7 +62,7 @@ class Context:
         self.settled_s = -math.inf
         self.out: list[Effect] = []
         self.change_count = 0
-        self.tally = Tally(history)
+        self.totals = RunTotals(history)
 
     def due_step(self, fragment: int, turn: int) -> int:
         """The run's step at which this fragment is due for the ``turn``-th time, counted from 0."""
@@ -69,7 +78,7 @@ class Context:
     def send(self, peer: str, message: Message) -> None:
         """Send to a member; to anybody else there is no connection, and nothing happens."""
         if peer in self.roster:
-            self.out.append(Send(peer, message))
+            self.out.append(SendMessage(peer, message))
 
     def send_all(self, message: Message) -> None:
         for member in self.roster.by_number():
@@ -77,19 +86,19 @@ class Context:
 
     def tell(self, peer: str, text: str) -> None:
         """Something that the peer's person should read."""
-        self.send(peer, Told(plain(text)))
+        self.send(peer, Notice(plain(text)))
 
     def record(self, record: JournalRecord) -> None:
         self.history.apply(record)
-        self.out.append(Record(record))
+        self.out.append(RecordDurably(record))
 
     def drop(self, peer: str, code: RefusalCode, reason: str, *, previous: bool = False) -> None:
-        self.out.append(Drop(peer, code, plain(reason), previous))
+        self.out.append(DropPeer(peer, code, plain(reason), previous))
 
     def announce(self, kind: EventKind, peer: str | None, text: str) -> None:
         event = Event(kind, peer, plain(text, EVENT_CHARS_MAX), self.now_s)
         self.events.append(event)
-        self.out.append(Announce(event))
+        self.out.append(AnnounceEvent(event))
 
     def in_line(self) -> set[str]:
         """Members that get no state while all places and spares are taken."""

@@ -1,7 +1,7 @@
 """What the master must remember over its own death: the journal's records and their sum.
 
 The records are the only way in which lasting state changes, in a live master as in one that
-restarts: both apply the same records to the same ``History``, so there is no second path that could
+restarts: both apply the same records to the same ``RunHistory``, so there is no second path that could
 disagree. Where the records are written is the daemon's business.
 
     decision --> record --> History.apply --> effects that others see
@@ -18,7 +18,7 @@ import attrs
 from attrs import Factory, define, frozen
 
 from ....protocol.errors import LocalProtocolError
-from ....protocol.messages import Commit, FragmentHead, FragmentSize, Layout, Ready, Reduce
+from ....protocol.messages import Commit, FragmentHead, FragmentSize, ModelLayout, Ready, Reduce
 from ...manifest import went_in
 
 # Versions per fragment whose root is kept: so far back can the run go when all who held newer ones
@@ -122,7 +122,7 @@ class PlaceVacated(JournalRecord):
 class RunFounded(JournalRecord):
     """The run has its first weights."""
 
-    layout: Layout
+    layout: ModelLayout
     sizes: tuple[FragmentSize, ...]
     lineage: bytes
     heads: tuple[FragmentHead, ...]
@@ -224,7 +224,7 @@ RECORDS: dict[str, type[JournalRecord]] = {
 
 
 @define
-class History:
+class RunHistory:
     """What the records amount to. Changed by ``apply`` alone."""
 
     run_id: str = ""
@@ -232,7 +232,7 @@ class History:
     nonce: bytes = b""
     behind: bool = False  # see ``TermStarted``; no round was opened since
     masters: tuple[str, ...] = ()
-    layout: Layout | None = None  # None: the run has no weights yet
+    layout: ModelLayout | None = None  # None: the run has no weights yet
     sizes: tuple[FragmentSize, ...] = ()
     lineage: bytes = b""
     versions: list[int] = Factory(list)  # committed version by fragment
@@ -260,7 +260,7 @@ class History:
     finished: bool = False
 
     @classmethod
-    def replay(cls, records: Iterable[JournalRecord]) -> History:
+    def replay(cls, records: Iterable[JournalRecord]) -> RunHistory:
         history = cls()
         for record in records:
             history.apply(record)

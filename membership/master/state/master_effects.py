@@ -1,6 +1,6 @@
 """What a state machine wants done: frozen records, carried out in order by the daemon.
 
-The order is a promise. Everything after a ``Record`` may be seen by others only when that record is
+The order is a promise. Everything after a ``RecordDurably`` may be seen by others only when that record is
 durable, so a decision that somebody has heard of survives the master's death.
 """
 
@@ -25,7 +25,7 @@ class EventKind(enum.Enum):
     ROLE = "role"  # a place was taken or given up, a trainer came or went
     SYNC = "sync"  # copies: roots that differ, transfers that failed
     ROUND = "round"  # rounds that did not go by the book
-    ROAD = "road"  # how members that cannot dial each other reach each other
+    ROUTE = "route"  # how members that cannot dial each other reach each other
     BAD = "bad"  # somebody sent what must not be added
 
 
@@ -40,7 +40,7 @@ class Event:
 
 
 @frozen
-class Send:
+class SendMessage:
     """Put the message into the peer's outbox; a peer that is not connected is skipped."""
 
     peer: str
@@ -48,14 +48,14 @@ class Send:
 
 
 @frozen
-class Record:
+class RecordDurably:
     """Make the record durable before any of the effects after it."""
 
     record: JournalRecord
 
 
 @frozen
-class Drop:
+class DropPeer:
     """Send ``Refused`` and close.
 
     Attributes:
@@ -70,14 +70,14 @@ class Drop:
 
 
 @frozen
-class Announce:
+class AnnounceEvent:
     """Tell people: log it, show it."""
 
     event: Event
 
 
 @frozen
-class Judge:
+class CheckProof:
     """Find out whether a proof is one, and say so by ``Coordinator.judged``.
 
     Attributes:
@@ -103,4 +103,4 @@ class StandDown:
     reason: str
 
 
-Effect = Send | Record | Drop | Announce | Judge | StandDown
+Effect = SendMessage | RecordDurably | DropPeer | AnnounceEvent | CheckProof | StandDown

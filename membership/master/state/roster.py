@@ -25,8 +25,8 @@ from ....protocol.messages import (
     SITES_MAX,
     FragmentHead,
     Hello,
-    Layout,
     MemberInfo,
+    ModelLayout,
     Progress,
     Relayed,
     RelayOffer,
@@ -102,7 +102,7 @@ class Member:
     incarnation: int
     grant: Grant
     attached_s: float
-    layout: Layout | None = None  # of its trainer; None while there is no trainer
+    layout: ModelLayout | None = None  # of its trainer; None while there is no trainer
     trainerless_s: float | None = None  # since when there is none
     failed: TrainerFailed | None = None  # why not, and what is done about it; said at ``failed_s``
     failed_s: float = 0.0
@@ -360,7 +360,7 @@ def can_contribute(member: Member, places: set[str]) -> bool:
     )
 
 
-def layout_difference(ours: Layout, theirs: Layout) -> str | None:
+def layout_difference(ours: ModelLayout, theirs: ModelLayout) -> str | None:
     """The first difference, as the end of a sentence about their layout; None if equal."""
     for index, (mine, other) in enumerate(zip(ours.tensors, theirs.tensors, strict=False)):
         if mine == other:

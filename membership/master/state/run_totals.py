@@ -9,14 +9,14 @@ from collections import deque
 from collections.abc import Iterable
 
 from ....protocol.messages import MEMBERS_MAX, Progress
-from .journal import History
+from .journal import RunHistory
 from .roster import Member
 
 RECENT_ROUNDS = 4  # commits over which utilisation is told
 BFLOAT16_BYTES = 2
 
 
-class Tally:
+class RunTotals:
     """One per master.
 
     Attributes:
@@ -25,7 +25,7 @@ class Tally:
         steps: a ring sends each gradient 2 (n - 1) times.
     """
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: RunHistory) -> None:
         self.sent_bytes = 0
         self.parallel_bytes = 0
         self._history = history

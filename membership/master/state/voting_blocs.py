@@ -94,7 +94,7 @@ def large_invites(members: Sequence[Member]) -> dict[str, int]:
     }
 
 
-def said_invite(invite: str, count: int) -> str:
+def format_invite_warning(invite: str, count: int) -> str:
     """For the run's owner."""
     return (
         f"{count} contributors came by one invite ({invite}), at least a third: whoever has it could come "

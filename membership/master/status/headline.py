@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from ..rounds.round import Phase
+from ..rounds.round import RoundPhase
 
 if TYPE_CHECKING:
     from ..coordinator import Coordinator
@@ -15,9 +15,9 @@ ETA_COMMITS = 10  # of the last ones the mean time between two tells when the ru
 
 def headline(coordinator: Coordinator) -> dict[str, Any]:
     """Figures of the whole run; None where nobody can tell yet. Bytes: since this master started."""
-    context, conductor = coordinator.context, coordinator.conductor
-    history, tally = context.history, context.tally
-    contributors = conductor.contributors()
+    context, scheduler = coordinator.context, coordinator.scheduler
+    history, totals = context.history, context.totals
+    contributors = scheduler.contributors()
     losses = [
         (member.progress.loss, member.progress.tokens_per_s)
         for member in contributors
@@ -27,13 +27,13 @@ def headline(coordinator: Coordinator) -> dict[str, Any]:
         **_loss([(loss, rate) for loss, rate in losses if math.isfinite(loss)]),
         "tokens": history.token_count // max(1, history.fragment_count),
         "tokens_per_s": sum(m.progress.tokens_per_s for m in contributors if m.progress),
-        "utilisation": tally.utilisation(contributors),
+        "utilisation": totals.utilisation(contributors),
         "step": history.step,
         "rounds": history.commit_count,
         "rounds_wanted": context.spec.run.rounds or None,
         "eta_s": _eta_s(coordinator),
-        "sent_bytes": tally.sent_bytes,
-        "saved_bytes": tally.parallel_bytes - tally.sent_bytes,
+        "sent_bytes": totals.sent_bytes,
+        "saved_bytes": totals.parallel_bytes - totals.sent_bytes,
     }
 
 
@@ -57,8 +57,10 @@ def _eta_s(coordinator: Coordinator) -> float | None:
     left = wanted - history.commit_count
     if history.finished or left <= 0:
         return 0.0
-    past = coordinator.conductor.ledger.past
-    ends_s = [round_.ended_s for round_ in past if round_.phase is Phase.COMMITTED][-ETA_COMMITS:]
+    past = coordinator.scheduler.round_table.past
+    ends_s = [round_.ended_s for round_ in past if round_.phase is RoundPhase.COMMITTED][
+        -ETA_COMMITS:
+    ]
     if len(ends_s) < 2:
         return None
     return left * (ends_s[-1] - ends_s[0]) / (len(ends_s) - 1)

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from ....protocol.messages import MEMBERS_MAX
-from ..rounds.round import Phase
+from ..rounds.round import RoundPhase
 from ..state.journal import ROOTS_KEPT_MAX
 from ..state.roster import CopyState, can_contribute
 
@@ -33,7 +33,7 @@ def _check_roster(coordinator: Coordinator) -> None:
     assert len(set(numbers)) == len(numbers), "two members with one number"
     assert all(number < history.next_number for number in numbers)
     assert not any(history.is_out(peer) for peer in roster.members), "somebody is in who is out"
-    assert history.places <= set(roster.members) | coordinator.syncing.missing
+    assert history.places <= set(roster.members) | coordinator.state_sync.missing
     places = context.spec.membership.contributors
     assert not places or len(history.places) <= places, "more contributors than places"
     assert history.vacancies >= 0
@@ -72,11 +72,11 @@ def _check_copies(coordinator: Coordinator) -> None:
 def _check_rounds(coordinator: Coordinator) -> None:
     context = coordinator.context
     history, roster = context.history, context.roster
-    for round_ in coordinator.conductor.rounds.values():
-        assert round_.phase in (Phase.OPEN, Phase.REDUCING)
+    for round_ in coordinator.scheduler.rounds.values():
+        assert round_.phase in (RoundPhase.OPEN, RoundPhase.REDUCING)
         assert round_.number < history.next_round
         assert round_.version == history.versions[round_.fragment]
-        if round_.phase is Phase.OPEN:
+        if round_.phase is RoundPhase.OPEN:
             assert round_.invited <= set(roster.members)
             for member in roster:
                 invited = member.peer in round_.invited
@@ -88,7 +88,7 @@ def _check_rounds(coordinator: Coordinator) -> None:
         assert survivors, "a reduction without contributors"
         assert set(survivors) <= set(roster.members), "a reduction waits for somebody who is gone"
         assert not round_.refused.intersection(attempt.peers()), "a refused update is still in"
-        assert len(survivors) >= coordinator.conductor.ledger.quorum(round_.original_count)
+        assert len(survivors) >= coordinator.scheduler.round_table.quorum(round_.original_count)
         if not attempt.unreported() and attempt.inquiry is not None:
             assert attempt.unanswered(), "all have answered and nothing was decided"
             continue

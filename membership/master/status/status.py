@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from ....protocol.messages import Commit, Contributor, CopyProgress, FragmentHead
-from ...manifest import Added, WentIn, said_committed, went_in
+from ...manifest import AddedContributor, MeanContents, format_committed, went_in
 from ..rounds.attempt import Attempt
-from ..rounds.round import Part, Phase, Round, answered, part_of
+from ..rounds.round import PastRole, Round, RoundPhase, answered, part_of
 from ..state.context import quoted
 from ..state.roster import CopyState, Member, can_contribute, role_of
 from ..state.succession import NAMES_SAID_MAX
-from ..state.voting_blocs import large_invites, said_invite
-from ..sync.catch_up import said_rate
+from ..state.voting_blocs import format_invite_warning, large_invites
+from ..sync.catch_up import format_rate
 from ..trainers import NO_STEP, state_of
 from .headline import headline
 
@@ -36,7 +36,7 @@ def describe(coordinator: Coordinator, now_s: float, *, past: bool = True) -> di
 
 def _past(coordinator: Coordinator) -> dict[str, Any]:
     return {
-        "past_rounds": [_past_round(round_) for round_ in coordinator.conductor.ledger.past],
+        "past_rounds": [_past_round(round_) for round_ in coordinator.scheduler.round_table.past],
         "events": [
             {"kind": e.kind.value, "peer": e.peer, "text": e.text, "at_s": e.at_s}
             for e in coordinator.context.events
@@ -46,10 +46,12 @@ def _past(coordinator: Coordinator) -> dict[str, Any]:
 
 def _present(coordinator: Coordinator, now_s: float) -> dict[str, Any]:
     context = coordinator.context
-    history, conductor = context.history, coordinator.conductor
+    history, scheduler = context.history, coordinator.scheduler
     state, why_waiting = _state(coordinator, now_s)
-    contributors = {member.peer for member in conductor.contributors()}
-    last = next((r for r in reversed(conductor.ledger.past) if r.phase is Phase.COMMITTED), None)
+    contributors = {member.peer for member in scheduler.contributors()}
+    last = next(
+        (r for r in reversed(scheduler.round_table.past) if r.phase is RoundPhase.COMMITTED), None
+    )
     return {
         "run": {"id": context.run_id, "name": context.spec.run.name},
         "now_s": now_s,
@@ -59,9 +61,9 @@ def _present(coordinator: Coordinator, now_s: float) -> dict[str, Any]:
         "headline": headline(coordinator),
         "step": history.step,
         "committed": history.commit_count,
-        "aborted": conductor.ledger.abort_count,
-        "repaired": conductor.ledger.repair_count,
-        "rerun": conductor.ledger.rerun_count,
+        "aborted": scheduler.round_table.abort_count,
+        "repaired": scheduler.round_table.repair_count,
+        "rerun": scheduler.round_table.rerun_count,
         "rounds_wanted": context.spec.run.rounds,
         "view": context.roster.view_number,
         "counts": {
@@ -79,8 +81,8 @@ def _present(coordinator: Coordinator, now_s: float) -> dict[str, Any]:
         "departed": [
             {**_facts(coordinator, member), "why": reason} for member, reason in context.departed
         ],
-        "rounds": [_round(coordinator, r, now_s) for r in conductor.rounds.values()],
-        "roads": coordinator.roads.rows(),
+        "rounds": [_round(coordinator, r, now_s) for r in scheduler.rounds.values()],
+        "routes": coordinator.routes.rows(),
         "masters": list(history.masters),
         "rewound": history.rewind_count,
         "revoked": dict(history.revoked),
@@ -88,10 +90,10 @@ def _present(coordinator: Coordinator, now_s: float) -> dict[str, Any]:
             {"peer": peer, "name": history.name_of(peer), "why": why}
             for peer, why in history.quarantined.items()
         ],
-        "barred": sorted(conductor.course.audits.barred()),
-        "audited": conductor.course.audits.passed_count,
+        "barred": sorted(scheduler.driver.audits.barred()),
+        "audited": scheduler.driver.audits.passed_count,
         "warnings": [
-            said_invite(invite, count)
+            format_invite_warning(invite, count)
             for invite, count in large_invites(coordinator.contributing()).items()
         ],
     }
@@ -99,7 +101,7 @@ def _present(coordinator: Coordinator, now_s: float) -> dict[str, Any]:
 
 def _state(coordinator: Coordinator, now_s: float) -> tuple[str, str]:
     """One word for the run, and why nothing happens if nothing does."""
-    context, conductor = coordinator.context, coordinator.conductor
+    context, scheduler = coordinator.context, coordinator.scheduler
     history = context.history
     if coordinator.succession.superseded:
         return "superseded", coordinator.succession.superseded
@@ -109,19 +111,19 @@ def _state(coordinator: Coordinator, now_s: float) -> tuple[str, str]:
         return "waiting for members", coordinator.succession.why_waiting()
     if not history.founded:
         return "waiting for founder", _why_unfounded(coordinator)
-    for round_ in conductor.rounds.values():
+    for round_ in scheduler.rounds.values():
         return "training", _why_round(coordinator, round_)
     if history.paused:
         return "paused", "the run's owner paused it; `holdfast resume` lets it go on"
-    if coordinator.syncing.missing:
-        names = ", ".join(sorted(context.name(p) for p in coordinator.syncing.missing))
+    if coordinator.state_sync.missing:
+        names = ", ".join(sorted(context.name(p) for p in coordinator.state_sync.missing))
         return "waiting for members", f"the master has restarted and waits for {names}"
     needed = context.spec.membership.min_members
-    here = len(conductor.contributors())
+    here = len(scheduler.contributors())
     if here < needed:
         return "waiting for members", _why_few(coordinator, here, needed, now_s)
-    if now_s < conductor.ledger.backoff.until_s:
-        wait_s = conductor.ledger.backoff.until_s - now_s
+    if now_s < scheduler.round_table.backoff.until_s:
+        wait_s = scheduler.round_table.backoff.until_s - now_s
         return "training", f"the last round was aborted; the next opens in {wait_s:.1f} s"
     return "training", ""
 
@@ -159,10 +161,10 @@ def _why_few(coordinator: Coordinator, here: int, needed: int, now_s: float) -> 
 
 def _why_round(coordinator: Coordinator, round_: Round) -> str:
     context = coordinator.context
-    if round_.phase is Phase.OPEN:
+    if round_.phase is RoundPhase.OPEN:
         waiting = [
             peer
-            for peer in coordinator.conductor.expected(round_)
+            for peer in coordinator.scheduler.expected(round_)
             if peer not in round_.ready and peer not in round_.declined
         ]
         what = f"to be ready for round {round_.number}"
@@ -265,7 +267,7 @@ def _relay(member: Member) -> dict[str, Any] | None:
 
 def _bandwidth(coordinator: Coordinator, member: Member) -> dict[str, Any]:
     """As measured, bytes per second; None: not measured yet, or no cap."""
-    context, bandwidths = coordinator.context, coordinator.conductor.bandwidths
+    context, bandwidths = coordinator.context, coordinator.scheduler.bandwidths
     known = bandwidths.known(member.peer)
     links = bandwidths.links.get(member.peer, {})
     return {
@@ -309,9 +311,9 @@ def why(coordinator: Coordinator, member: Member) -> str:
         if limit and len(history.places) >= limit:
             return f"all {limit} places are taken; it steps in when one becomes vacant"
         return "a spare: it steps in when a contributor is lost"
-    for round_ in coordinator.conductor.rounds.values():
-        if round_.phase is Phase.OPEN and member.peer in round_.ready:
-            others = [p for p in coordinator.conductor.expected(round_) if p != member.peer]
+    for round_ in coordinator.scheduler.rounds.values():
+        if round_.phase is RoundPhase.OPEN and member.peer in round_.ready:
+            others = [p for p in coordinator.scheduler.expected(round_) if p != member.peer]
             if not answered(round_, others):
                 return _why_round(coordinator, round_)
         if member.peer in round_.declined:
@@ -323,17 +325,17 @@ def _why_not_in_sync(coordinator: Coordinator, member: Member) -> str:
     history = coordinator.context.history
     fetching = [copy.fetch for copy in member.copies if copy.fetch is not None]
     if fetching:
-        if told := [said_copy(copy) for copy in _copies(member)]:
+        if told := [format_copy(copy) for copy in _copies(member)]:
             return "; ".join(told)
         donors = {donor for fetch in fetching for donor in fetch.donors}
         source = f"{len(donors)} donors" if donors else "its disk"
         return f"fetching {len(fetching)} fragments from {source}"
-    if slow := coordinator.syncing.keeping_up.waits(member):
+    if slow := coordinator.state_sync.catch_up.waits(member):
         return slow
     for fragment, copy in enumerate(member.copies):
         version = history.versions[fragment]
         if copy.state is CopyState.STALE:
-            if coordinator.conductor.excluded(member, fragment):
+            if coordinator.scheduler.excluded(member, fragment):
                 return "waiting for the end of a reduction that began before it joined"
             if not history.root(fragment, version):
                 return f"waiting until the members agree on version {version}: {copy.why}"
@@ -370,18 +372,18 @@ def copy_row(copy: CopyProgress) -> dict[str, Any]:
         "left_s": left_bytes / copy.bytes_per_s if copy.bytes_per_s else None,
         "donors": list(copy.donors),
         "rounds_kept": copy.rounds_kept,
-        "text": said_copy(copy),
+        "text": format_copy(copy),
     }
 
 
-def said_copy(copy: CopyProgress) -> str:
+def format_copy(copy: CopyProgress) -> str:
     """How far a copy is, for people."""
     text = f"copying fragment {copy.fragment}: "
     text += f"{copy.done_bytes / MIB:.0f} of {copy.all_bytes / MIB:.0f} MiB"
     text += f" from {len(copy.donors)} donor{'' if len(copy.donors) == 1 else 's'}"
     if copy.bytes_per_s:
         left_s = (copy.all_bytes - copy.done_bytes) / copy.bytes_per_s
-        text += f", {said_rate(copy.bytes_per_s)}, {left_s:.0f} s left"
+        text += f", {format_rate(copy.bytes_per_s)}, {left_s:.0f} s left"
     if copy.rounds_kept:
         text += f"; {copy.rounds_kept} round{'' if copy.rounds_kept == 1 else 's'} to replay"
     return text
@@ -398,7 +400,7 @@ def _round(coordinator: Coordinator, round_: Round, now_s: float) -> dict[str, A
         "open_s": (round_.closed_s if attempt else now_s) - round_.opened_s,
         "reduce_s": now_s - round_.closed_s if attempt else None,
         "plan": _plan(attempt, now_s) if attempt else None,
-        "expected": coordinator.conductor.expected(round_),
+        "expected": coordinator.scheduler.expected(round_),
         "ready": sorted(round_.ready),
         "declined": dict(round_.declined),
         "attempt": attempt.number if attempt else 0,
@@ -439,8 +441,8 @@ def journaled_row(commit: Commit, name_of: Callable[[str], str]) -> dict[str, An
         "fragment": commit.fragment,
         "version": commit.version,
         "at_step": commit.at_step,
-        "outcome": Phase.COMMITTED.value,
-        "why": f"{said_committed(added)}; of it is known what the journal has",
+        "outcome": RoundPhase.COMMITTED.value,
+        "why": f"{format_committed(added)}; of it is known what the journal has",
         "attempts": commit.attempt,
         "repairs": None,
         "reruns": None,
@@ -457,7 +459,7 @@ def journaled_row(commit: Commit, name_of: Callable[[str], str]) -> dict[str, An
                 "name": name_of(peer) or peer[:8],
                 "ready_s": None,
                 "reduced_s": None,
-                "state": Part.CONTRIBUTED.value,
+                "state": PastRole.CONTRIBUTED.value,
             }
             for each in added.added
         },
@@ -502,11 +504,11 @@ def _plan(attempt: Attempt, end_s: float) -> dict[str, Any]:
     }
 
 
-def _went_in(made: WentIn | None, attempt: Attempt | None) -> dict[str, Any]:
+def _went_in(made: MeanContents | None, attempt: Attempt | None) -> dict[str, Any]:
     """What a mean was made of; where there is none, who was to add and of which nothing counts."""
     if made is None:
         order = attempt.contributors if attempt is not None else ()
-        made = WentIn(tuple(Added(each, 0.0, 0.0) for each in order))
+        made = MeanContents(tuple(AddedContributor(each, 0.0, 0.0) for each in order))
     return {
         "contributors": [
             {

@@ -34,7 +34,7 @@ JUDGED_S_MIN = 5.0  # of a copy; before, nobody can say what the line carries
 
 
 @define
-class Behind:
+class CatchUpDelay:
     """Why a member is not copied to at present, and until when.
 
     Attributes:
@@ -52,12 +52,12 @@ class Behind:
     waiting: bool = False
 
 
-class KeepingUp:
+class CatchUp:
     """See the top of this file."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self._behind: dict[str, Behind] = {}  # by peer, attached members only
+        self._behind: dict[str, CatchUpDelay] = {}  # by peer, attached members only
         self._commits: deque[tuple[float, int]] = deque(maxlen=COMMITS_MAX)  # (when, bytes)
 
     # ------------------------------------------------------------ facts
@@ -123,7 +123,7 @@ class KeepingUp:
 
     def give_up(self, member: Member, fetch: Fetch) -> str:
         """A copy cannot succeed as it goes. Why the member must wait; empty: it is begun anew."""
-        behind = self._behind.setdefault(member.peer, Behind())
+        behind = self._behind.setdefault(member.peer, CatchUpDelay())
         behind.restarts += 1
         behind.outrun = fetch
         carried, needed = self._rates(member, fetch)
@@ -131,7 +131,7 @@ class KeepingUp:
             return ""
         if carried < HEADROOM * needed:
             behind.carried_bytes_per_s = carried
-            behind.text = said_slow(carried, needed)
+            behind.text = format_slow(carried, needed)
         elif behind.restarts < RESTARTS_MAX:
             return ""
         else:
@@ -174,7 +174,7 @@ class KeepingUp:
         behind.waiting = False
         return ""
 
-    def _until_s(self, behind: Behind) -> float:
+    def _until_s(self, behind: CatchUpDelay) -> float:
         """When it is tried again, if nothing is committed meanwhile."""
         if len(self._commits) < 2 or not behind.carried_bytes_per_s:
             return behind.until_s
@@ -190,8 +190,8 @@ class KeepingUp:
         return min((t for t in times if t > self.context.settled_s), default=math.inf)
 
 
-def said_slow(carried_bytes_per_s: float, needed_bytes_per_s: float) -> str:
-    carried, needed = said_rate(carried_bytes_per_s), said_rate(needed_bytes_per_s)
+def format_slow(carried_bytes_per_s: float, needed_bytes_per_s: float) -> str:
+    carried, needed = format_rate(carried_bytes_per_s), format_rate(needed_bytes_per_s)
     if carried_bytes_per_s <= needed_bytes_per_s:
         return f"its link carries {carried}, the run's commits need {needed}"
     return (
@@ -200,7 +200,7 @@ def said_slow(carried_bytes_per_s: float, needed_bytes_per_s: float) -> str:
     )
 
 
-def said_rate(bytes_per_s: float) -> str:
+def format_rate(bytes_per_s: float) -> str:
     """For people."""
     mb = bytes_per_s / 1e6
     return f"{mb:.1f} MB/s" if mb >= 0.1 else f"{bytes_per_s / 1e3:.1f} kB/s"

@@ -19,7 +19,7 @@ RUNS_SAID_MAX = 12  # of blocks, in a sentence
 
 
 @frozen
-class Difference:
+class DifferingCopy:
     """A copy that is not the run's.
 
     Attributes:
@@ -36,7 +36,7 @@ class Difference:
 
 def differences(
     told: Mapping[str, Sequence[FragmentHead]], known_root: Callable[[int, int], bytes]
-) -> list[Difference]:
+) -> list[DifferingCopy]:
     """The copies that differ, by peer and fragment.
 
     Args:
@@ -58,7 +58,7 @@ def differences(
                 others = (other for other, theirs in roots.items() if theirs != root)
                 against = good or min(others, default="")
                 head = FragmentHead(fragment, version, root)
-                found.append(Difference(peer, head, expected, against))
+                found.append(DifferingCopy(peer, head, expected, against))
     return sorted(found, key=lambda each: (each.peer, each.head.fragment))
 
 
@@ -81,7 +81,7 @@ def differing_blocks(ours: bytes, theirs: bytes) -> list[int] | None:
     ]
 
 
-def said_blocks(blocks: Sequence[int]) -> str:
+def format_blocks(blocks: Sequence[int]) -> str:
     """``3, 7 to 9``: rising indices for people, not all of them if there are many runs."""
     runs: list[list[int]] = []
     for block in blocks:

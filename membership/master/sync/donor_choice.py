@@ -11,18 +11,18 @@ from collections.abc import Sequence
 
 from ....protocol.messages import FragmentHead
 from ...planning.bandwidth import Bandwidths
-from ..routes.routes import Roads
+from ..routes.routes import Routes
 from ..state.roster import CopyState, Member, Roster, caps_of
 
 DONORS_MAX = 4  # per transfer: more do not make it faster, and each holds a pin
 
 
 def choose_donors(
-    roster: Roster, member: Member, head: FragmentHead, bandwidths: Bandwidths, roads: Roads
+    roster: Roster, member: Member, head: FragmentHead, bandwidths: Bandwidths, routes: Routes
 ) -> list[Member]:
     """Those who hold exactly this version or are about to, the best first.
 
-    None: nobody holds it, or nobody to whom the member has a road.
+    None: nobody holds it, or nobody to whom the member has a route.
     """
     held = [other for other in roster if _holds(other, head, head.version)]
     if not held:
@@ -32,7 +32,7 @@ def choose_donors(
     able = [
         other
         for other in (*held, *coming)
-        if other is not member and roads.connected(other.peer, member.peer)
+        if other is not member and routes.connected(other.peer, member.peer)
     ]
     trusted = [other for other in able if other.peer not in member.bad_donors]
     if able and not trusted:

@@ -16,7 +16,7 @@ from ..state.voting_blocs import elect, voice_of
 VOTED_VERSIONS = 3  # newest versions of a fragment whose roots are still voted on
 
 
-class Votes:
+class RootVotes:
     """One per master.
 
     Attributes:

@@ -26,16 +26,16 @@ from ....protocol.messages import (
     SyncFragment,
 )
 from ...planning.bandwidth import Bandwidths
-from ..routes.routes import Roads
+from ..routes.routes import Routes
 from ..state.context import Context, quoted, said
 from ..state.journal import RootKnown
 from ..state.master_effects import EventKind
 from ..state.roster import Copy, CopyState, Fetch, Member, holds_newest
 from ..state.succession import Succession
-from .catch_up import KeepingUp
+from .catch_up import CatchUp
 from .copy_states import NEXT_STATE, RECEIVED_STATES, CopyEvent
 from .donor_choice import choose_donors
-from .root_votes import Votes
+from .root_votes import RootVotes
 
 SYNC_ATTEMPTS_MAX = 5  # transfers that fail in a row before the member has to come back anew
 # Fragments that one member fetches at a time: one that is coming to its end and the next. Of each the
@@ -51,7 +51,7 @@ Excluded = Callable[[Member, int], bool]
 """Whether a reduction of the fragment is running whose result the member will not get."""
 
 
-class Syncing:
+class StateSync:
     """Votes on roots, and all copies' transitions."""
 
     def __init__(
@@ -59,14 +59,14 @@ class Syncing:
         context: Context,
         succession: Succession,
         bandwidths: Bandwidths,
-        roads: Roads,
+        routes: Routes,
     ) -> None:
         self.context = context
         self.succession = succession
         self.bandwidths = bandwidths
-        self.roads = roads
-        self.keeping_up = KeepingUp(context)
-        self.votes = Votes(context)
+        self.routes = routes
+        self.catch_up = CatchUp(context)
+        self.votes = RootVotes(context)
         # Contributors from before the master's restart that are not back yet.
         self.missing: set[str] = set()
 
@@ -148,7 +148,7 @@ class Syncing:
 
     def removed(self, member: Member) -> None:
         """Forget a member that is no longer in the roster: its votes, pins and transfers."""
-        self.keeping_up.removed(member.peer)
+        self.catch_up.removed(member.peer)
         self.votes.forget_peer(member.peer)
         for copy in member.copies:
             self._release(member, copy)
@@ -228,7 +228,7 @@ class Syncing:
         now_s = self.context.now_s
         for copy in member.copies:
             if copy.fetch is not None:
-                self.keeping_up.heard(member, copy.fetch)
+                self.catch_up.heard(member, copy.fetch)
             if state and copy.fetch is not None:
                 copy.fetch.moved_s = now_s
             elif not math.isinf(copy.due_s):
@@ -256,12 +256,12 @@ class Syncing:
         """
         deadline_s = self.context.now_s + self.context.spec.membership.deadline_s
         got = set(receivers)
-        self.keeping_up.committed(commit.fragment, got)
+        self.catch_up.committed(commit.fragment, got)
         for member in self.context.roster:
             if not member.copies:
                 continue
             copy = member.copies[commit.fragment]
-            if copy.fetch is not None and self.keeping_up.log_full(copy.fetch):
+            if copy.fetch is not None and self.catch_up.log_full(copy.fetch):
                 self._outrun(member, commit.fragment, "more rounds are committed than it can keep")
             if member.peer in wrong:
                 self.late(member, commit.fragment, wrong[member.peer], commit.version)
@@ -326,7 +326,7 @@ class Syncing:
 
     def _may_fetch(self, member: Member) -> bool:
         return any(copy.state is CopyState.STALE for copy in member.copies) and not (
-            member.relay or member.draining or self.keeping_up.waits(member)
+            member.relay or member.draining or self.catch_up.waits(member)
         )
 
     def _settle_in_sync(self, member: Member, excluded: Excluded) -> bool:
@@ -344,7 +344,7 @@ class Syncing:
             member.bad_donors.clear()
             member.kept.clear()
             member.sync_failures = 0
-            self.keeping_up.in_sync(member)
+            self.catch_up.in_sync(member)
             self.context.announce(EventKind.SYNC, member.peer, f"{said(member)} is in sync")
         else:
             whys = [copy.why for copy in member.copies if copy.state not in RECEIVED_STATES]
@@ -385,11 +385,11 @@ class Syncing:
                 continue  # what it holds may turn out to be the run's: see ``lineage``
             if not head.root:
                 continue
-            donors = choose_donors(self.context.roster, member, head, self.bandwidths, self.roads)
+            donors = choose_donors(self.context.roster, member, head, self.bandwidths, self.routes)
             if not (donors or member.has_on_disk(head)):
                 continue
             copy.fetch = Fetch(head, [donor.peer for donor in donors], self.context.now_s)
-            self.keeping_up.began(member, copy.fetch)
+            self.catch_up.began(member, copy.fetch)
             self._move(member, fragment, CopyEvent.FETCH)
             member.told.pop(fragment, None)  # it gives up what it has
             for donor in donors:
@@ -405,7 +405,7 @@ class Syncing:
         """The rounds have left a copy behind: it cannot end in sync any more."""
         fetch = member.copies[fragment].fetch
         assert fetch is not None
-        slow = self.keeping_up.give_up(member, fetch)
+        slow = self.catch_up.give_up(member, fetch)
         self._end_fetch(member, fetch, slow or why)
 
     def _end_fetch(self, member: Member, fetch: Fetch, why: str) -> None:
@@ -418,7 +418,7 @@ class Syncing:
         """No block has come for long; perhaps because results take all of the line."""
         fetch = member.copies[fragment].fetch
         assert fetch is not None
-        if fetch.log_count and self.keeping_up.carries(member, fetch):
+        if fetch.log_count and self.catch_up.carries(member, fetch):
             self._outrun(member, fragment, why)
         else:
             self._fail(member, fragment, why)
@@ -498,4 +498,4 @@ class Syncing:
             ),
             default=math.inf,
         )
-        return min(stalled_s, self.keeping_up.next_deadline_s())
+        return min(stalled_s, self.catch_up.next_deadline_s())

@@ -1,19 +1,19 @@
-// Pairs of members that do not simply dial each other: which road they have, and who forwards.
+// Pairs of members that do not simply dial each other: which route they have, and who forwards.
 
 import { byId, element } from "./dom.js";
 
 const SHOWN_MAX = 12;
 
-export class Roads {
+export class Routes {
   #shown = "";
 
   constructor() {
-    this.box = byId("roads");
+    this.box = byId("routes");
   }
 
   show(status) {
     const names = new Map(status.members.map(({ peer, name }) => [peer, name]));
-    const rows = [...status.roads].sort((a, b) => Number(a.works) - Number(b.works));
+    const rows = [...status.routes].sort((a, b) => Number(a.works) - Number(b.works));
     const said = rows.map((row) => told(row, names));
     const now = said.join("\n");
     if (now === this.#shown) return;
@@ -31,7 +31,7 @@ export class Roads {
 function told(row, names) {
   const by = row.relay ? ` by ${names.get(row.relay) ?? "one that is gone"}` : "";
   const pair = row.names.join(" and ");
-  if (row.works) return `${pair}: ${row.road}${by}`;
+  if (row.works) return `${pair}: ${row.route}${by}`;
   const last = row.tried.at(-1);
-  return `${pair}: no link; tried now: ${row.road}${by}${last ? ` (${last})` : ""}`;
+  return `${pair}: no link; tried now: ${row.route}${by}${last ? ` (${last})` : ""}`;
 }

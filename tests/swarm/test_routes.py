@@ -159,14 +159,14 @@ async def a_relayed_swarm(relays: str = "r", **options: Any) -> AsyncIterator[Sw
         nursery.cancel_scope.cancel()
 
 
-def roads(swarm: Swarm) -> dict[str, tuple[str, bool]]:
-    """By pair: its road and whether it works, as the master shows them."""
+def routes(swarm: Swarm) -> dict[str, tuple[str, bool]]:
+    """By pair: its route and whether it works, as the master shows them."""
     assert swarm.master is not None
     status = describe(swarm.master.coordinator, trio.current_time())
     names = {member["peer"]: member["name"] for member in status["members"]}
     return {
-        "".join(sorted(names[peer] for peer in row["peers"])): (row["road"], row["works"])
-        for row in status["roads"]
+        "".join(sorted(names[peer] for peer in row["peers"])): (row["route"], row["works"])
+        for row in status["routes"]
     }
 
 
@@ -174,7 +174,7 @@ def relay_of(swarm: Swarm, pair: str) -> str:
     assert swarm.master is not None
     status = describe(swarm.master.coordinator, trio.current_time())
     names = {member["peer"]: member["name"] for member in status["members"]}
-    for row in status["roads"]:
+    for row in status["routes"]:
         if sorted(names[peer] for peer in row["peers"]) == sorted(pair):
             return str(names.get(row["relay"], ""))
     return ""
@@ -183,7 +183,7 @@ def relay_of(swarm: Swarm, pair: str) -> str:
 async def test_three_that_nobody_can_dial_train_by_relay() -> None:
     async with a_relayed_swarm() as swarm:
         await see(
-            swarm, lambda: roads(swarm) == dict.fromkeys(("ab", "ac", "bc"), ("relayed", True))
+            swarm, lambda: routes(swarm) == dict.fromkeys(("ab", "ac", "bc"), ("relayed", True))
         )
         assert swarm.world.sent_bytes["a", "b"] == 0, "nothing goes there but by the relay"
         await settled(swarm, "abc")
@@ -197,12 +197,12 @@ async def test_three_that_nobody_can_dial_train_by_relay() -> None:
 
 async def test_a_relays_death_is_survived_by_another_one() -> None:
     async with a_relayed_swarm("rs") as swarm:
-        await see(swarm, lambda: all(works for _road, works in roads(swarm).values()))
+        await see(swarm, lambda: all(works for _route, works in routes(swarm).values()))
         lost = relay_of(swarm, "ab")
         (left,) = {"r", "s"} - {lost}
         swarm.crash_relay(lost)
         await see(swarm, lambda: [relay_of(swarm, p) for p in ("ab", "ac", "bc")] == [left] * 3)
-        await see(swarm, lambda: all(works for _road, works in roads(swarm).values()))
+        await see(swarm, lambda: all(works for _route, works in routes(swarm).values()))
         await swarm.until(lambda: contributed(swarm, "abc"))
         await settled(swarm, "abc", more=3)
 
@@ -218,9 +218,9 @@ async def test_when_the_only_relay_comes_back_the_run_goes_on() -> None:
         await settled(swarm, "abc")
 
 
-async def test_a_master_that_starts_again_arranges_the_roads_anew() -> None:
+async def test_a_master_that_starts_again_arranges_the_routes_anew() -> None:
     async with a_relayed_swarm() as swarm:
-        await see(swarm, lambda: len(roads(swarm)) == 3)
+        await see(swarm, lambda: len(routes(swarm)) == 3)
         swarm.crash_master()
         await swarm.start_master()
         await settled(swarm, "abc", more=3)
@@ -229,7 +229,7 @@ async def test_a_master_that_starts_again_arranges_the_roads_anew() -> None:
 
 async def test_a_relay_whose_quota_is_spent_gives_way_to_another() -> None:
     async with a_relayed_swarm() as swarm:
-        await see(swarm, lambda: all(works for _road, works in roads(swarm).values()))
+        await see(swarm, lambda: all(works for _route, works in routes(swarm).values()))
         swarm.add_relay("small", quota_bytes=2_000, bytes_per_s=1e9)  # more to give: it comes first
         assert swarm.master is not None
         await see(swarm, lambda: "small" in reach(swarm))
@@ -260,7 +260,7 @@ async def a_swarm_behind_routers(keeps: str, draws: str = "") -> AsyncIterator[S
 async def test_two_behind_routers_that_keep_ports_meet_without_a_relay() -> None:
     async with a_swarm_behind_routers("ab", "c") as swarm:
         expected = {"ab": ("punched", True), "ac": ("relayed", True), "bc": ("relayed", True)}
-        await see(swarm, lambda: roads(swarm) == expected)
+        await see(swarm, lambda: routes(swarm) == expected)
         assert swarm.world.sent_bytes["a", "b"] > 0
         assert swarm.world.sent_bytes["a", "c"] == 0
         await settled(swarm, "abc", more=3)
@@ -268,11 +268,11 @@ async def test_two_behind_routers_that_keep_ports_meet_without_a_relay() -> None
 
 async def test_a_punched_link_that_breaks_is_punched_again() -> None:
     async with a_swarm_behind_routers("ab") as swarm:
-        await see(swarm, lambda: roads(swarm) == {"ab": ("punched", True)})
+        await see(swarm, lambda: routes(swarm) == {"ab": ("punched", True)})
         await swarm.come_to_rest("ab")
         swarm.world.cut("a", "b")
         await see(swarm, lambda: links(swarm, "a") == {"b"} and links(swarm, "b") == {"a"})
-        assert roads(swarm) == {"ab": ("punched", True)}
+        assert routes(swarm) == {"ab": ("punched", True)}
         swarm.resume()
         await settled(swarm, "ab")
 
