@@ -238,7 +238,7 @@ def test_the_first_founder_with_a_trainer_is_asked() -> None:
     table.say(B, TrainerAttached(LAYOUT))
     table.hears_no(A, SupplyWeights)
     table.hears_no(B, SupplyWeights)
-    assert describe(table.master, 0.0)["state"] == "waiting for initial weights"
+    assert describe(table.master, 0.0)["state"] == "waiting for weights"
 
 
 def founded(fragments: int = 1, version: int = 0, layout: ModelLayout = LAYOUT) -> WeightsSupplied:

@@ -269,7 +269,7 @@ async def test_events_are_in_the_history_the_log_and_the_stream(tmp_path: Path) 
         told = [row for kind, row in stage.published if kind == "log"]
         assert [row["id"] for row in told] == [event.id for event in events]
         for row in told:
-            check_schema("Event", row)
+            check_schema("PastEvent", row)
 
 
 async def test_the_curve_goes_with_the_run(tmp_path: Path) -> None:

@@ -374,7 +374,7 @@ class EventRow:
 
 
 RunState = Literal[
-    "waiting for initial weights",
+    "waiting for weights",
     "waiting for members",
     "training",
     "paused",

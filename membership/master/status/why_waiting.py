@@ -30,7 +30,7 @@ def state_of_run(coordinator: Coordinator, now_s: float) -> tuple[RunState, str]
     if coordinator.succession.waiting:
         return "waiting for members", coordinator.succession.why_waiting()
     if not history.founded:
-        return "waiting for initial weights", _why_no_weights(coordinator)
+        return "waiting for weights", _why_no_weights(coordinator)
     for round_ in scheduler.rounds.values():
         return "training", _why_round(coordinator, round_)
     if history.paused:
