@@ -242,11 +242,11 @@ class LightPeer:
 
     # ------------------------------------------------------------ what the master says
 
-    async def _on_found(self, _: dict[str, Any]) -> None:
+    async def _on_supplyweights(self, _: dict[str, Any]) -> None:
         self.version = 0
         heads = [{"fragment": 0, "version": 0, "root": root_of(0)}]
         fields = {"layout": wire.to_plain(LAYOUT), "sizes": [wire.to_plain(SIZE)]}
-        await self._say("Founded", {**fields, "heads": heads, "lineage": root_of(0)})
+        await self._say("WeightsSupplied", {**fields, "heads": heads, "lineage": root_of(0)})
 
     async def _on_syncfragment(self, message: dict[str, Any]) -> None:
         await self._wait(FETCH_S)
