@@ -41,7 +41,7 @@ from ...protocol.network.lane import (
     send_preamble,
 )
 from ...protocol.network.stream import MessageStream
-from .link import Link
+from .lane_pool import LanePool
 from .link_lane import LinkLane
 
 M = TypeVar("M", bound=Message)
@@ -119,7 +119,7 @@ async def _answer(stream: MessageStream, expected: type[M]) -> M:
 
 
 async def dial_lane(
-    network: Network, connect: Connect, keys: LinkKeys, link: Link, number: int
+    network: Network, connect: Connect, keys: LinkKeys, lane_pool: LanePool, number: int
 ) -> LinkLane:
     """Open one more lane of a link, over a new connection; the caller bounds the time.
 
@@ -129,18 +129,18 @@ async def dial_lane(
     """
     stream = await connect()
     from_dialer, from_acceptor = keys.of_lane(number)
-    lane = link.make_lane(number, stream, send_key=from_dialer, receive_key=from_acceptor)
+    lane = lane_pool.make_lane(number, stream, send_key=from_dialer, receive_key=from_acceptor)
     opened = False
     try:
-        link.claim_lane(lane)
+        lane_pool.claim_lane(lane)
         await send_preamble(stream, keys.link_id, number)
         await lane.sender.open()
         await lane.receiver.wait_open()
-        lane.facts = network.prepare_lane(stream, link.rules.congestion)
+        lane.facts = network.prepare_lane(stream, lane_pool.rules.congestion)
         opened = True
     finally:
         if not opened:
-            link.forget_lane(lane)
+            lane_pool.forget_lane(lane)
             await trio.aclose_forcefully(stream)
     return lane
 
@@ -154,10 +154,10 @@ class LaneAcceptor:
 
     def __init__(self, network: Network) -> None:
         self._network = network
-        self._offers: dict[bytes, tuple[LinkKeys, Link]] = {}
+        self._offers: dict[bytes, tuple[LinkKeys, LanePool]] = {}
 
     @contextmanager
-    def offer(self, keys: LinkKeys, link: Link) -> Iterator[None]:
+    def offer(self, keys: LinkKeys, lane_pool: LanePool) -> Iterator[None]:
         """Lanes of this link may come while the block runs.
 
         Raises:
@@ -165,7 +165,7 @@ class LaneAcceptor:
         """
         if keys.link_id in self._offers:
             raise RemoteProtocolError("that link id is in use")
-        self._offers[keys.link_id] = (keys, link)
+        self._offers[keys.link_id] = (keys, lane_pool)
         try:
             yield
         finally:
@@ -181,9 +181,9 @@ class LaneAcceptor:
         offer = self._offers.get(preamble.link_id)
         if offer is None:
             raise RemoteProtocolError("a lane of no link that is here")
-        keys, link = offer
+        keys, lane_pool = offer
         from_dialer, from_acceptor = keys.of_lane(preamble.lane)
-        lane = link.make_lane(
+        lane = lane_pool.make_lane(
             preamble.lane, stream, send_key=from_acceptor, receive_key=from_dialer
         )
         try:
@@ -192,14 +192,14 @@ class LaneAcceptor:
             raise RemoteProtocolError("a lane ended before it was opened") from None
         # Only who holds the keys comes this far. Nothing may wait between the claim and our first
         # record: a lane's keys encrypt one stream only.
-        link.claim_lane(lane)
+        lane_pool.claim_lane(lane)
         opened = False
         try:
             await lane.sender.open()
-            lane.facts = self._network.prepare_lane(stream, link.rules.congestion)
+            lane.facts = self._network.prepare_lane(stream, lane_pool.rules.congestion)
             opened = True
         finally:
             if not opened:
-                link.forget_lane(lane)
-        link.lane_opened(lane)
+                lane_pool.forget_lane(lane)
+        lane_pool.lane_opened(lane)
         return lane

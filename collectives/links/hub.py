@@ -38,8 +38,9 @@ from ...protocol.trust.authority import Party
 from .buffer_pool import BufferPool
 from .frame_routing import EARLY_WAIT_S, FrameRouter, Key, Sink
 from .handshake import LaneAcceptor, keys_for, version_refusal, welcome_link
-from .link import LANE_STALL_SHARE, STALL_S, WATCH_TICKS, DialLane, Link, OnMessage
-from .link_parts import LaneRules, NodeLinkParts
+from .lane_pool import LANE_STALL_SHARE, DialLane
+from .link import STALL_S, WATCH_TICKS, Link, OnMessage
+from .link_parts import LaneRules, SharedByLinks
 from .peer_link import HANDSHAKE_S, PeerLink
 from .rate_limiter import RateLimiter
 from .rate_meter import Measurements
@@ -99,7 +100,7 @@ class LinkHub:
         self.on_message: OnMessage = on_message if on_message is not None else _refuse
         self.tell_master: Callable[[Message], None] = lambda _message: None
         self._network = network
-        self._node = NodeLinkParts(self.router, upload, download)
+        self._node = SharedByLinks(self.router, upload, download)
         self.silence_s = math.inf
         self.rules = rules if rules is not None else LaneRules()
         self._stall_s = stall_s
@@ -143,7 +144,7 @@ class LinkHub:
             tick_s = min(LANE_STALL_SHARE * self._stall_s, self.silence_s) / WATCH_TICKS
             await trio.sleep(tick_s)
             for link in list(self._running):
-                link.look_after(tick_s)
+                link.watch(tick_s)
 
     def set_members(
         self, members: Sequence[MemberInfo], *, back: bool = False, new_master: bool = False
@@ -334,9 +335,9 @@ class LinkHub:
                 await link.messages.send(refusal)
                 raise RemoteProtocolError(f"refused peer {link.peer[:8]}: {refusal.reason}")
             keys = keys_for(hello)
-            offered.enter_context(self._lane_desk.offer(keys, link))
+            offered.enter_context(self._lane_desk.offer(keys, link.lane_pool))
             await welcome_link(link.messages, keys)
-            await link.wait_lane()
+            await link.lane_pool.wait_lane()
         except trio.EndOfChannel:
             raise RemoteProtocolError(f"peer {link.peer[:8]} hung up on its link") from None
 

@@ -60,9 +60,15 @@ class Sample:
 
 @define(eq=False)
 class LaneTrials:
-    """Which of a node's links is trying another number of lanes; one at most."""
+    """What the links of a node know of each other's lanes.
+
+    Attributes:
+      by: the link that tries another number of lanes now; at most one does.
+      arrived_bytes: what the other sides of all links have acknowledged.
+    """
 
     by: LaneCount | None = None
+    arrived_bytes: int = 0
 
 
 @frozen

@@ -35,7 +35,7 @@ from ...protocol.network.interface import LaneFacts
 from ...protocol.network.lane import FrameHeader, Lane
 from ...protocol.network.socket_lane import LanePace, SocketLane
 from .frame_routing import Sink
-from .link_parts import LinkParts
+from .link_parts import SharedByLanes
 from .paced_stream import SLICE_BYTES, PacedStream
 from .rate_limiter import RateLimiter
 from .rate_meter import Meter
@@ -102,12 +102,15 @@ class LinkLane:
         stream: trio.abc.Stream,
         send_key: bytes,
         receive_key: bytes,
-        parts: LinkParts,
+        shared: SharedByLanes,
     ) -> None:
         self.number = number
         self.stream = stream
         self._paced = PacedStream(
-            stream, upload=parts.upload, download=parts.download, meter=parts.sent_meter
+            stream,
+            upload=shared.node.upload,
+            download=shared.node.download,
+            meter=shared.sent_meter,
         )
         in_threads = isinstance(stream, trio.SocketStream)
         self.sender = Lane(self._paced, send_key, receive_key)
@@ -121,12 +124,14 @@ class LinkLane:
             False  # these two are set by the lane's threads, and only looked at elsewhere
         )
         self.writing = False
-        self._parts = parts
+        self._shared = shared
+        self._router = shared.node.router
+        self._fan_out = shared.node.fan_out
         self._work: SocketLane | None = None  # while it is worked by threads
         self._unacknowledged = _Unacknowledged()
         self._received_frames = 0
         self._arrived_bytes = 0
-        self._told: LaneReceived | None = None
+        self._acknowledged: LaneReceived | None = None
         self._moved: tuple[int, int, int] = (0, 0, 0)
         self._retiring = False  # set on the event loop, read by the writer's thread
         self._idle_scope = trio.CancelScope()  # of a writer that waits for a frame
@@ -144,7 +149,7 @@ class LinkLane:
         finally:
             if self._work is not None:
                 self._work.release()
-            self._unacknowledged.unmeter(self._parts.sent_meter)
+            self._unacknowledged.unmeter(self._shared.sent_meter)
             with trio.CancelScope(shield=True):  # forceful closing does not wait for anybody
                 await trio.aclose_forcefully(self.stream)
             self.still_s = 0.0
@@ -192,7 +197,7 @@ class LinkLane:
           RemoteProtocolError: that cannot be.
         """
         if (
-            not self._unacknowledged.acknowledge(received.frames, self._parts.sent_meter)
+            not self._unacknowledged.acknowledge(received.frames, self._shared.sent_meter)
             or received.bytes < self._arrived_bytes
         ):
             raise RemoteProtocolError(f"it got more on lane {self.number} than was sent, or less")
@@ -201,14 +206,14 @@ class LinkLane:
             self.closed_there.set()
             self.close("the other side closed it")
 
-    def take_news(self) -> LaneReceived | None:
+    def take_received(self) -> LaneReceived | None:
         """What is to be acknowledged; None if that was done already."""
         received = LaneReceived(
             self.number, self._received_frames, self.received_bytes, self.finished.is_set()
         )
-        if received == self._told:
+        if received == self._acknowledged:
             return None
-        self._told = received
+        self._acknowledged = received
         return received
 
     def watch(self, elapsed_s: float) -> None:
@@ -225,7 +230,7 @@ class LinkLane:
         """It is over on both sides: what did not arrive goes to the other lanes."""
         frames = list(self._unacknowledged.frames)
         self._unacknowledged.frames.clear()
-        self._parts.send_queue.put_back(frames)
+        self._shared.send_queue.put_back(frames)
 
     @property
     def sent_bytes(self) -> int:
@@ -246,12 +251,12 @@ class LinkLane:
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             self.close(f"the connection broke ({error})")
         except RemoteProtocolError as error:  # not authentic, or junk
-            self._parts.lose_link(str(error))
+            self._shared.lose_link(str(error))
 
     # ------------------------------------------------------------ lanes in tasks
 
     async def _read_frames(self) -> None:
-        parts = self._parts
+        shared = self._shared
         sink: Sink | None = None
         view: memoryview | None = None
         begun: FrameHeader | None = None  # its header is here; what comes now comes as it can
@@ -259,9 +264,9 @@ class LinkLane:
         async def place(header: FrameHeader) -> memoryview | None:
             nonlocal sink, view, begun
             self.receiving = True
-            parts.news()
-            sink, view = await parts.router.place(parts.peer, header)
-            parts.received_meter.begin()
+            shared.note_received()
+            sink, view = await self._router.place(shared.peer, header)
+            shared.received_meter.begin()
             begun = header
             return view
 
@@ -272,29 +277,29 @@ class LinkLane:
                 carried_bytes = header.payload_bytes
             except BaseException:
                 if begun is not None and sink is not None and view is not None:
-                    parts.router.abandon(sink, parts.peer, begun, view)
+                    self._router.abandon(sink, shared.peer, begun, view)
                 raise
             finally:
                 if begun is not None:
-                    parts.received_meter.end(carried_bytes)
+                    shared.received_meter.end(carried_bytes)
                     begun = None
             if sink is not None and view is not None:
-                parts.router.deliver(sink, parts.peer, header, view)
+                self._router.deliver(sink, shared.peer, header, view)
             sink = view = None
             self._received()
 
     async def _write_frames(self) -> None:
-        parts = self._parts
+        shared = self._shared
         while (taken := await self._take()) is not None:
             frame = taken.load()
             if frame is not None:
                 self._unacknowledged.frames.append(taken)
-                await parts.flows.enter(parts.peer)
+                await self._fan_out.enter(shared.peer)
                 try:
                     await self.sender.send(*frame)
                 finally:
-                    parts.flows.leave(parts.peer)
-            parts.send_queue.finish(taken, 0 if frame is None else len(frame[1]))
+                    self._fan_out.leave(shared.peer)
+            shared.send_queue.finish(taken, 0 if frame is None else len(frame[1]))
             del taken, frame  # an idle lane must not keep a whole result in memory
         if isinstance(self.stream, trio.abc.HalfCloseableStream):
             await self.stream.send_eof()
@@ -304,10 +309,10 @@ class LinkLane:
         self.writing = False
         if self._retiring:
             return None
-        taken = self._parts.send_queue.take_nowait()
+        taken = self._shared.send_queue.take_nowait()
         if taken is None:
             with trio.CancelScope() as self._idle_scope:
-                taken = await self._parts.send_queue.take()
+                taken = await self._shared.send_queue.take()
         self.writing = taken is not None
         return taken
 
@@ -318,15 +323,15 @@ class LinkLane:
             stream,
             self.sender,
             self.receiver,
-            upload=self._pace(self._parts.upload),
-            download=self._pace(self._parts.download),
+            upload=self._pace(self._shared.node.upload),
+            download=self._pace(self._shared.node.download),
         )
 
     def _pace(self, limiter: RateLimiter | None) -> LanePace | None:
         if limiter is None:
             return None
         return LanePace(
-            lambda count: limiter.reserve(count, self._parts.loop.now_s()),
+            lambda count: limiter.reserve(count, self._shared.loop.now_s()),
             lambda: min(SLICE_BYTES, limiter.slice_bytes),
         )
 
@@ -337,10 +342,10 @@ class LinkLane:
         finally:
             work.close()
             self._retiring = True
-            self._parts.send_queue.wake()
+            self._shared.send_queue.wake()
 
     async def _keep_reading(self, stream: trio.SocketStream, work: SocketLane) -> None:
-        router, peer = self._parts.router, self._parts.peer
+        router, peer = self._router, self._shared.peer
         while True:
             header = await _in_lane_thread(partial(self._read_in_thread, work))
             if header is None:
@@ -363,11 +368,11 @@ class LinkLane:
 
     def _read_in_thread(self, work: SocketLane) -> FrameHeader | None:
         """Read until nothing comes (None), or a frame that the event loop must be asked about."""
-        parts = self._parts
+        shared = self._shared
         while (header := work.receive_header(LINGER_S)) is not None:
             self.receiving = True
-            parts.news()
-            placed = parts.router.place_in_thread(parts.peer, header)
+            shared.note_received()
+            placed = self._router.place_in_thread(shared.peer, header)
             if placed is None:
                 return header
             self._receive_in_thread(work, header, *placed)
@@ -378,12 +383,12 @@ class LinkLane:
     def _received(self) -> None:
         self._received_frames += 1
         self.receiving = False
-        self._parts.news()
+        self._shared.note_received()
 
     def _receive_in_thread(
         self, work: SocketLane, header: FrameHeader, sink: Sink, view: memoryview
     ) -> None:
-        router, peer = self._parts.router, self._parts.peer
+        router, peer = self._router, self._shared.peer
         try:
             self._payload_in_thread(work, header, view)
         except BaseException:
@@ -394,7 +399,7 @@ class LinkLane:
     def _payload_in_thread(
         self, work: SocketLane, header: FrameHeader, view: memoryview | None
     ) -> None:
-        meter, now_s = self._parts.received_meter, self._parts.loop.now_s
+        meter, now_s = self._shared.received_meter, self._shared.loop.now_s
         carried_bytes = 0
         meter.begin(now_s())
         try:
@@ -412,7 +417,7 @@ class LinkLane:
 
     def _write_in_thread(self, work: SocketLane, first: list[TakenFrame]) -> None:
         """Send ``first`` (taken from the list) and what follows it, until nothing does."""
-        parts, now_s = self._parts, self._parts.loop.now_s
+        shared, now_s = self._shared, self._shared.loop.now_s
         taken: TakenFrame | None = first.pop()
         while taken is not None:
             frame = taken.load()
@@ -420,20 +425,20 @@ class LinkLane:
             if frame is not None:
                 header, payload = frame
                 self._unacknowledged.frames.append(taken)
-                parts.flows.enter_in_thread(parts.peer)
+                self._fan_out.enter_in_thread(shared.peer)
                 # Under way until it has arrived: the system takes megabytes at once.
-                parts.sent_meter.begin(now_s())
+                shared.sent_meter.begin(now_s())
                 self._unacknowledged.metered.append(header.payload_bytes)
                 try:
                     work.send(header, payload)
                     carried_bytes = header.payload_bytes
                 finally:
-                    parts.flows.leave(parts.peer)
+                    self._fan_out.leave(shared.peer)
                 del header, payload
-            parts.send_queue.finish(taken, carried_bytes)
+            shared.send_queue.finish(taken, carried_bytes)
             del taken, frame  # an idle lane must not keep a whole result in memory
             self.writing = False
-            taken = None if self._retiring else parts.send_queue.take_in_thread(LINGER_S)
+            taken = None if self._retiring else shared.send_queue.take_in_thread(LINGER_S)
             self.writing = taken is not None
 
 

@@ -27,7 +27,8 @@ from ...protocol.text import plain
 from ...protocol.trust.authority import Party
 from .handshake import Connect, LinkKeys, dial_lane, dial_link
 from .hole_punching import HolePuncher, answer, meet
-from .link import FIRST_LANE, DialLane, Link
+from .lane_pool import FIRST_LANE, DialLane, LanePool
+from .link import Link
 from .link_lane import LinkLane
 
 DIAL_S = 5.0  # per address of a member: longer than any round trip, short enough to try the next
@@ -205,7 +206,7 @@ class PeerLink:
             with trio.move_on_after(HANDSHAKE_S) as scope:
                 keys = await dial_link(link.messages)
                 dial = partial(self._dial_lane, connect, keys)
-                link.lane_opened(await dial(link, FIRST_LANE))
+                link.lane_pool.lane_opened(await dial(link.lane_pool, FIRST_LANE))
             if scope.cancelled_caught:
                 where = channel.remote_address
                 raise TimeoutError(f"{where} did not finish the link in {HANDSHAKE_S:g} s")
@@ -214,9 +215,9 @@ class PeerLink:
             await link.aclose()
 
     async def _dial_lane(
-        self, connect: Connect, keys: LinkKeys, link: Link, number: int
+        self, connect: Connect, keys: LinkKeys, lane_pool: LanePool, number: int
     ) -> LinkLane:
-        return await dial_lane(self._network, connect, keys, link, number)
+        return await dial_lane(self._network, connect, keys, lane_pool, number)
 
     # ------------------------------------------------------------ over an arranged route
 

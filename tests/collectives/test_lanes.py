@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import trio
 
+from holdfast.collectives.links.lane_pool import UsedLaneNumbers
 from holdfast.collectives.links.link import Link
-from holdfast.collectives.links.link_parts import LaneRules, UsedLaneNumbers
+from holdfast.collectives.links.link_parts import LaneRules
 from holdfast.collectives.links.rate_limiter import RateLimiter
 from holdfast.daemon.simulation.memory_network import (
     MemoryNetwork,
@@ -111,7 +112,7 @@ async def test_a_broken_lane_gives_its_frames_to_the_others_and_is_replaced(brea
         assert [lane.number for lane in at_a.lanes] == [lane.number for lane in at_b.lanes]
         assert len(at_b.lanes) == 2
         assert at_b.lanes[-1].number >= 5
-        assert len(at_b._lanes) == len(at_a._lanes) == 2
+        assert len(at_b.lane_pool._lanes) == len(at_a.lane_pool._lanes) == 2
 
 
 async def test_a_frame_that_broke_half_way_is_abandoned_at_the_receiver() -> None:
@@ -211,8 +212,8 @@ async def test_lanes_retire_without_sending_anything_twice() -> None:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(send_all, at_b, 20, random.Random(5))
                 await trio.sleep(1.2)
-                at_b._count.wanted = 1
-                at_b._wake()
+                at_b.lane_pool._count.wanted = 1
+                at_b.lane_pool._wake()
                 await trio.sleep(5)
                 assert len(at_a.lanes) == len(at_b.lanes) == 1
             await trio.sleep(5)
@@ -368,9 +369,9 @@ async def test_a_lane_that_was_given_up_must_not_come_late() -> None:
         _, _, at_a, at_b = await net.pair()
         await at_b.send(LanesReceived((LaneReceived(7, 0, 0, closed=True),)))
         await trio.sleep(1)
-        late = at_a.make_lane(7, at_a.lanes[0].stream, b"s" * 32, b"r" * 32)
+        late = at_a.lane_pool.make_lane(7, at_a.lanes[0].stream, b"s" * 32, b"r" * 32)
         with pytest.raises(RemoteProtocolError, match="lane 7 is not wanted"):
-            at_a.claim_lane(late)
+            at_a.lane_pool.claim_lane(late)
 
 
 def test_a_number_is_good_for_one_lane() -> None:
