@@ -111,7 +111,7 @@ async def test_the_earlier_joiner_is_not_accepted_as_dialler() -> None:
         stream = MessageStream(channel.stream)
         await stream.send(LinkHello(VERSION_MIN, VERSION_MAX, bytes(16), bytes(32)))
         refused = await stream.receive_expected(Refused)
-        assert "I who dials" in refused.reason
+        assert "I dial this link" in refused.reason
 
 
 async def test_a_version_that_is_not_spoken_here_is_refused() -> None:
