@@ -134,7 +134,7 @@ class LanePool:
 
     @property
     def receiving(self) -> bool:
-        """Whether a frame has begun to come on any lane and is not whole yet."""
+        """Return whether a frame has begun to come on any lane and is not whole yet."""
         return any(lane.receiving for lane in self._working.values())
 
     @property
@@ -298,12 +298,12 @@ class LanePool:
 
     @property
     def _slows_on_loss(self) -> bool:
-        """Whether losses slow our lanes down, so that more of them may carry more."""
+        """Return whether losses slow lanes down, so that more of them may carry more."""
         return any(lane.facts.congestion != STEADY for lane in self._working.values())
 
     @property
     def has_new_count(self) -> bool:
-        """Whether the other side is to be told how many lanes this side wants."""
+        """Return whether the other side is to be told how many lanes this side wants."""
         return not self._dials and self._count.wanted != self._wanted_told
 
     def take_wanted(self) -> int:

@@ -247,7 +247,7 @@ class Link:
     async def _write_messages(self) -> None:
         while True:
             job = await self._message_queue.take()
-            await self.messages.send(job.what)
+            await self.messages.send(job.message)
             self._message_queue.finish(job)
 
     def _note_received(self) -> None:

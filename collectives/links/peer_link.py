@@ -44,7 +44,7 @@ ROUTE_ASK_S = 5.0  # between two requests for another route
 
 
 class PeerLink:
-    """What this node does to have a link to one other member of the view. Made by ``LinkHub``.
+    """This node's part in having a link to one other member of the view. Made by ``LinkHub``.
 
     Attributes:
       route: the route that the master has arranged; None: it follows from the view.
