@@ -196,7 +196,7 @@ class LinkHub:
         link = self._up(peer)
         if link is None:
             peer_link = self._peer_links.get(peer)
-            why = (peer_link.error if peer_link is not None else "") or "it did not dial us"
+            why = (peer_link.error if peer_link is not None else "") or "it did not dial this node"
             raise PeerLostError(peer, f"no link within {deadline_s:g} s ({why})")
         return link
 

@@ -327,7 +327,7 @@ class LanePool:
             if lane.still_s < stall_s:
                 continue
             if lane.finished.is_set():
-                lose_link(f"the other side does not say what came on lane {lane.number}")
+                lose_link(f"the other side does not acknowledge what came on lane {lane.number}")
             lane.close(f"nothing moved for {stall_s:g} s")
         laneless_s = LANELESS_SHARE * self._stall_s
         self._laneless_s = 0.0 if self._working else self._laneless_s + elapsed_s

@@ -25,25 +25,17 @@ SLICE_BYTES_MIN = 1_024
 class RateLimiter:
     """At most ``bytes_per_s`` over any stretch of time, plus a burst of ``BURST_S``.
 
-    Args:
-      bytes_per_s: the cap; a change counts for later takers.
+    Raises:
+      LocalProtocolError: ``bytes_per_s`` is not a positive number.
     """
 
     def __init__(self, bytes_per_s: float) -> None:
-        self.bytes_per_s = bytes_per_s
+        if not (bytes_per_s > 0 and math.isfinite(bytes_per_s)):
+            raise LocalProtocolError(f"a cap of {bytes_per_s} bytes/s is not a positive number")
+        self._bytes_per_s = bytes_per_s
         self._lock = threading.Lock()  # for ``_full_at_s``, since lanes ask from threads
         # When the bucket is full again if no lane takes any more.
         self._full_at_s = -math.inf
-
-    @property
-    def bytes_per_s(self) -> float:
-        return self._bytes_per_s
-
-    @bytes_per_s.setter
-    def bytes_per_s(self, bytes_per_s: float) -> None:
-        if not (bytes_per_s > 0 and math.isfinite(bytes_per_s)):
-            raise LocalProtocolError(f"a cap of {bytes_per_s} bytes/s")
-        self._bytes_per_s = bytes_per_s
 
     @property
     def slice_bytes(self) -> int:

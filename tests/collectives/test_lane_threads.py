@@ -34,7 +34,7 @@ from tests.collectives.net import KEY, frame, note
 
 pytestmark = pytest.mark.real_time
 
-SOON_S = 60.0  # nobody waits for so long unless something hangs
+SOON_S = 60.0  # no test takes this long unless something hangs
 
 
 @define(eq=False)
@@ -66,7 +66,7 @@ class ThreadSink:
 
 
 class Frames:
-    """A source of so many frames; the contents follow from the number."""
+    """A source of a number of frames; the contents follow from their indices."""
 
     def __init__(self, count: int, payload_bytes: int) -> None:
         self.count, self.payload_bytes, self.position = count, payload_bytes, 0
@@ -226,8 +226,8 @@ class ShutSink(ThreadSink):
         return super().place(peer, header)
 
 
-async def test_what_the_system_only_keeps_to_send_it_is_under_way(tmp_path: Path) -> None:
-    """Else lines look as fast as memory, and plans give those most who wait for the others."""
+async def test_bytes_in_the_kernels_send_buffer_are_under_way(tmp_path: Path) -> None:
+    """Otherwise a line looks as fast as memory, and the plan gives the slowest peers the most."""
     async with nodes(tmp_path) as (a, b):
         link = await link_between(b, a)
         sink, source = ShutSink(), Frames(4, 2**14)
