@@ -135,7 +135,7 @@ class LanePool:
     @property
     def receiving(self) -> bool:
         """Return whether a frame has begun to come on any lane and is not whole yet."""
-        return any(lane.receiving for lane in self._working.values())
+        return any(lane.frames.receiving for lane in self._working.values())
 
     @property
     def round_trip_s(self) -> float:
@@ -215,7 +215,7 @@ class LanePool:
         if (received := lane.take_received()) is not None:
             await self._send(LanesReceived((received,)))
         await lane.closed_there.wait()
-        lane.give_back()
+        lane.frames.give_back()
         del self._lanes[lane.number]
         self._removed.sent_bytes += lane.sent_bytes
         self._removed.received_bytes += lane.received_bytes
@@ -224,12 +224,12 @@ class LanePool:
     async def _keep_count(self, dial: DialLane, start_task: Callable[[Task], None]) -> None:
         while True:
             wanted = min(max(self._count.wanted, self._wanted_there), self.rules.count_max)
-            active = [lane for lane in self.working if not lane.retiring]
+            active = [lane for lane in self.working if not lane.frames.retiring]
             for _missing in range(wanted - len(active) - self._opening_count):
                 self._opening_count += 1
                 start_task(partial(self._open_lane, dial))
             for lane in active[max(wanted, 1) :]:
-                lane.retire()
+                lane.frames.retire()
             self._wanted_told = self._count.wanted
             await self._changed.wait()
 
@@ -287,7 +287,7 @@ class LanePool:
             now_s=trio.current_time(),
             carried_bytes=self._arrived_bytes,
             lane_count=len(self._working),
-            busy=all(lane.writing for lane in self._working.values()),
+            busy=all(lane.frames.writing for lane in self._working.values()),
             others_bytes=trials.arrived_bytes - self._arrived_bytes,
         )
         if (

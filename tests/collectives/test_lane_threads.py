@@ -17,7 +17,7 @@ import pytest
 import trio
 from attrs import define, field
 
-from holdfast.collectives.links import link_lane
+from holdfast.collectives.links import lane_threads
 from holdfast.collectives.links.hub import LinkHub
 from holdfast.collectives.links.link import Link
 from holdfast.collectives.links.link_parts import LaneRules
@@ -159,7 +159,7 @@ def break_lane(link: Link, position: int) -> None:
 
 
 def busy_threads() -> int:
-    return link_lane._LANE_THREADS.borrowed_tokens
+    return lane_threads._LANE_THREADS.borrowed_tokens
 
 
 @pytest.mark.parametrize("threads", [True, False])
