@@ -48,7 +48,6 @@ class Acknowledger:
         self._due.set()
 
     def send_now(self) -> None:
-        """Acknowledge without waiting for more: all that was expected has come."""
         self._at_once.set()
 
     async def run(self) -> None:

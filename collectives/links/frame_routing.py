@@ -164,11 +164,7 @@ class FrameRouter:
             self._wake()
 
     def place_in_thread(self, peer: str, header: FrameHeader) -> tuple[Sink, memoryview] | None:
-        """Find the frame's sink and its memory, in a lane's thread.
-
-        Returns:
-          The sink and its memory; None if ``place`` must be asked on the event loop.
-        """
+        """Find the frame's sink and its memory, in a thread; return None to ask ``place`` instead."""
         sink = self._sinks_in_threads.get(frame_key(header))
         view = None if sink is None else sink.place(peer, header)
         return None if sink is None or view is None else (sink, view)

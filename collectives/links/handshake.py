@@ -206,5 +206,5 @@ class LaneAcceptor:
         finally:
             if not opened:
                 lane_pool.forget_lane(lane)
-        lane_pool.lane_opened(lane)
+        lane_pool.start_lane(lane)
         return lane

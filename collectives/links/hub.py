@@ -90,10 +90,8 @@ class LinkHub:
         early_wait_s: float = EARLY_WAIT_S,
     ) -> None:
         if early_wait_s >= LANE_STALL_SHARE * stall_s:
-            raise LocalProtocolError(
-                f"early_wait_s is {early_wait_s}; with stall_s {stall_s} it must be less than "
-                f"{LANE_STALL_SHARE * stall_s}"
-            )
+            most_s = LANE_STALL_SHARE * stall_s
+            raise LocalProtocolError(f"early_wait_s is {early_wait_s}, but must be below {most_s}")
         self.me = me
         self.router = FrameRouter(early_wait_s)
         self.buffers = BufferPool(SPARE_FRAGMENTS_MAX)

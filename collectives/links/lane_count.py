@@ -82,7 +82,7 @@ class _Trial:
 
 
 class LaneCount:
-    """See the top of this file. One side of a link has one, for what it sends.
+    """See the top of this file. One per link and side, for what it sends.
 
     Attributes:
       wanted: lanes that there should be.

@@ -1,9 +1,8 @@
 """The frames of one lane: taken from the send queue, under way, acknowledged, received.
 
-``LaneTasks`` or ``LaneThreads`` carry the frames and tell this record of each; ``LinkLane`` owns it.
-A thread that sends and a thread that receives may use it while the event loop does: each attribute
-has one writer, and the deques are appended to at one end and emptied at the other, for which their
-own locking is enough.
+``LinkLane`` owns this record; ``LaneTasks`` or ``LaneThreads`` carry the frames and update it, perhaps
+in a thread per direction. The writer appends to the deques at one end, the event loop removes at the
+other: a deque's own locking is enough for that.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class LaneFrames:
         return taken
 
     def take_in_thread(self, wait_s: float) -> TakenFrame | None:
-        """Wait for the next frame to send, in a thread; return None if there is none in time."""
+        """Wait for the next frame, in a thread; return None if there is none within ``wait_s``."""
         self.writing = False
         taken = None if self.retiring else self._shared.send_queue.take_in_thread(wait_s)
         self.writing = taken is not None
@@ -80,13 +79,10 @@ class LaneFrames:
         return bool(self._unacknowledged)
 
     def acknowledge(self, count: int) -> bool:
-        """Drop the frames that have arrived.
-
-        Args:
-          count: frames that arrived since the lane was opened.
+        """Drop frames that have arrived, now ``count`` since the lane was opened.
 
         Returns:
-          Whether that is possible: no more arrived than was sent, and no fewer than before.
+          Whether that is possible: no more than were sent, and no fewer than before.
         """
         if not self.arrived_count <= count <= self.arrived_count + len(self._unacknowledged):
             return False
@@ -112,12 +108,10 @@ class LaneFrames:
     # ------------------------------------------------------------ receiving
 
     def note_begun(self) -> None:
-        """Take note that a frame has begun to come."""
         self.receiving = True
         self._shared.note_received()
 
     def note_received(self) -> None:
-        """Take note that a frame has come, or was dropped as it came."""
         self.received_count += 1
         self.receiving = False
         self._shared.note_received()

@@ -2,15 +2,15 @@
 
 A lane in the pool:
 
-    make -> claim -> opened: it carries frames -> closed here -> closed at the other side: removed
-              └── forget: it could not be opened
+    make_lane -> claim_lane -> start_lane: it carries frames -> closed here, then there: removed
+                     └── forget_lane: it could not be opened
 
     start
      ├── keep_count   opens and retires lanes; only at the side that dialled the link
      └── carry        one per lane: ``LinkLane.run``, then other lanes send what did not arrive
 
-How many lanes there are follows what they carry (``lane_count``). Each side decides that for what it
-sends; the side that accepted the link tells the dialer how many it wants.
+The number of lanes follows what they carry (``lane_count``). Each side decides for what it sends; the
+side that accepted the link tells the dialer how many it wants.
 """
 
 from __future__ import annotations
@@ -147,7 +147,6 @@ class LanePool:
     def make_lane(
         self, number: int, stream: trio.abc.Stream, send_key: bytes, receive_key: bytes
     ) -> LinkLane:
-        """Return a lane that the pool does not hold yet."""
         return LinkLane(number, stream, send_key, receive_key, self._shared)
 
     def claim_lane(self, lane: LinkLane) -> None:
@@ -165,7 +164,7 @@ class LanePool:
         """Remove a claimed lane that could not be opened."""
         self._lanes.pop(lane.number, None)
 
-    def lane_opened(self, lane: LinkLane) -> None:
+    def start_lane(self, lane: LinkLane) -> None:
         """Let a claimed lane, now open both ways, carry frames as soon as the link runs."""
         self._working[lane.number] = lane
         self._wake()
@@ -247,7 +246,7 @@ class LanePool:
         if lane is not None:
             self._failures = 0
             self._opening_count -= 1
-            self.lane_opened(lane)
+            self.start_lane(lane)
             return
         # The other side may take it for open, and may even have sent something.
         await self._send(LanesReceived((LaneReceived(number, 0, 0, closed=True),)))
@@ -307,12 +306,10 @@ class LanePool:
         return not self._dials and self._count.wanted != self._wanted_told
 
     def take_wanted(self) -> int:
-        """Return how many lanes this side wants, which the other side is told now."""
         self._wanted_told = self._count.wanted
         return self._wanted_told
 
     def set_wanted_there(self, count: int) -> None:
-        """Take note of how many lanes the other side wants."""
         self._wanted_there = count
         self._wake()
 

@@ -11,12 +11,7 @@ from .link_parts import SharedByLanes
 
 
 class LaneTasks:
-    """Carries a lane's frames in tasks. Made by ``LinkLane``.
-
-    Args:
-      sender, receiver: the lane's directions, over a stream that is capped and metered.
-      frames: the record of the lane's frames.
-    """
+    """See the top of this file. Made by ``LinkLane``."""
 
     def __init__(
         self,
@@ -33,7 +28,7 @@ class LaneTasks:
         self._shared = shared
 
     async def read(self) -> None:
-        """Receive frames until the other side sends no more, which raises trio.EndOfChannel."""
+        """Receive frames until trio.EndOfChannel."""
         router, peer, meter = (
             self._shared.node.router,
             self._shared.peer,
@@ -70,7 +65,7 @@ class LaneTasks:
             self._frames.note_received()
 
     async def write(self) -> None:
-        """Send frames until the lane retires; then tell the other side that no more come."""
+        """Send frames until the lane retires; then end the stream in this direction."""
         fan_out, peer = self._shared.node.fan_out, self._shared.peer
         while (taken := await self._frames.take()) is not None:
             frame = taken.load()

@@ -34,12 +34,7 @@ T = TypeVar("T")
 
 
 class LaneThreads:
-    """Carries a lane's frames in threads. Made by ``LinkLane``.
-
-    Args:
-      sender, receiver: the lane's directions, whose records go on from here.
-      frames: the record of the lane's frames.
-    """
+    """See the top of this file. Made by ``LinkLane``."""
 
     def __init__(
         self,
@@ -71,12 +66,10 @@ class LaneThreads:
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes that the kernel took, parts of frames included."""
         return self._socket_lane.sent_bytes
 
     @property
     def received_bytes(self) -> int:
-        """Bytes that came out of the kernel, parts of frames included."""
         return self._socket_lane.received_bytes
 
     async def hang_up(self) -> None:
@@ -89,13 +82,12 @@ class LaneThreads:
             self._shared.send_queue.wake()
 
     def release(self) -> None:
-        """Close the descriptor, after all threads have ended."""
         self._socket_lane.release()
 
     # ------------------------------------------------------------ receiving
 
     async def read(self) -> None:
-        """Receive frames until the other side sends no more, which raises trio.EndOfChannel."""
+        """Receive frames until trio.EndOfChannel."""
         router, peer = self._router, self._shared.peer
         while True:
             header = await _run_in_lane_thread(self._read_frames)
@@ -155,7 +147,7 @@ class LaneThreads:
     # ------------------------------------------------------------ sending
 
     async def write(self) -> None:
-        """Send frames until the lane retires; then tell the other side that no more come."""
+        """Send frames until the lane retires; then end the stream in this direction."""
         while (taken := await self._frames.take()) is not None:
             first = [taken]
             del taken

@@ -146,11 +146,11 @@ class Link:
             raise PeerLostError(self.peer, self.reason)
 
     def wake(self) -> None:
-        """Ask the sources again, for one may have more frames than before; from any thread."""
+        """Ask the sources again for frames; from any thread."""
         self._send_queue.wake()
 
     def acknowledge_now(self) -> None:
-        """Acknowledge at once: all that was expected has come, and the sender may free its memory."""
+        """Acknowledge without waiting for more: all that was expected has come."""
         self._acknowledger.send_now()
 
     @property
@@ -165,12 +165,10 @@ class Link:
 
     @property
     def lanes(self) -> tuple[LinkLane, ...]:
-        """The lanes that carry frames, in order of their numbers."""
         return self.lane_pool.working
 
     @property
     def round_trip_s(self) -> float:
-        """The shortest round trip that any lane saw when it was opened; infinite if unknown."""
         return self.lane_pool.round_trip_s
 
     def close(self, reason: str) -> None:
@@ -219,7 +217,7 @@ class Link:
         self.finished.set()
 
     async def _guard(self, task: Task) -> None:
-        """Run a task; close the link for what the other side, or the network, did wrong in it."""
+        """Run a task; close the link for a fault of the other side or of the network."""
         try:
             await task()
         except trio.EndOfChannel:

@@ -37,7 +37,6 @@ class LinkLane:
     Attributes:
       number: used once in a link's life, like the keys that belong to it.
       sender, receiver: both directions; sending is paced.
-      frames: its frames, sent and received.
       facts: what the kernel says about the path, when the lane was opened.
       reason: why it ended.
       finished: set when its stream is closed.
@@ -139,11 +138,7 @@ class LinkLane:
         return received
 
     def watch(self, elapsed_s: float) -> None:
-        """Count for how long nothing has moved, though something should.
-
-        Args:
-          elapsed_s: time since the last call.
-        """
+        """Count for how long nothing has moved, though something should."""
         moved = (self.frames.arrived_count, self.arrived_bytes, self.sent_bytes)
         # Once the lane has ended here, the other side owes its last acknowledgement.
         owed = self.frames.sending or self.finished.is_set()
@@ -155,12 +150,10 @@ class LinkLane:
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes that the transport has taken, parts of frames included."""
         return self._paced.sent_bytes + (0 if self._threads is None else self._threads.sent_bytes)
 
     @property
     def received_bytes(self) -> int:
-        """Bytes that came out of the transport, parts of frames included."""
         return self._paced.received_bytes + (
             0 if self._threads is None else self._threads.received_bytes
         )

@@ -60,7 +60,6 @@ class MessageQueue(Generic[T]):
         return job.sent
 
     async def take(self) -> _Job[T]:
-        """Wait for the next message. The writer calls ``finish`` once it was sent."""
         while not self._queue:
             await self._idle.park()
         job = self._queue.popleft()
@@ -68,13 +67,11 @@ class MessageQueue(Generic[T]):
         return job
 
     def finish(self, job: _Job[T]) -> None:
-        """Wake the caller of ``put``: the message was sent."""
         self._taken.discard(job)
         job.sent = True
         job.ended.set()
 
     def close(self) -> None:
-        """Send nothing any more, and wake all callers of ``put``."""
         self._closed = True
         for job in (*self._queue, *self._taken):
             job.ended.set()

@@ -210,7 +210,7 @@ class PeerLink:
             with trio.move_on_after(HANDSHAKE_S) as scope:
                 keys = await dial_link(link.messages)
                 dial = partial(self._dial_lane, connect, keys)
-                link.lane_pool.lane_opened(await dial(link.lane_pool, FIRST_LANE))
+                link.lane_pool.start_lane(await dial(link.lane_pool, FIRST_LANE))
             if scope.cancelled_caught:
                 where = channel.remote_address
                 raise TimeoutError(f"{where} did not finish the link in {HANDSHAKE_S:g} s")
@@ -262,11 +262,7 @@ class PeerLink:
             self._nursery.start_soon(self._welcome, stream)
 
     async def _at_relay(self, role: RelayRole) -> trio.abc.Stream:
-        """Connect to the relay and show it the ticket.
-
-        Raises:
-          OSError: no address of the relay answered; the last one's error.
-        """
+        """Connect to the relay and show it the ticket; raise OSError if no address answers."""
         route = self.route
         assert route is not None
         error: OSError = OSError("the relay has no address")
@@ -312,7 +308,7 @@ class PeerLink:
     # ------------------------------------------------------------ directly
 
     async def _dial(self) -> tuple[Channel, Connect]:
-        """Dial the member's addresses in order; raise the last one's error if none answers."""
+        """Dial the member's addresses in order; raise the last error if none answers."""
         error: Exception = OSError("it has no address")
         peer = self._member.peer
         for text in self._member.addresses:

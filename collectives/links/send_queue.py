@@ -68,15 +68,10 @@ class _Feed:
 
 @define(eq=False)
 class TakenFrame:
-    """A frame that a lane has taken.
-
-    Attributes:
-      load: makes the frame.
-      feed: the source that it came from, until it is sent.
-    """
+    """A frame that a lane has taken."""
 
     load: Load
-    feed: _Feed | None
+    feed: _Feed | None  # until it is sent
     rank: SendRank
 
 
@@ -84,7 +79,7 @@ class SendQueue:
     """See the top of this file. Made on the event loop.
 
     Args:
-      send_priority: the node's rule for which frames of all links go first.
+      send_priority: the node's.
     """
 
     def __init__(self, send_priority: SendPriority | None = None) -> None:
@@ -132,7 +127,7 @@ class SendQueue:
         return feed.sent
 
     def wake(self) -> None:
-        """Ask the sources again, for one may have more to send; from any thread."""
+        """Ask the sources again for frames; from any thread."""
         with self._changed:
             self._changed.notify_all()
             parked = self._parked_count > 0

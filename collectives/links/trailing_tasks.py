@@ -24,11 +24,7 @@ class TrailingTasks:
         round_: int,
         task: Callable[[], Awaitable[None]],
     ) -> trio.CancelScope:
-        """Run a task; cancel those of the member's oldest round if it has too many rounds.
-
-        Returns:
-          The scope that cancels the task.
-        """
+        """Run a task, and return its scope; cancel the member's oldest round if it has too many."""
         scope = trio.CancelScope()
         tasks = self._by_peer.setdefault(peer, [])
         tasks.append((round_, scope))
@@ -54,7 +50,6 @@ class TrailingTasks:
                 del self._by_peer[peer]
 
     def stop(self, round_: int) -> None:
-        """Cancel all tasks of a round."""
         for tasks in self._by_peer.values():
             for trailing_round, scope in tasks:
                 if trailing_round == round_:
