@@ -237,7 +237,7 @@ class PeerLink:
 
     async def _call(self) -> trio.abc.Stream:
         """Return a stream to the other end, which is parked at the relay."""
-        stream = await self._at_relay(RelayRole.CALL)
+        stream = await self._dial_relay(RelayRole.CALL)
         try:
             with trio.fail_after(DIAL_S):
                 await wait_paired(stream)
@@ -252,7 +252,7 @@ class PeerLink:
     async def _park(self) -> None:
         """Park connections at the relay. Each call takes one, and another one is parked."""
         while True:
-            stream = await self._at_relay(RelayRole.PARK)
+            stream = await self._dial_relay(RelayRole.PARK)
             try:
                 await wait_paired(stream)
             except BaseException:
@@ -261,7 +261,7 @@ class PeerLink:
             assert self._nursery is not None
             self._nursery.start_soon(self._welcome, stream)
 
-    async def _at_relay(self, role: RelayRole) -> trio.abc.Stream:
+    async def _dial_relay(self, role: RelayRole) -> trio.abc.Stream:
         """Connect to the relay and show it the ticket; raise OSError if no address answers."""
         route = self.route
         assert route is not None

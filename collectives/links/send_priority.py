@@ -54,9 +54,7 @@ class SendPriority:
         self._credit_bytes = 0.0
         self._credit_s = 0.0  # until when credit was counted
         self._lower_s = 0.0  # when a lower rank's last frame went, or rounds began to send
-        self._refused: dict[
-            Callable[[], None], None
-        ] = {}  # a dict keeps their order, for virtual time
+        self._refused: dict[Callable[[], None], None] = {}  # in order, for virtual time
         self._idle_s = -math.inf  # when the last frame ended
         self._window_s = 0.0  # when the window began; something has been under way ever since
         self._window_bytes = 0
