@@ -259,7 +259,7 @@ async def look_around(
     with trio.fail_after(60):
         while not all(order.attempt in serving.results for serving in round_.left()):
             await trio.sleep(0.01)
-    kept = {s.node.peer: s.reduction.kept for s in round_.left()}
+    kept = {s.node.peer: s.reduction.audit_log for s in round_.left()}
     chunks = -(-size.value_count // chunk_elements) + 1
     looked = 0
     for mine in kept.values():
@@ -315,7 +315,7 @@ def test_an_heir_shows_what_it_added_and_who_only_spreads_shows_nothing() -> Non
             round_.kill(dead)
             repair = round_.repair(dead)
             await round_.finish()
-            kept = {s.node.peer: s.reduction.kept for s in round_.left()}
+            kept = {s.node.peer: s.reduction.audit_log for s in round_.left()}
             for assignment in repair.assignments:
                 successor = kept[assignment.owner]
                 assert successor is not None
@@ -344,11 +344,11 @@ def test_what_is_kept_goes_with_its_reduction() -> None:
             reduction = Reduction(
                 order, node.peer, SMALL, node.hub, node.network, *mine, notary=node.notary
             )
-            assert reduction.kept is not None  # it has 10 of the 21 chunks
-            others = [reduction.kept.may_see("b" * 32, 0.1) for _request in range(20)]
+            assert reduction.audit_log is not None  # it has 10 of the 21 chunks
+            others = [reduction.audit_log.may_see("b" * 32, 0.1) for _request in range(20)]
             assert others == [True] * 12 + [False] * 8
-            assert reduction.kept.may_see("c" * 32, 0.1), "each peer by itself"
-            kept = weakref.ref(reduction.kept)
+            assert reduction.audit_log.may_see("c" * 32, 0.1), "each peer by itself"
+            kept = weakref.ref(reduction.audit_log)
             gc.disable()
             try:
                 del reduction

@@ -25,6 +25,7 @@ from holdfast.daemon.simulation.virtual_time import run_virtually
 from holdfast.membership.master.rounds.repair import plan_repair
 from holdfast.protocol.errors import BadContributionError, PeerLostError, RemoteProtocolError
 from holdfast.protocol.messages import Assignment, Contributor, FragmentSize, Reduce, Repair
+from holdfast.protocol.network.lane import FrameKind
 from tests.collectives.swarm import Node, Swarm, a_real_swarm, a_swarm, make_order
 
 SIZE = FragmentSize(2_000, 0, 1)
@@ -317,7 +318,7 @@ async def test_a_node_says_whose_contributions_and_results_it_lacks() -> None:
 
 async def test_who_is_only_so_far_ahead_is_not_named_beside_who_owes_something() -> None:
     """Others send no more than some chunks beyond the results that come back."""
-    with mock.patch("holdfast.collectives.reduction.CONTRIBUTIONS_BYTES_MAX", 0):
+    with mock.patch("holdfast.collectives.chunk_sender.CONTRIBUTIONS_BYTES_MAX", 0):
         async with a_swarm(5, MemoryWorld(random.Random(0), bytes_per_s=1e6)) as swarm:
             await swarm.settle()
             silent, owner = swarm.nodes[0].peer, swarm.nodes[1].peer
@@ -400,7 +401,7 @@ def two_owners(patch: pytest.MonkeyPatch) -> None:
 
     def repair(self: Reduction, order: Repair) -> None:
         mine = tuple(
-            Assignment(a.first_chunk, a.chunk_count, self._me, a.anew, a.lacking)
+            Assignment(a.first_chunk, a.chunk_count, self._context.me, a.anew, a.lacking)
             for a in order.assignments
         )
         original(self, Repair(order.round, order.attempt, order.lost, mine))
@@ -460,12 +461,13 @@ async def test_what_threads_complete_while_a_reduction_begins_is_spread(
 
         def bring(_round: int) -> None:
             for index in range(21):
-                frame = at_contributor._load_contribution(index, 1)
+                frame = at_contributor._sender.load_contribution(index, 1)
                 assert frame is not None
-                place = at_owner.place(contributor.peer, frame[0])
+                sink = owner.hub.router._sinks[FrameKind.CONTRIBUTION, 1, 1]
+                place = sink.place(contributor.peer, frame[0])
                 assert place is not None
                 place[:] = frame[1]
-                at_owner.deliver(contributor.peer, frame[0], place)
+                sink.deliver(contributor.peer, frame[0], place)
 
         monkeypatch.setattr(owner.hub, "stop_trailing", bring)
         async with trio.open_nursery() as nursery:

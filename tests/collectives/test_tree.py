@@ -11,8 +11,8 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.collectives.chunk_adder import ThreadEntry
 from holdfast.collectives.gather_tree import ChunkRole, Tree
-from holdfast.collectives.reduction import Reduction
 from holdfast.protocol.errors import RemoteProtocolError
 from holdfast.protocol.messages import FragmentSize, OwnerRun, Plan, Reduce, SiteLeaders
 from holdfast.protocol.network.lane import FrameHeader, FrameKind
@@ -184,14 +184,14 @@ async def test_a_site_crosses_its_line_once(monkeypatch: pytest.MonkeyPatch) -> 
         nodes = swarm.nodes
         give_input(nodes, size, 3)
         inside = {node.peer for node in nodes[:3]}
-        deliver = Reduction.deliver
+        deliver = ThreadEntry.deliver
 
-        def noted(self: Reduction, peer: str, header: FrameHeader, payload: memoryview) -> None:
-            if (peer in inside) != (self._me in inside):
+        def noted(self: ThreadEntry, peer: str, header: FrameHeader, payload: memoryview) -> None:
+            if (peer in inside) != (self._context.me in inside):
                 crossing.append((header.kind, header.index))
             deliver(self, peer, header, payload)
 
-        monkeypatch.setattr(Reduction, "deliver", noted)
+        monkeypatch.setattr(ThreadEntry, "deliver", noted)
         order = make_order(size, [(n, 1, 1.0) for n in nodes], nodes, owners=nodes[3:])
         order = with_sites(order, [(nodes[:3], nodes[:3])])
         await swarm.reduce(order, size, nodes)
