@@ -1,4 +1,4 @@
-"""What a node keeps for audits of a round whose contributions are sealed, until the round is over.
+"""The data that a node keeps for audits of a round with sealed contributions, until its end.
 
 An owner keeps all that it added up, as it came. That is as large as one encoding of the fragment,
 beside the encoded result that every receiver holds anyway. Every receiver keeps the digests of its
@@ -64,13 +64,14 @@ class AuditLog:
         return [*shown, self.notary.seal(statement_of_sum(context.order, index, shown))]
 
     def evidence(self, index: int) -> ChunkEvidence | None:
-        """Return what is known here of a chunk that another peer made; None if there is no such chunk.
+        """Return what this node holds of a chunk that another peer made; the result is whole.
 
-        Called once the result is whole.
+        Returns:
+          None if there is no such chunk.
         """
         context = self._context
         layout, result = context.layout, context.result
-        owner = context.tracker.part(index).parent if index < len(layout.cuts) else None
+        owner = context.tracker.role(index).parent if index < len(layout.cuts) else None
         if owner is None:
             return None
         present = present_in(result.present(index), len(context.contributors))

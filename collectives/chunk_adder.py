@@ -114,7 +114,7 @@ class ChunkAdder:
             arrived = {peer: piece[:-SEAL_BYTES] for peer, piece in arrived.items()}
         if context.encoded_input is not None:
             arrived[context.me] = context.own_chunk(index)
-        if tracker.part(index).parent is None:
+        if tracker.role(index).parent is None:
             self.make_result(index, arrived)
             del arrived  # its memory is used again from here on
             tracker.added_up(index)
@@ -185,7 +185,7 @@ class ChunkAdder:
     @contextmanager
     def _observed(self, index: int) -> Iterator[NormSums]:
         """Observe one chunk's contributions while they are added up."""
-        owned = self._context.tracker.part(index).parent is None
+        owned = self._context.tracker.role(index).parent is None
         norms = NormSums(self._momentum[self._context.layout.cuts[index].values], owned=owned)
         yield norms
         with self._lock:
@@ -197,7 +197,7 @@ class ChunkAdder:
 
 
 class ThreadEntry:
-    """How other threads reach a reduction: the sink of its frames, and the work of its workers.
+    """The entry of other threads to a reduction: the sink of its frames, and the work of its workers.
 
     Arithmetic is done in the thread that calls; what follows for the reduction, on the event loop.
     """

@@ -183,7 +183,7 @@ class ChunkSender:
             return None
         near = own and not context.tree.is_alone(context.me)
         if self._compressor.pays and not near and not context.layout.cuts[index].is_counters:
-            payload = self._compressor.squeeze(memoryview(payload))
+            payload = self._compressor.compress(memoryview(payload))
         if context.notary is not None:
             payload = sealed(context.notary, context.order, index, payload)
         return self._frame(FrameKind.CONTRIBUTION, index, attempt, payload)

@@ -98,7 +98,7 @@ class ReduceResult:
 
 @frozen
 class _Running:
-    """What a reduction has only while ``serve`` runs."""
+    """The parts of a reduction that exist only while ``serve`` runs."""
 
     nursery: trio.Nursery
     keys: ExitStack  # of the sink at the hub
@@ -404,7 +404,7 @@ class Reduction:
                 raise RemoteProtocolError("a repair by a peer that does not take part")
             chunks = tracker.take_over(assignment, order.attempt)
             if assignment.anew:
-                again += [(index, tracker.part(index)) for index in chunks]
+                again += [(index, tracker.role(index)) for index in chunks]
             elif assignment.owner == context.me:
                 for peer in _members_of(assignment.lacking, context.order.receivers):
                     lacking.setdefault(peer, []).extend(chunks)

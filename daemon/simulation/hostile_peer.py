@@ -338,7 +338,7 @@ class _HostileSending:
 
     def _spoil_contribution(self, index: int, attempt: int) -> Frame | None:
         frame = self._contribution(index, attempt)
-        if frame is None or self._tracker.part(index).parent not in self._spoilt:
+        if frame is None or self._tracker.role(index).parent not in self._spoilt:
             return frame
         header, payload = frame
         return header, b"\xff" * len(payload)

@@ -554,7 +554,7 @@ async def test_a_contribution_that_cannot_be_added_is_refused_and_named(
         ({"payload_bytes": 396}, "sent 396 bytes for a chunk of 400"),
         ({"payload_bytes": 404}, "sent 404 bytes for a chunk of 400"),
         ({"index": 99}, "which does not exist"),
-        ({"index": 0}, "that nobody asked it for"),
+        ({"index": 0}, "that it does not owe"),
         ({"transfer": 4}, "of fragment 4"),
         ({"kind": FrameKind.RESULT}, "which is not its to send"),
         ({}, "twice"),

@@ -1,4 +1,4 @@
-"""What owners show of what they added, and what follows from it for whoever looks and whoever judges."""
+"""Evidence: what owners show of what they added, and what auditors and the master make of it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from holdfast.collectives.evidence import (
     ChunkEvidence,
     UnsignedError,
     WrongChunkClaim,
+    check_proof,
     examine,
-    judge,
     sealed,
     statement_of_sum,
     write_proof,
@@ -193,7 +193,7 @@ def test_who_is_missing_in_a_chunk_is_not_looked_for() -> None:
     assert examine(evidence, scene.notaries.notary(), scene.sign(scene.pieces)) != ""
 
 
-# ---------------------------------------------------------------- a judge
+# ---------------------------------------------------------------- proofs
 
 
 @pytest.mark.parametrize("manifest", [(), (ContributorRun(b"\x07", 1), ContributorRun(b"\x06", 2))])
@@ -210,7 +210,7 @@ def test_a_proof_convinces_who_has_seen_nothing(manifest: tuple[ContributorRun, 
         claim = WrongChunkClaim(scene.order, scene.layout, 1, B, digest, manifest)
         proof = write_proof(digests, scene.sign(pieces))
         notary = scene.notaries.notary()
-        assert bool(judge(claim, notary, proof)) == guilty
+        assert bool(check_proof(claim, notary, proof)) == guilty
         for wrong in (
             write_proof([*digests[:1], b"x" * 32, *digests[2:]], scene.sign(pieces)),
             write_proof(digests[:2], scene.sign(pieces)),
@@ -218,10 +218,10 @@ def test_a_proof_convinces_who_has_seen_nothing(manifest: tuple[ContributorRun, 
             write_proof(digests, []),
         ):
             with pytest.raises(UnsignedError):
-                judge(claim, notary, wrong)
+                check_proof(claim, notary, wrong)
         for end in range(0, len(proof) - 1, 97):
             with pytest.raises(UnsignedError):
-                judge(claim, notary, proof[:end])
+                check_proof(claim, notary, proof[:end])
 
 
 # ---------------------------------------------------------------- in reductions

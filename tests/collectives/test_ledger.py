@@ -81,8 +81,8 @@ def test_who_has_sent_everything_owes_nothing() -> None:
         (B, header(RESULT, 2, attempt=2), "under attempt 2, 1 was due"),
         (B, header(RESULT, 2, payload_bytes=399), "399 bytes"),
         (B, header(PARTIAL, 2), "399 bytes"),
-        (B, header(CONTRIBUTION, 4), "nobody asked"),
-        (LISTENER, header(CONTRIBUTION, 0), "nobody asked"),
+        (B, header(CONTRIBUTION, 4), "does not owe"),
+        (LISTENER, header(CONTRIBUTION, 0), "does not owe"),
     ],
 )
 def test_what_is_wrong_lands_nowhere_and_is_named(peer: str, head: FrameHeader, said: str) -> None:

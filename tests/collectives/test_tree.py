@@ -59,7 +59,7 @@ def test_everybodys_part_fits_everybody_elses(seed: int, count: int, contributin
     plan = a_plan(owners, draw_sites(rng, peers, owners))
     trees = {peer: Tree(plan, owners, contributors, peers, peer) for peer in peers}
     for chunk, owner in enumerate(owners):
-        parts = {peer: trees[peer].part(chunk) for peer in peers}
+        parts = {peer: trees[peer].role(chunk) for peer in peers}
         reached = [owner]
         for peer in reached:
             reached += parts[peer].takers
@@ -91,7 +91,7 @@ def test_what_the_planner_plans_is_taken_by_everybody(case: Sited) -> None:
     owners = [run.peer for run in plan.owners for _chunk in range(run.chunk_count)]
     trees = {p: Tree(plan, owners, case.contributors, case.receivers, p) for p in case.receivers}
     for chunk, owner in enumerate(owners):
-        parts = {peer: tree.part(chunk) for peer, tree in trees.items()}
+        parts = {peer: tree.role(chunk) for peer, tree in trees.items()}
         reached = [owner]
         for peer in reached:
             reached += parts[peer].takers
