@@ -73,7 +73,8 @@ class ChunkSender:
         self._lock = threading.Lock()  # guards the next two; nothing else is done under it
         self._sent_bytes = 0
         self._ahead: Counter[str] = Counter()  # contributions less results that came, by owner
-        # Entries are added on the event loop, and removed by the thread that completes the chunk.
+        # Entries of the next two are added on the event loop. The thread that completes a chunk
+        # removes it from the first one.
         self._takers: dict[int, list[_Batch]] = {}  # batches that wait for a chunk's result
         self._gathered: dict[int, _Batch] = {}  # the batch that waits for our site's sum
         self._sums: dict[int, memoryview] = {}  # our site's sums, encoded

@@ -16,6 +16,7 @@ from .codecs.error_feedback import Residual
 from .combine import Rule
 from .encoded_input import EncodedInput
 from .gather_tree import INNER_CODEC, Tree
+from .links.buffer_pool import BufferPool
 from .links.hub import LinkHub
 from .result import RoundResult
 
@@ -74,23 +75,12 @@ class ReductionContext:
         if me in self.contributors:
             alone = self.tree.is_alone(me)
             plan = order.plan if alone else near
-            if encoded_input is not None and encoded_input.fits(plan, size):
-                self.encoded_input = encoded_input
-            else:
-                if counters is None and size.counter_count == 0:
-                    counters = np.empty(0, np.int64)
-                if values is None or counters is None:
-                    raise LocalProtocolError("this node contributes, but has nothing to contribute")
-                lossy = alone and self.layout.codec_up.lossy
-                self.encoded_input = EncodedInput(
-                    plan,
-                    size,
-                    values,
-                    counters,
-                    residual.begin() if residual is not None and lossy else None,
-                    values_stay=values_stay,
-                    pool=hub.buffers,
+            if encoded_input is None or not encoded_input.fits(plan, size):
+                feedback = residual if alone and self.layout.codec_up.lossy else None
+                encoded_input = _make_input(
+                    plan, size, values, counters, feedback, values_stay, hub.buffers
                 )
+            self.encoded_input = encoded_input
         self.result = RoundResult(self.layout, len(self.contributors), hub.buffers)
         self.tracker = ChunkTracker(
             self.layout,
@@ -127,6 +117,25 @@ class ReductionContext:
         after = receivers.index(self.me)
         wanted = set(peers)
         return [p for p in (*receivers[after + 1 :], *receivers[:after]) if p in wanted]
+
+
+def _make_input(
+    plan: Plan,
+    size: FragmentSize,
+    values: Values | None,
+    counters: Counters | None,
+    residual: Residual | None,
+    values_stay: bool,
+    pool: BufferPool,
+) -> EncodedInput:
+    if counters is None and size.counter_count == 0:
+        counters = np.empty(0, np.int64)
+    if values is None or counters is None:
+        raise LocalProtocolError("this node contributes, but has nothing to contribute")
+    correction = None if residual is None else residual.begin()
+    return EncodedInput(
+        plan, size, values, counters, correction, values_stay=values_stay, pool=pool
+    )
 
 
 def _check_order(

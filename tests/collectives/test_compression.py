@@ -1,4 +1,4 @@
-"""zstd over frames: only where it pays, and never more memory than was told."""
+"""zstd over frames: only where it pays, and never with more memory than expected."""
 
 from __future__ import annotations
 

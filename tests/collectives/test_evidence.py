@@ -182,7 +182,7 @@ def test_what_an_owner_has_not_signed_says_nothing_about_it(forgery: str) -> Non
             scene.look(shown)
 
 
-def test_who_is_missing_in_a_chunk_is_not_looked_for() -> None:
+def test_a_contributor_missing_from_a_chunk_is_not_expected() -> None:
     scene = Scene.of()
     views = {
         p: memoryview(s)[:-SEAL_BYTES] for p, s in zip(PEERS[1:], scene.pieces[1:], strict=True)
@@ -197,7 +197,9 @@ def test_who_is_missing_in_a_chunk_is_not_looked_for() -> None:
 
 
 @pytest.mark.parametrize("manifest", [(), (ContributorRun(b"\x07", 1), ContributorRun(b"\x06", 2))])
-def test_a_proof_convinces_who_has_seen_nothing(manifest: tuple[ContributorRun, ...]) -> None:
+def test_a_proof_convinces_a_master_that_has_no_result(
+    manifest: tuple[ContributorRun, ...],
+) -> None:
     scene = Scene.of()
     honest = scene.result
     pieces = scene.pieces[1:] if manifest else scene.pieces
@@ -228,7 +230,7 @@ def test_a_proof_convinces_who_has_seen_nothing(manifest: tuple[ContributorRun, 
 
 
 @pytest.mark.parametrize("codecs", [("fp32", "fp32"), ("int8+zstd", "fp32+zstd"), ("topk", "bf16")])
-def test_sealed_contributions_make_the_same_result_and_everybody_can_look(
+def test_sealed_contributions_make_the_same_result_and_every_peer_can_audit_it(
     codecs: tuple[str, str],
 ) -> None:
     async def scenario() -> None:
@@ -283,7 +285,7 @@ def shown_by(kept: AuditLog | None, index: int) -> list[memoryview]:
     return [memoryview(piece) for piece in pieces]
 
 
-def test_who_signs_with_another_key_is_named() -> None:
+def test_a_contributor_that_signs_with_another_key_is_named() -> None:
     async def scenario() -> None:
         async with a_swarm(3) as swarm:
             size = FragmentSize(900, 0, 0)
@@ -300,7 +302,7 @@ def test_who_signs_with_another_key_is_named() -> None:
     run_virtually(scenario, seed=1)
 
 
-def test_an_heir_shows_what_it_added_and_who_only_spreads_shows_nothing() -> None:
+def test_a_successor_shows_what_it_added_and_a_spreader_shows_nothing() -> None:
     async def scenario() -> None:
         world = MemoryWorld(random.Random(0), bytes_per_s=10_000)
         async with a_swarm(4, world) as swarm:
@@ -332,7 +334,7 @@ def test_an_heir_shows_what_it_added_and_who_only_spreads_shows_nothing() -> Non
     run_virtually(scenario, seed=1)
 
 
-def test_what_is_kept_goes_with_its_reduction() -> None:
+def test_the_audit_log_is_freed_with_its_reduction() -> None:
     """A fragment's encoding a round: it must not wait for the garbage collector."""
 
     async def scenario() -> None:
