@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from holdfast.membership.peer.local_round import OVERTAKEN_MAX
 from holdfast.membership.peer.peer_effects import PeerEffect, ReloadTrainer, TellMaster, TellTrainer
-from holdfast.membership.peer.replica import OVERTAKEN_MAX, WORTH_SHARE, Replica
+from holdfast.membership.peer.replica import Replica
+from holdfast.membership.peer.trainer_control import WORTH_SHARE
 from holdfast.protocol.messages import (
     Abort,
     Commit,
@@ -36,10 +38,9 @@ ME_ALONE = (Contributor(ME, 80, 1.0),)
 def a_contributor(fragment_count: int = 1) -> Replica:
     """In sync at version 0, its trainer loaded and at work."""
     replica = Replica(ME)
-    replica.sync_every = EVERY
     heads = tuple(FragmentHead(fragment, 0, ROOT) for fragment in range(fragment_count))
     replica.founded(LINEAGE, heads)
-    replica.welcome(Welcome(1, 1, "", None, LINEAGE, heads, 0, (), 1), fragment_count)
+    replica.welcome(Welcome(1, 1, "", None, LINEAGE, heads, 0, (), 1), EVERY, fragment_count)
     me = MemberInfo(ME, "me", 1, (), Role.CONTRIBUTOR, True)
     replica.receive(View(1, (me,), 0))
     replica.trainer_came()
@@ -158,7 +159,7 @@ def test_a_trainer_that_is_not_ahead_posts_at_the_rounds_step() -> None:
 def test_after_a_rewind_no_round_is_posted_before_some_steps_were_trained() -> None:
     """The run's rounds come again, from the state that a trainer far ahead has just loaded."""
     replica = posted_at(47)
-    replica.step = 60
+    replica.trainer.run_step = 60
     replica.trainer_came()
     assert opened_at(replica.receive(Open(2, 0, 1, 10))) == (60 + int(WORTH_SHARE * EVERY), 65)
 
@@ -227,7 +228,7 @@ def test_a_round_told_again_with_an_earlier_step_is_posted_for_at_once() -> None
 
     (nudged,) = told(replica.receive(Open(1, 0, 0, 0)))
     assert isinstance(nudged, RoundOpened)
-    assert (nudged.round, nudged.at_step, nudged.step_limit) == (1, 0, replica.step_limit())
+    assert (nudged.round, nudged.at_step, nudged.step_limit) == (1, 0, replica.trainer.step_limit())
 
     replica.posted(Posted(1, 0, 0, 48, EVERY - 2), 1.0, "")
     assert told(replica.receive(Open(1, 0, 0, 0))) == [], "it has posted; once is enough"
