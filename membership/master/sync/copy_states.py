@@ -1,8 +1,8 @@
-"""What becomes of one copy (a member's fragment), as a table.
+"""The states of one copy (a member's fragment), and its transitions as a table.
 
 STALE ---- a transfer starts ----> FETCHING ---- Synced ----> HELD | UNCHECKED
   ^                                   |                        |        |
-  |<------ failed, donors gone -------+                        |        | the version's root
+  |<------ failed, donors gone -------+                        |        | when the version's root
   |<------ differs, or did not apply a commit in time ---------+--------+ is agreed: HELD | STALE
 """
 
