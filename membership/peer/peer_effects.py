@@ -35,7 +35,7 @@ class TellTrainer(PeerEffect):
 
 @frozen
 class ReloadTrainer(PeerEffect):
-    """Send ``Load``: the trainer takes the shared state as it is and drops its local delta."""
+    """Send ``Load``: the trainer takes the shared state and drops its local delta."""
 
     step: int
     step_limit: int
@@ -70,7 +70,7 @@ class RepairReduction(PeerEffect):
 
 @frozen
 class StopReduction(PeerEffect):
-    """Cancel the round's reduction, whatever its attempt."""
+    """Cancel the round's reduction in any attempt."""
 
     round: int
 

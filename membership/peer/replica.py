@@ -1,9 +1,8 @@
 """The peer's rules: the state of its rounds and fragments, what to apply and what to fetch. Pure.
 
 Messages of the master and reports of the peer's own tasks come in, effects go out; there is no
-I/O, no clock and no tensor here. The master decides; this machine makes sure that whatever arrives
-in whatever order, a fragment only ever moves from a version to the next one by the result that was
-committed for it.
+I/O, no clock and no tensor here. The master decides. This machine ensures that, in any order of
+messages, a fragment moves from a version to the next one only by the result that was committed for it.
 
 A round at a peer:
 
@@ -127,9 +126,9 @@ class Replica:
 
     @property
     def settled(self) -> bool:
-        """Every commit that was heard of is applied, so that the run was in exactly this state.
+        """Every known commit is applied: the run once was in exactly the state that is held.
 
-        Between two rounds that are applied side by side it may never have been.
+        Between two rounds that are applied side by side this need not be so.
         """
         return self.valid and all(each.commit is None for each in self.rounds.values())
 
@@ -217,7 +216,7 @@ class Replica:
         """End the rounds that the master does not know any more, or does not continue."""
         effects: list[PeerEffect] = []
         if message.branch != self.branch:
-            # What was committed there is void, unless it is applied already: the master will say.
+            # Commits of the other branch are void. One that is applied already is the master's to undo.
             self.branch = message.branch
             for each in list(self.rounds.values()):
                 if each.commit is not None and each.phase is not RoundState.APPLYING:

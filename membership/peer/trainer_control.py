@@ -1,4 +1,4 @@
-"""What a peer's trainer is told: the shared state, its rounds, and how far it may run.
+"""Control of a peer's trainer: its state, its rounds, and how far it may run.
 
 A trainer never runs past its step limit, the first step at which a round may be due that it was
 not told of. Without a master the limit is extended: the run goes on, and what the trainer learns
@@ -38,7 +38,7 @@ def next_boundary(step: int, sync_every: int, fragment_count: int) -> int:
 
 @define
 class TrainerControl:
-    """What one peer's trainer was told.
+    """One peer's trainer: what it was told, and its step limit.
 
     Attributes:
       rounds, fragments: the replica's; a round's ``offered`` and ``told_step`` and a fragment's
@@ -139,7 +139,7 @@ class TrainerControl:
     # ------------------------------------------------------------ the shared state
 
     def reload(self) -> list[PeerEffect]:
-        """Have an attached trainer take the shared state as it is, then every open round."""
+        """Load the shared state into an attached trainer, then offer it every open round."""
         if not self.attached:
             return []
         self.loaded, self.trained = True, self.training
@@ -217,7 +217,7 @@ class TrainerControl:
         if contributed and ended.posted is not None:
             worth_step = ended.posted.step + _worth_steps(self.sync_every)
             self.fragments[ended.fragment].worth_step = worth_step
-        self.trained &= self.training  # a spare's trainer takes the new version as it is
+        self.trained &= self.training  # a spare's trainer drops its own steps at the new version
         return self._end_extension()
 
 

@@ -103,7 +103,7 @@ class _Carried:
 
     def rate(self) -> float | None:
         """Return bytes per second, or None while too little is known."""
-        return _believable(self.carried_bytes / self.busy_s) if self.busy_s >= BUSY_S_MIN else None
+        return _clamp(self.carried_bytes / self.busy_s) if self.busy_s >= BUSY_S_MIN else None
 
 
 @define
@@ -140,7 +140,7 @@ class Bandwidths:
     def probed(self, report: Probed) -> None:
         """Add a probe's measurement of its sender's uplink, if there is one."""
         if report.carried_bytes and report.seconds:
-            rate = _believable(report.carried_bytes / report.seconds)
+            rate = _clamp(report.carried_bytes / report.seconds)
             line = self._line(report.sender)
             for carried in (line.up, line.out):
                 carried.add(rate * PROBE_COUNTS_S, PROBE_COUNTS_S)
@@ -217,16 +217,16 @@ class Bandwidths:
             cap, line = caps.get(peer, NO_CAP), self._lines.get(peer, _Line())
             out_rate = line.out.rate() or rates[peer].up_bytes_per_s
             if peer in senders:
-                up += min(out_rate, _believable(cap.up_bytes_per_s))
+                up += min(out_rate, _clamp(cap.up_bytes_per_s))
                 down += rates[peer].down_bytes_per_s
             else:
-                down += min(line.down.rate() or 0.0, _believable(cap.down_bytes_per_s))
+                down += min(line.down.rate() or 0.0, _clamp(cap.down_bytes_per_s))
             mates = [mate for mate in members if mate != peer]
             sent = max(self.links.get(peer, {}).get(mate, 0.0) for mate in mates)
             taken = max(self.links.get(mate, {}).get(peer, 0.0) for mate in mates)
             within = Bandwidth(
-                max(out_rate, _believable(sent or INNER_TIMES * out_rate)),
-                max(out_rate, _believable(taken or INNER_TIMES * out_rate)),
+                max(out_rate, _clamp(sent or INNER_TIMES * out_rate)),
+                max(out_rate, _clamp(taken or INNER_TIMES * out_rate)),
             )
             inner[peer] = _capped(within, cap)
         return SiteLine(members, Bandwidth(up, down), inner)
@@ -234,8 +234,8 @@ class Bandwidths:
 
 def _capped(rate: Bandwidth, cap: Bandwidth) -> Bandwidth:
     return Bandwidth(
-        min(_believable(cap.up_bytes_per_s), rate.up_bytes_per_s),
-        min(_believable(cap.down_bytes_per_s), rate.down_bytes_per_s),
+        min(_clamp(cap.up_bytes_per_s), rate.up_bytes_per_s),
+        min(_clamp(cap.down_bytes_per_s), rate.down_bytes_per_s),
     )
 
 
@@ -243,5 +243,5 @@ def _median(rates: Sequence[float]) -> float:
     return statistics.median(rates) if rates else DEFAULT_BYTES_PER_S
 
 
-def _believable(rate: float) -> float:
+def _clamp(rate: float) -> float:
     return min(RATE_MAX_BYTES_PER_S, max(RATE_MIN_BYTES_PER_S, rate))

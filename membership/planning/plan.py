@@ -85,7 +85,7 @@ def make_plan(
       lines: of all receivers, and their sites.
       spec: chunk size and codecs.
       fragment: its number, by which the spec's codecs are chosen.
-      star_only: plan no tree, whatever it would save.
+      star_only: plan no tree, even if it is faster.
       barred: contributors that own nothing, unless no other contributor could.
 
     Returns:
@@ -93,7 +93,7 @@ def make_plan(
       own nothing. Multiplying all bandwidths by k gives the same plan, but for rounding.
 
     Raises:
-      NobodyReachableError: no contributor can be reached by all the others.
+      NoReachableOwnerError: no contributor can be reached by all the others.
     """
     up, down = spec.reduce.codecs(fragment)
     cut = _Cut.of(size, len(contributors), spec.reduce.chunk_bytes, up, down)
@@ -142,14 +142,14 @@ def make_plan(
                 evolve(bare, owners=owners, sites=leads),
                 evolve(estimate, predicted_s=needed_s, bound_s=sited.best.tree_bound_s),
             )
-    owned = _apportion(cut.chunk_count, _without(shares, contributors, barred))
+    owned = _apportion(cut.chunk_count, _without_barred(shares, contributors, barred))
     return (
-        evolve(bare, owners=_runs(_dealt(contributors, owned))),
+        evolve(bare, owners=_runs(_owners_by_chunk(contributors, owned))),
         evolve(estimate, predicted_s=_star_s(cut, work, owned)),
     )
 
 
-def _without(
+def _without_barred(
     shares: Sequence[float], contributors: Sequence[str], barred: Collection[str]
 ) -> Sequence[float]:
     """Return the shares when barred contributors own nothing and the others more, in proportion."""
@@ -216,8 +216,8 @@ class _Sited:
             peers = [self.members[member] for member in site.members]
             first = len(owners)
             # The owner of a chunk that is owned here leads it, too; the other chunks are dealt likewise.
-            owners += _dealt(peers, _apportion(own_count, site.leading))
-            rest = _dealt(peers, _apportion(count - own_count, site.leading))
+            owners += _owners_by_chunk(peers, _apportion(own_count, site.leading))
+            rest = _owners_by_chunk(peers, _apportion(count - own_count, site.leading))
             leaders = [*rest[:first], *owners[first:], *rest[first:]]
             if len(peers) > 1:
                 leads.append(SiteLeaders(tuple(peers), _runs(leaders)))
@@ -295,7 +295,7 @@ def _apportion(chunk_count: int, shares: Sequence[float]) -> list[int]:
     return owned
 
 
-def _dealt(peers: Sequence[str], chunk_counts: Sequence[int]) -> list[str]:
+def _owners_by_chunk(peers: Sequence[str], chunk_counts: Sequence[int]) -> list[str]:
     """Return the owner of each chunk: the first peer's chunks, then the second's, and so on."""
     return [peer for peer, n in zip(peers, chunk_counts, strict=True) for _chunk in range(n)]
 

@@ -57,7 +57,7 @@ FRAME_BYTES = 48  # header and tag of a chunk on a lane, ``protocol.lane``'s
 
 @frozen
 class Conditions:
-    """What a run's operator cannot choose.
+    """The conditions of a run that its operator cannot choose.
 
     Attributes:
       value_count: parameters of the model.

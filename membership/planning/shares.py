@@ -39,7 +39,7 @@ PROGRAM_SLACK = 1e-7  # relative difference that the solver takes for equal
 Direction = tuple[float, float, float]
 
 
-class NobodyReachableError(HoldfastError):
+class NoReachableOwnerError(HoldfastError):
     """No contributor can be reached by all the others. Plan with other members."""
 
 
@@ -122,7 +122,7 @@ def reduction_s(work: Workload, own_up: Sequence[float], own_down: Sequence[floa
     for line in work.shared:
         owned_up = sum(own_up[member] for member in line.members if member < count)
         owned_down = sum(own_down[member] for member in line.members if member < count)
-        inside, listening = _behind(work, line)
+        inside, listening = _count_behind(work, line)
         sent = inside * (work.up_bytes - owned_up) + (receivers - listening) * owned_down
         received = listening * (work.down_bytes - owned_down) + (count - inside) * owned_up
         slowest = max(
@@ -131,7 +131,7 @@ def reduction_s(work: Workload, own_up: Sequence[float], own_down: Sequence[floa
     return slowest + (2 * work.delay_s if receivers > 1 else 0.0)
 
 
-def _behind(work: Workload, line: SharedLine) -> tuple[int, int]:
+def _count_behind(work: Workload, line: SharedLine) -> tuple[int, int]:
     """Return the numbers of contributors and of all receivers behind a shared line."""
     contributors = sum(member < work.contributor_count for member in line.members)
     return contributors, len(line.members)
@@ -166,7 +166,7 @@ def bound_s(work: Workload) -> float:
     listening = [down / rate.down_bytes_per_s for rate in work.rates[count:]]
     shared = []
     for line in work.shared:
-        inside, receiving = _behind(work, line)
+        inside, receiving = _count_behind(work, line)
         least_out = min(inside * up, (receivers - receiving) * down)
         least_in = min(receiving * down, (count - inside) * up)
         shared.append(least_out / line.rate.up_bytes_per_s)
@@ -204,10 +204,10 @@ def best_shares(work: Workload) -> list[float]:
     """Return the contributors' shares, adding up to 1, that end the reduction soonest.
 
     Raises:
-      NobodyReachableError: no contributor can own anything.
+      NoReachableOwnerError: no contributor can own anything.
     """
     if len(work.barred()) == work.contributor_count:
-        raise NobodyReachableError("no contributor can be reached by all who take part")
+        raise NoReachableOwnerError("no contributor can be reached by all members of the round")
     if work.shared or any(limit > 0 for limit in work.pair_limits.values()):
         return program_shares(work)
     return filled_shares(work)
@@ -258,7 +258,7 @@ def fill(
     least, most = fitting
     spread = sum(most) - sum(least)
     part = (1 - sum(least)) / spread if spread > 0 else 0.0
-    return _normal([a + part * (b - a) for a, b in zip(least, most, strict=True)])
+    return _normalise([a + part * (b - a) for a, b in zip(least, most, strict=True)])
 
 
 def _without_pairs_s(work: Workload, shares: Sequence[float]) -> float:
@@ -330,7 +330,7 @@ def program_shares(work: Workload) -> list[float]:
     if fastest.status != 0:
         raise LocalProtocolError(f"the plan's linear program has no solution: {fastest.message}")
     units = float(fastest.x[count]) * (1 + PROGRAM_SLACK)
-    most = _most(work, units * (bound_s(work) - 2 * work.delay_s))
+    most = _largest_shares(work, units * (bound_s(work) - 2 * work.delay_s))
     parts = [
         [*(float(i == member) for i in range(count)), -high] for member, high in enumerate(most)
     ]
@@ -343,7 +343,7 @@ def program_shares(work: Workload) -> list[float]:
     )
     best = even if even.status == 0 else fastest
     shares = [float(share) for share in best.x[:count]]
-    return _normal([0.0 if member in barred else share for member, share in enumerate(shares)])
+    return _normalise([0.0 if member in barred else share for member, share in enumerate(shares)])
 
 
 def _program(work: Workload) -> tuple[list[list[float]], list[float]]:
@@ -373,7 +373,7 @@ def _program(work: Workload) -> tuple[list[list[float]], list[float]]:
             add(loads, 0.0, limit)
     for line in work.shared:
         owners = [member for member in line.members if member < count]
-        inside, receiving = _behind(work, line)
+        inside, receiving = _count_behind(work, line)
         sends = (len(work.rates) - receiving) * down - inside * up
         takes = (count - inside) * up - receiving * down
         add(dict.fromkeys(owners, sends), inside * up, line.rate.up_bytes_per_s)
@@ -381,7 +381,7 @@ def _program(work: Workload) -> tuple[list[list[float]], list[float]]:
     return rows, limits
 
 
-def _most(work: Workload, seconds: float) -> list[float]:
+def _largest_shares(work: Workload, seconds: float) -> list[float]:
     """Return the share that each contributor's own line could own in that time, at most 1."""
     most = []
     for rate in work.contributor_rates:
@@ -393,7 +393,7 @@ def _most(work: Workload, seconds: float) -> list[float]:
     return most
 
 
-def _normal(shares: Sequence[float]) -> list[float]:
+def _normalise(shares: Sequence[float]) -> list[float]:
     """Scale shares to add up to 1, with values below 0 (from rounding) as 0."""
     positive = [max(0.0, share) for share in shares]
     total = sum(positive)

@@ -108,7 +108,7 @@ def plan_tree(
 
     Raises:
       LocalProtocolError: a member is in two sites, or a site has less than two members.
-      NobodyReachableError: see ``best_shares``.
+      NoReachableOwnerError: see ``best_shares``.
     """
     _check(work, sites)
     lines = tuple(SharedLine(frozenset(site.members), site.line) for site in sites)

@@ -129,7 +129,7 @@ def _rule(_instance: object, attribute: attrs.Attribute[Any], value: object) -> 
 
 
 def _as_tuples(value: Any) -> Any:
-    """Convert TOML's lists to tuples, also nested ones; return any other value as it is."""
+    """Convert TOML's lists to tuples, also nested ones; return any other value unchanged."""
     return tuple(_as_tuples(each) for each in value) if isinstance(value, list) else value
 
 
@@ -232,7 +232,7 @@ class MembershipTable:
     # Seconds after which the run goes on from an older version, when no member holds the newest
     # version any more; 0: never.
     rewind_s: float = field(default=300.0, validator=_number(0.0, SECONDS_MAX))
-    # The operator approves every newcomer, whatever its invite.
+    # The operator approves every newcomer, with any invite.
     approve: bool = field(default=False, validator=_truth)
 
 
@@ -413,19 +413,19 @@ class RunSpec:
             similar one), or a value out of range.
         """
         if len(toml_text) > SPEC_CHARS_MAX:
-            raise _wrong(f"it is longer than {SPEC_CHARS_MAX} characters")
+            raise _spec_error(f"it is longer than {SPEC_CHARS_MAX} characters")
         try:
             document = tomllib.loads(toml_text)
         except tomllib.TOMLDecodeError as error:
-            raise _wrong(str(error)) from error
+            raise _spec_error(str(error)) from error
         except RecursionError as error:
-            raise _wrong("its values are nested too deeply") from error
+            raise _spec_error("its values are nested too deeply") from error
         _refuse_unknown(document, list(TABLES), "table")
         given: dict[str, dict[str, Any]] = {}
         for name, kind in TABLES.items():
             values = document.get(name, {})
             if not isinstance(values, dict):
-                raise _wrong(f"{name} must be a table: [{name}]")
+                raise _spec_error(f"{name} must be a table: [{name}]")
             _refuse_unknown(values, [a.name for a in attrs.fields(kind)], f"key in [{name}]")
             given[name] = values
         tables: dict[str, Any] = {}
@@ -443,7 +443,7 @@ class RunSpec:
                     raise ValueError(f"[{name}] {error}") from error
             return cls(**tables, toml_text=toml_text)
         except ValueError as error:
-            raise _wrong(str(error)) from error
+            raise _spec_error(str(error)) from error
 
     @property
     def heartbeat_s(self) -> float:
@@ -468,7 +468,7 @@ class RunSpec:
         return self.membership.deadline_s / 10
 
 
-def _wrong(reason: str, hint: str = "") -> UserError:
+def _spec_error(reason: str, hint: str = "") -> UserError:
     return UserError(f"run.toml: {reason}", exit_code=SPEC_EXIT_CODE, hint=hint)
 
 
@@ -477,4 +477,4 @@ def _refuse_unknown(values: dict[str, Any], known: list[str], what: str) -> None
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-            raise _wrong(f"unknown {what}: {name!r} ({hint})", hint=hint)
+            raise _spec_error(f"unknown {what}: {name!r} ({hint})", hint=hint)

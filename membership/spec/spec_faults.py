@@ -1,4 +1,4 @@
-"""All errors and warnings of a ``run.toml``, with their lines.
+"""Errors and warnings of a ``run.toml``, with their lines.
 
 ``RunSpec.parse`` stops at the first error, as a master should; an author wants to see all of them.
 This module has no rules of its own: the spec's validators and contradictions decide.
@@ -88,7 +88,7 @@ def _errors(document: Mapping[str, Any], lines: Mapping[str, int]) -> Iterator[S
     made: dict[str, Any] = {}
     for name in document:
         if name not in TABLES:
-            yield _unknown(name, list(TABLES), "table", name, lines)
+            yield _unknown_fault(name, list(TABLES), "table", name, lines)
     for name, kind in TABLES.items():
         values = document.get(name, {})
         if not isinstance(values, dict):
@@ -97,16 +97,16 @@ def _errors(document: Mapping[str, Any], lines: Mapping[str, int]) -> Iterator[S
         known = [attribute.name for attribute in attrs.fields(kind)]
         for key in values:
             if key not in known:
-                yield _unknown(key, known, "key", f"{name}.{key}", lines)
-        faults = list(_values(name, kind, values, lines))
+                yield _unknown_fault(key, known, "key", f"{name}.{key}", lines)
+        faults = list(_value_faults(name, kind, values, lines))
         yield from faults
         if not faults:
             made[name] = {key: value for key, value in values.items() if key in known}
     if {"diloco", "membership", "reduce"} <= set(made):
-        yield from _between(made, lines)
+        yield from _contradictions(made, lines)
 
 
-def _unknown(
+def _unknown_fault(
     name: str, known: list[str], what: str, key: str, lines: Mapping[str, int]
 ) -> SpecFault:
     near = next(iter(difflib.get_close_matches(name, known, n=1)), "")
@@ -114,7 +114,7 @@ def _unknown(
     return SpecFault(lines.get(key, 0), key, f"unknown {what} ({told})", near)
 
 
-def _values(
+def _value_faults(
     table: str, kind: type, values: Mapping[str, Any], lines: Mapping[str, int]
 ) -> Iterator[SpecFault]:
     for attribute in attrs.fields(kind):
@@ -129,7 +129,7 @@ def _values(
             yield SpecFault(lines.get(key, 0), key, str(error))
 
 
-def _between(made: Mapping[str, Any], lines: Mapping[str, int]) -> Iterator[SpecFault]:
+def _contradictions(made: Mapping[str, Any], lines: Mapping[str, int]) -> Iterator[SpecFault]:
     """Yield contradictions among values that are valid each."""
     diloco, groups = made["diloco"], made["diloco"].get("groups")
     if groups:

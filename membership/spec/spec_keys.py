@@ -85,7 +85,7 @@ MEANINGS = {
         "0: never"
     ),
     "membership.approve": (
-        "every newcomer waits for `holdfast approve`, whatever its invite says; a peer that was "
+        "every newcomer waits for `holdfast approve`, with any invite; a peer that was "
         "admitted before does not"
     ),
     "reduce.codec_up": (

@@ -21,7 +21,7 @@ from holdfast.membership.planning.plan import (
     make_plan,
     wire_bytes_per_value,
 )
-from holdfast.membership.planning.shares import NobodyReachableError
+from holdfast.membership.planning.shares import NoReachableOwnerError
 from holdfast.membership.spec.spec import CODECS, RunSpec
 from holdfast.protocol.messages import FragmentSize, Plan
 from tests.membership.sited import Sited, sited
@@ -88,7 +88,7 @@ def test_whom_somebody_cannot_reach_owns_nothing(
     limits = {(PEERS[a], PEERS[b]): 0.0 for a, b in pairs}
     size = FragmentSize(1_000_000, 0, 1)
     if len(cut_off) == count:
-        with pytest.raises(NobodyReachableError):
+        with pytest.raises(NoReachableOwnerError):
             planned(size, speeds, pair_limits=limits)
         return
     plan, estimate = planned(size, speeds, pair_limits=limits)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from holdfast.membership.planning.bandwidth import Bandwidth
 from holdfast.membership.planning.shares import (
-    NobodyReachableError,
+    NoReachableOwnerError,
     Workload,
     best_shares,
     bound_s,
@@ -182,7 +182,7 @@ def test_an_owner_must_reach_those_who_only_listen() -> None:
 
 def test_nobody_can_own_anything() -> None:
     ring_of_strangers = {(0, 1): 0.0, (1, 2): 0.0, (2, 0): 0.0}
-    with pytest.raises(NobodyReachableError):
+    with pytest.raises(NoReachableOwnerError):
         best_shares(evolve(symmetric([1e6] * 3), pair_limits=ring_of_strangers))
 
 

@@ -66,7 +66,7 @@ class Dispute:
 
 
 class Disputes:
-    """All pairs in dispute; one object per master."""
+    """The pairs in dispute; one object per master."""
 
     def __init__(self, deadline_s: float) -> None:
         self._deadline_s = deadline_s

@@ -6,7 +6,7 @@ are idle:
 
 - one probe at a time in the whole run, so that no two share a line;
 - no probe while a reduction or a transfer of state runs; an order to reduce ends a probe at its peers;
-- one probe per member and membership, whatever its result: rounds measure the line later;
+- one probe per member and membership, also if it fails: rounds measure the line later;
 - to the member that is known to receive fastest, so that the sender's line is the limit.
 
 A probe's cost is bounded by ``PROBE_BYTES_MAX`` and ``PROBE_S_MAX`` per member. No round waits for

@@ -29,7 +29,7 @@ COMMITS_MAX = 16  # recent commits by which the run's pace is measured
 RETRY_DEADLINES = 4  # until a member that could not keep up is tried again; doubled each time
 RETRY_MAX_S = 3_600.0
 RESTARTS_MAX = 3  # copies in a row that were overtaken by rounds; then the member waits, too
-JUDGED_S_MIN = 5.0  # a copy that is younger says nothing about what the line carries
+MEASURED_S_MIN = 5.0  # a copy that is younger says nothing about what the line carries
 
 
 @define
@@ -135,7 +135,7 @@ class CatchUp:
         behind.restarts += 1
         behind.outrun = fetch
         carried, needed = self._rates(member, fetch)
-        if self.context.now_s - fetch.began_s < JUDGED_S_MIN:
+        if self.context.now_s - fetch.began_s < MEASURED_S_MIN:
             return ""
         if carried < HEADROOM * needed:
             behind.carried_bytes_per_s = carried

@@ -14,7 +14,7 @@ from ..state.roster import CopyState
 
 
 class CopyEvent(enum.Enum):
-    """What can happen to a copy."""
+    """Events of one copy."""
 
     FETCH = "fetch"  # a transfer began
     AGREES = "agrees"  # it has the run's root

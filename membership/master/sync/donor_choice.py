@@ -39,10 +39,10 @@ def choose_donors(
         # A member to which all donors seem bad may be at fault itself; its failures count.
         member.bad_donors.clear()
         trusted = able
-    return ranked(roster, trusted, bandwidths)[:DONORS_MAX]
+    return rank_donors(roster, trusted, bandwidths)[:DONORS_MAX]
 
 
-def ranked(roster: Roster, able: Sequence[Member], bandwidths: Bandwidths) -> list[Member]:
+def rank_donors(roster: Roster, able: Sequence[Member], bandwidths: Bandwidths) -> list[Member]:
     """Sort members by their uplink for one more receiver; members that are leaving come last."""
     lines = bandwidths.lines([other.peer for other in able], caps_of(able))
     receivers: Counter[str] = Counter()

@@ -36,11 +36,11 @@ class RootVotes:
         if newest - VOTED_VERSIONS < head.version <= newest:
             self._cast.setdefault((head.fragment, head.version), {})[member.peer] = head.root
 
-    def of(self, fragment: int, version: int) -> dict[str, bytes]:
+    def by_peer(self, fragment: int, version: int) -> dict[str, bytes]:
         """Return the roots voted for, by peer."""
         return self._cast.get((fragment, version), {})
 
-    def asked(self) -> list[tuple[int, int]]:
+    def voted_on(self) -> list[tuple[int, int]]:
         """Return the fragments and versions that have votes."""
         return list(self._cast)
 
@@ -53,10 +53,10 @@ class RootVotes:
         voters = sorted(self._voters(fragment), key=lambda member: member.number)
         voices = {member.peer: voice_of(member) for member in voters}
         unheard = self.unheard - voices.keys()
-        found = elect(self.of(fragment, version), voices, len(unheard))
+        found = elect(self.by_peer(fragment, version), voices, len(unheard))
         if found is None:
             return b""
-        votes = self.of(fragment, version)
+        votes = self.by_peer(fragment, version)
         all_have = not unheard and all(peer in votes for peer in voices)
         return found.winner if found.majority or all_have or force else b""
 

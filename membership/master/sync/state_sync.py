@@ -52,7 +52,7 @@ Excluded = Callable[[Member, int], bool]
 
 
 class StateSync:
-    """All copies of all members: their transitions, and the transfers between members.
+    """The members' copies of the state: their transitions, and transfers between members.
 
     Attributes:
       missing: contributors from before the master's restart that are not back yet.
@@ -309,7 +309,7 @@ class StateSync:
         if not history.founded:
             return False
         changed = False
-        for fragment, version in self.votes.asked():
+        for fragment, version in self.votes.voted_on():
             if not history.root(fragment, version):
                 changed |= bool(self.decide(fragment, version))
         for member in self.context.roster.by_number():
