@@ -163,9 +163,7 @@ class TrainerControl:
         if self.training == self.told_training:
             return []
         if self.training and valid and not self.finished and not self.trained:
-            return (
-                self.reload()
-            )  # a spare's warm-up steps are no training: it starts from the run's state
+            return self.reload()  # what a spare's trainer did is not a contribution: start afresh
         return [self._tell_role()] if self.loaded else []
 
     def _tell_role(self) -> PeerEffect:
