@@ -1,4 +1,4 @@
-"""Everything that is wrong with a run.toml is named, with its line; and nothing that a master takes."""
+"""Every error of a run.toml is named with its line, and nothing that a master accepts is an error."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ KEYS = st.one_of(
 
 
 @given(st.dictionaries(KEYS, VALUES, max_size=4))
-def test_what_is_wrong_is_what_a_master_refuses(given: dict[tuple[str, str], str]) -> None:
+def test_errors_are_what_a_master_refuses(given: dict[tuple[str, str], str]) -> None:
     text = "\n".join(f"{table}.{key} = {value}" for (table, key), value in given.items())
     errors, _warnings = find_faults(text)
     if not errors:
@@ -109,7 +109,7 @@ def test_what_is_wrong_is_what_a_master_refuses(given: dict[tuple[str, str], str
         ("[checkpoint]\nkeep_s = 60.0", "checkpoint.keep_s"),
     ],
 )
-def test_good_sense_is_spoken_for(text: str, key: str) -> None:
+def test_a_doubtful_setting_has_a_warning(text: str, key: str) -> None:
     errors, (warning,) = find_faults(text)
     assert errors == []
     assert warning.key == key
@@ -117,5 +117,5 @@ def test_good_sense_is_spoken_for(text: str, key: str) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["", *ALGORITHMS])
-def test_nothing_is_doubtful_about_what_is_presumed(algorithm: str) -> None:
+def test_an_algorithms_defaults_have_no_warning(algorithm: str) -> None:
     assert find_faults(f"[diloco]\nalgorithm = '{algorithm}'") == ([], [])
