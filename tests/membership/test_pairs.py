@@ -45,7 +45,7 @@ def test_two_ends_that_say_it_late_do_not_leave_a_pair_apart() -> None:
     assert owners(round_of(table)) == {A}
 
 
-def test_a_pair_without_a_link_is_remembered_over_a_return() -> None:
+def test_that_two_had_no_link_outlives_a_return() -> None:
     table = a_table()
     table.say(B, LinkBroken(A))
     table.say(B, RouteWanted(A, 0, True, "no answer"))
