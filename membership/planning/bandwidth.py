@@ -9,7 +9,7 @@ exponential decay, give a rate. Three things follow from how it is measured:
   fast peer among slow ones would look slow for ever, and own little for ever.
 - A line that was hardly busy says nothing. Sent bytes count as under way until the receiver has
   acknowledged them, some tenths of a second later at most; this is the same for all peers.
-- A peer that was not measured yet counts as the median of the others.
+- A peer that was not measured yet counts as the median of the measured peers.
 
 Members behind one line are a *site*. Bytes that leave the site are counted separately, over the
 seconds in which the member sent at all, and the line's rate is the sum over its members: they send at

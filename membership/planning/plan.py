@@ -93,7 +93,7 @@ def make_plan(
       own nothing. Multiplying all bandwidths by k gives the same plan, but for rounding.
 
     Raises:
-      NoReachableOwnerError: no contributor can be reached by all the others.
+      NoReachableOwnerError: no contributor can be reached by all other members.
     """
     up, down = spec.reduce.codecs(fragment)
     cut = _Cut.of(size, len(contributors), spec.reduce.chunk_bytes, up, down)

@@ -40,7 +40,7 @@ Direction = tuple[float, float, float]
 
 
 class NoReachableOwnerError(HoldfastError):
-    """No contributor can be reached by all the others. Plan with other members."""
+    """No contributor can be reached by all other members. Plan with fewer or other members."""
 
 
 @frozen
