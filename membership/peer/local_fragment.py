@@ -50,7 +50,7 @@ class LocalFragment:
         return self.fetching is not None and self.fetching.head == head
 
     def install(self, head: FragmentHead, received_bytes: int, bad_donors: Iterable[str]) -> None:
-        """Take a verified copy as what is held."""
+        """Replace what is held by a verified copy."""
         self.fetching, self.version, self.root = None, head.version, head.root
         self.synced_due, self.received_bytes = True, received_bytes
         self.bad_donors = tuple(bad_donors)

@@ -64,7 +64,7 @@ class LocalRound:
 
 
 def void_rounds(rounds: dict[int, LocalRound], new: Open | Reduce) -> list[LocalRound]:
-    """Return the earlier rounds of a new round's fragment that, not committed by now, never will be."""
+    """Return the earlier uncommitted rounds of a new round's fragment: they will not be committed."""
     return [
         each
         for each in rounds.values()

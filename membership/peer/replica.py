@@ -373,7 +373,7 @@ class Replica:
         return self.fragments[index].fetch(message)
 
     def _stop_copy(self, message: Release) -> list[PeerEffect]:
-        """Stop a copy that the rounds have overtaken, and drop the rounds kept for its replay."""
+        """Stop a copy that rounds have overtaken, and drop the rounds kept for its replay."""
         held = self.fragments[message.fragment] if message.fragment < len(self.fragments) else None
         if held is None or held.fetching is None or held.fetching.head.version != message.version:
             return []
