@@ -41,7 +41,7 @@ from holdfast.collectives.contributor_sets import pack_set, unpack_set
 from holdfast.daemon.web.run_history import Query, QueryError
 from holdfast.membership.master.state.journal import RECORDS
 from holdfast.membership.spec.spec import CODECS, RunSpec
-from holdfast.membership.spec.spec_faults import look_at
+from holdfast.membership.spec.spec_faults import find_faults
 from holdfast.protocol import wire
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.connection_phases import (
@@ -339,7 +339,7 @@ def address(data: bytes) -> None:
 def spec(data: bytes) -> None:
     """run.toml: from a person, a journal, a master."""
     text = data.decode("utf-8", "replace")
-    errors, _warnings = look_at(text)
+    errors, _warnings = find_faults(text)
     try:
         read = RunSpec.parse(text)
     except UserError:

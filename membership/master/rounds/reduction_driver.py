@@ -63,7 +63,7 @@ from ....protocol.messages import (
 from ...manifest import fits, format_committed, went_in
 from ...planning.bandwidth import Bandwidths, LineCapacities
 from ...planning.plan import make_plan
-from ...planning.shares import NobodyReachableError
+from ...planning.shares import NoReachableOwnerError
 from ..routes.disputes import DISPUTES_MAX
 from ..routes.routes import Routes
 from ..state.context import Context, quoted, said
@@ -286,7 +286,7 @@ class ReductionDriver:
                 star_only=before is not None,  # what goes wrong again can be repaired then
                 barred=self.audits.barred() | round_.barred,
             )
-        except NobodyReachableError as error:
+        except NoReachableOwnerError as error:
             self.round_table.abort(round_, str(error))
             return
         number = 1 if before is None else max(before.number, before.flush_number) + 1
