@@ -784,7 +784,7 @@ class CheckpointTold(Message):
 
 @frozen
 class BlocksVerified(Message):
-    """Peer, after ``VerifyBlocks``: 32 bytes per block; empty if the peer has another version."""
+    """Peer, after ``VerifyBlocks``: 32 bytes per block, or none if the peer has another version."""
 
     number: int = field(validator=_count)
     fragment: int = field(validator=_count)

@@ -66,7 +66,7 @@ async def test_only_few_ports_are_dialled() -> None:
     network = FakeNetwork(lambda _address: NONCE)
     faults = await ask(network, tuple(f"a:{port}" for port in range(1, 5)))
     assert len(network.dialled) == CHECKED_PORTS_MAX
-    assert ["not looked at" in fault for fault in faults] == [False] * 2 + [True] * 2
+    assert ["not checked" in fault for fault in faults] == [False] * 2 + [True] * 2
 
 
 async def test_who_comes_from_nowhere_is_not_dialled() -> None:
@@ -91,5 +91,5 @@ async def test_what_is_there_instead_is_not_told(there: bytes | OSError | None) 
     """Neither by what is said, nor by when."""
     began_s = trio.current_time()
     (fault,) = await ask(FakeNetwork(lambda _address: there), ("a:25",))
-    assert fault == f"no answer of this machine at {HOST}:25"
+    assert fault == f"this machine did not answer at {HOST}:25"
     assert trio.current_time() - began_s == DIAL_BACK_S

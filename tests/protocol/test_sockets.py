@@ -266,9 +266,9 @@ async def test_who_fills_all_places_keeps_no_member_out(
     run: Run, monkeypatch: pytest.MonkeyPatch, said: bytes
 ) -> None:
     """From four addresses, again and again; the member has not been here before."""
-    monkeypatch.setattr(accept_limits, "STRANGERS_MAX", 8)
-    monkeypatch.setattr(accept_limits, "STRANGERS_PER_ADDRESS_MAX", 2)
-    monkeypatch.setattr(accept_limits, "STRANGERS_HURRY_S", 0.0)
+    monkeypatch.setattr(accept_limits, "UNIDENTIFIED_MAX", 8)
+    monkeypatch.setattr(accept_limits, "UNIDENTIFIED_PER_ADDRESS_MAX", 2)
+    monkeypatch.setattr(accept_limits, "UNIDENTIFIED_SLOW_S", 0.0)
     async with trio.open_nursery() as nursery:
         network = run.network()
         address = await serve(nursery, network)
@@ -277,12 +277,12 @@ async def test_who_fills_all_places_keeps_no_member_out(
             holders.append(await bound_at(address, f"127.0.0.{10 + number % 4}"))
             if said:
                 await holders[-1].send_all(said)
-        assert network._door is not None
-        while sum(not place.silent for place in network._door.strangers._held) < 8 * len(said):
+        assert network._limits is not None
+        while sum(not place.silent for place in network._limits.unidentified._held) < 8 * len(said):
             await trio.sleep(0.01)
-        assert len(network._door.strangers._held) == 8
+        assert len(network._limits.unidentified._held) == 8
         await say(channel := await dial_from(run, address, "127.0.0.2"))
-        assert len(network._door.strangers._held) == 7, "one gave way"
+        assert len(network._limits.unidentified._held) == 7, "one gave way"
         for stream in (*holders, channel.stream):
             await trio.aclose_forcefully(stream)
         nursery.cancel_scope.cancel()
@@ -292,29 +292,29 @@ async def test_a_member_that_came_before_has_a_place_whoever_fills_all_others(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """400 addresses of one site, then 40 others; all have begun a handshake a moment ago."""
-    monkeypatch.setattr(accept_limits, "STRANGERS_MAX", 16)
-    monkeypatch.setattr(accept_limits, "STRANGERS_PER_ADDRESS_MAX", 4)
-    monkeypatch.setattr(accept_limits, "STRANGERS_HURRY_S", 60.0)
+    monkeypatch.setattr(accept_limits, "UNIDENTIFIED_MAX", 16)
+    monkeypatch.setattr(accept_limits, "UNIDENTIFIED_PER_ADDRESS_MAX", 4)
+    monkeypatch.setattr(accept_limits, "UNIDENTIFIED_SLOW_S", 60.0)
     hosts: list[str] = []  # of those to come; who accepts asks for the next
     monkeypatch.setattr(sockets, "_remote_sockaddr", lambda _stream: (hosts.pop(0), 1))
     held: list[trio.abc.Stream] = []
     async with trio.open_nursery() as nursery:
         network = run.network()
         address = await serve(nursery, network)
-        assert network._door is not None
+        assert network._limits is not None
 
         async def crowd(addresses: list[str]) -> int:
             """How many places are held when all of them have begun a handshake."""
-            assert network._door is not None
+            assert network._limits is not None
             for host in addresses:
                 hosts.append(host)
                 held.append(await sockets.open_tcp(address))
                 with contextlib.suppress(trio.BrokenResourceError):
                     await held[-1].send_all(b"\x16")
-                places = network._door.strangers._held
+                places = network._limits.unidentified._held
                 while hosts or any(place.silent for place in places):
                     await trio.sleep(0.001)
-            return len(network._door.strangers._held)
+            return len(network._limits.unidentified._held)
 
         async def member(host: str) -> None:
             hosts.append(host)
@@ -349,7 +349,7 @@ async def test_who_says_nothing_is_not_waited_for_long(
 async def test_members_and_lanes_take_no_strangers_place(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(accept_limits, "STRANGERS_PER_ADDRESS_MAX", 2)
+    monkeypatch.setattr(accept_limits, "UNIDENTIFIED_PER_ADDRESS_MAX", 2)
     monkeypatch.setattr(accept_limits, "LANES_UNPROVEN_PER_ADDRESS_MAX", 2)
     network = run.network()
 
@@ -444,7 +444,7 @@ async def test_newcomers_have_places_of_their_own(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(accept_limits, "NEWCOMERS_PER_ADDRESS_MAX", 2)
-    monkeypatch.setattr(accept_limits, "STRANGERS_PER_ADDRESS_MAX", 2)
+    monkeypatch.setattr(accept_limits, "UNIDENTIFIED_PER_ADDRESS_MAX", 2)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
