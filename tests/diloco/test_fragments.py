@@ -156,7 +156,7 @@ def test_one_group_of_everything_is_one_fragment_of_everything() -> None:
         ),
         (
             [["*", "head*"]],
-            "'head[*]' of group 0 is the name of no tensor [(]tied tensors have the",
+            "'head[*]' of group 0 matches no tensor [(]tied tensors have the",
         ),
         ([["*"], []], "group 1 is empty"),
         ([["EMBED*"], ["h.*", "norm*"]], "tensor 'embed.weight' is in no group"),
