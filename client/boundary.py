@@ -205,7 +205,7 @@ class BoundaryMachine:
         self._limit(step_limit)
 
     def load(self) -> None:
-        """Record that the model was replaced by the shared state: what was posted is forgotten."""
+        """Record that the model was replaced by the shared state, and forget posted rounds."""
         self._loaded_tokens = self.tokens
         self._contributed_tokens.clear()
         for fragment in self.posted_fragments:

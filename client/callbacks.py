@@ -88,10 +88,10 @@ class CallbackRunner:
     ) -> None:
         """Report a finished step; ``waited_s`` is the sum over all steps."""
         waited = waited_s - self._waited_s
-        told = StepDone(step, loss, tokens, now_s - self._last_s - waited, waited)
+        done = StepDone(step, loss, tokens, now_s - self._last_s - waited, waited)
         self._last_s, self._waited_s = now_s, waited_s
         for callback in self._callbacks:
-            callback.on_step(told)
+            callback.on_step(done)
 
     def merged(self, merge: Merge) -> None:
         for callback in self._callbacks:

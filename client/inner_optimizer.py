@@ -16,7 +16,7 @@ class InnerOptimizer:
 
     def __init__(self, optimizer: torch.optim.Optimizer | None) -> None:
         self._optimizer = optimizer
-        # It came without a state, and nothing is posted yet: what it gathers is from warm-up.
+        # It came without a state, and nothing is posted yet: its state would be from warm-up.
         self._idle = optimizer is not None and not optimizer.state
         self._spoilt = False  # it has seen losses that are not finite
         self._ramp = RateRamp()

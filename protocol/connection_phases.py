@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from . import messages as said
+from . import messages
 from .message_limits import FRAME_BYTES_MAX
 
 
@@ -28,7 +28,7 @@ class ConnectionPhase:
       frame_bytes_max: the limit on a message, either way; each type has its own limit, too.
     """
 
-    types: frozenset[type[said.Message]] | None
+    types: frozenset[type[messages.Message]] | None
     frame_bytes_max: int
 
 
@@ -37,61 +37,63 @@ ANY = ConnectionPhase(None, FRAME_BYTES_MAX)
 # From a connection without a certificate: room for two certificates, and no more memory.
 NEWCOMER_FRAME_BYTES_MAX = 32_768
 NEWCOMER = ConnectionPhase(
-    frozenset({said.EnrolHello, said.EnrolRequest, said.CheckRequest, said.ProbeBytes}),
+    frozenset(
+        {messages.EnrolHello, messages.EnrolRequest, messages.CheckRequest, messages.ProbeBytes}
+    ),
     NEWCOMER_FRAME_BYTES_MAX,
 )
 # From the machine that a newcomer has dialled, which is not known to be the master yet.
 ADMITTING = ConnectionPhase(
     frozenset(
         {
-            said.EnrolAuthority,
-            said.Enrolled,
-            said.CheckAnswer,
-            said.ProbeBytes,
-            said.ProbeBytesCounted,
-            said.Refused,
+            messages.EnrolAuthority,
+            messages.Enrolled,
+            messages.CheckAnswer,
+            messages.ProbeBytes,
+            messages.ProbeBytesCounted,
+            messages.Refused,
         }
     ),
     NEWCOMER_FRAME_BYTES_MAX,
 )
 
 CLAIM_FRAME_BYTES_MAX = 8_192  # an id, a number and a nonce
-CLAIM = ConnectionPhase(frozenset({said.TermClaim}), CLAIM_FRAME_BYTES_MAX)
+CLAIM = ConnectionPhase(frozenset({messages.TermClaim}), CLAIM_FRAME_BYTES_MAX)
 
 # Only the ``Hello`` of a member with a trainer is long: it contains the layout.
-GREETING = ConnectionPhase(frozenset({said.Hello, said.Resume}), FRAME_BYTES_MAX)
+GREETING = ConnectionPhase(frozenset({messages.Hello, messages.Resume}), FRAME_BYTES_MAX)
 
 MEMBER = ConnectionPhase(
     frozenset(
         {
-            said.Applied,
-            said.Audited,
-            said.BlocksVerified,
-            said.CheckpointTold,
-            said.Diagnosis,
-            said.WeightsSupplied,
-            said.Heartbeat,
-            said.Held,
-            said.Leaving,
-            said.LinkBroken,
-            said.Measured,
-            said.NotReady,
-            said.Probed,
-            said.Progress,
-            said.ProofPiece,
-            said.Ready,
-            said.ReduceFailed,
-            said.Reduced,
-            said.Relayed,
-            said.Renew,
-            said.RouteWanted,
-            said.RouteWorks,
-            said.SyncFailed,
-            said.Synced,
-            said.TrainerAttached,
-            said.TrainerFailed,
-            said.TrainerLost,
-            said.Verified,
+            messages.Applied,
+            messages.Audited,
+            messages.BlocksVerified,
+            messages.CheckpointTold,
+            messages.Diagnosis,
+            messages.WeightsSupplied,
+            messages.Heartbeat,
+            messages.Held,
+            messages.Leaving,
+            messages.LinkBroken,
+            messages.Measured,
+            messages.NotReady,
+            messages.Probed,
+            messages.Progress,
+            messages.ProofPiece,
+            messages.Ready,
+            messages.ReduceFailed,
+            messages.Reduced,
+            messages.Relayed,
+            messages.Renew,
+            messages.RouteWanted,
+            messages.RouteWorks,
+            messages.SyncFailed,
+            messages.Synced,
+            messages.TrainerAttached,
+            messages.TrainerFailed,
+            messages.TrainerLost,
+            messages.Verified,
         }
     ),
     FRAME_BYTES_MAX,
@@ -99,23 +101,24 @@ MEMBER = ConnectionPhase(
 
 LINK_GREETING_FRAME_BYTES_MAX = 8_192  # half of a secret, or a refusal
 LINK_GREETING = ConnectionPhase(
-    frozenset({said.LinkHello, said.LinkReady, said.Refused}), LINK_GREETING_FRAME_BYTES_MAX
+    frozenset({messages.LinkHello, messages.LinkReady, messages.Refused}),
+    LINK_GREETING_FRAME_BYTES_MAX,
 )
 
 LINK_FRAME_BYTES_MAX = 3 * 2**20  # an index of as many blocks as there may be takes 2 MiB
 LINK = ConnectionPhase(
     frozenset(
         {
-            said.BlocksRefused,
-            said.BlocksRequest,
-            said.EvidenceRefused,
-            said.EvidenceRequest,
-            said.Heartbeat,
-            said.Index,
-            said.IndexRequest,
-            said.LanesReceived,
-            said.LanesWanted,
-            said.ProbeRequest,
+            messages.BlocksRefused,
+            messages.BlocksRequest,
+            messages.EvidenceRefused,
+            messages.EvidenceRequest,
+            messages.Heartbeat,
+            messages.Index,
+            messages.IndexRequest,
+            messages.LanesReceived,
+            messages.LanesWanted,
+            messages.ProbeRequest,
         }
     ),
     LINK_FRAME_BYTES_MAX,

@@ -170,7 +170,7 @@ async def ask_for_certificate(
     check_issued(certificate, load_certificate(served.authority_pem))
     holder = holder_of(certificate)
     if (holder.peer, holder.party) != (identity.peer_id, Party.PEER):
-        raise RemoteProtocolError(f"{channel.remote_address} sent a certificate that is not ours")
+        raise RemoteProtocolError(f"{channel.remote_address} sent a certificate of another peer")
     return answer.certificate_pem, served.authority_pem
 
 
@@ -238,7 +238,7 @@ async def answer_newcomer(
       The admitted newcomer; None if it was refused (and sent the reason), or asked only for a check.
 
     Raises:
-      RemoteProtocolError: it does not speak this protocol; and what ``MessageStream`` raises.
+      RemoteProtocolError: it breaks the protocol; and what ``MessageStream`` raises.
       trio.TooSlowError: it took too long.
     """
     messages = MessageStream(channel.stream, NEWCOMER)

@@ -206,10 +206,10 @@ class Checkups:
         with trio.move_on_after(DIAL_BACK_S):
             with suppress(OSError, trio.BrokenResourceError):
                 async with await self._network.dial_lane(address) as stream:
-                    said = b""
-                    while len(said) < len(nonce) and (more := await stream.receive_some(64)):
-                        said += more
-                if hmac.compare_digest(said, nonce):
+                    received = b""
+                    while len(received) < len(nonce) and (more := await stream.receive_some(64)):
+                        received += more
+                if hmac.compare_digest(received, nonce):
                     return True
             await trio.sleep_forever()
         return False

@@ -81,7 +81,7 @@ def _remote_sockaddr(stream: trio.SocketStream) -> object:
     try:
         return stream.socket.getpeername()
     except OSError:
-        return "somebody who left"
+        return "a closed connection"
 
 
 @frozen

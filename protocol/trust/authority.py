@@ -35,7 +35,7 @@ from .identity import (
 )
 
 LEAF_VALIDITY = datetime.timedelta(days=1)
-CLOCK_TOLERANCE = datetime.timedelta(days=1)  # how far behind ours another clock may be
+CLOCK_TOLERANCE = datetime.timedelta(days=1)  # lag of another clock that is accepted
 AUTHORITY_VALIDITY = datetime.timedelta(days=3_650)  # longer than any run
 KEY_FILE = "authority.key"
 CERTIFICATE_FILE = "authority.pem"

@@ -115,7 +115,7 @@ class Identity:
         return self._key.sign(data)
 
     def save(self, path: Path) -> None:
-        """Write the private key, readable by its owner only."""
+        """Write the private key to a file with mode 0600."""
         write_private(path, private_key_pem(self._key))
 
     def request_pem(self, name: str) -> bytes:

@@ -80,7 +80,7 @@ class Invite:
           now_s: Unix time, for tests; the wall clock otherwise.
 
         Raises:
-          UserError: truncated, garbled, of another version, or expired; the hint says what to do.
+          UserError: truncated, garbled, of another version, or expired; the hint tells what to do.
         """
         if len(text) > TEXT_LENGTH_MAX:
             raise _bad(f"has {len(text)} characters")

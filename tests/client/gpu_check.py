@@ -1,4 +1,4 @@
-"""What only a GPU shows of the hook: `make gpu`. CI has none, so pytest does not find this by itself.
+"""Tests of the hook that need a GPU: `make gpu`. CI has none, so pytest does not collect this file.
 
 The rules of posts and merges are tested in ``test_mirror``, ``test_deferred`` and ``test_eager``.
 Here it is about CUDA's part: streams, events and pinned memory, and that nothing stalls.

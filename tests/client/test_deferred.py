@@ -109,7 +109,7 @@ def test_a_merge_applies_to_the_tensors_as_they_are_when_it_has_come() -> None:
     assert bench.posted.values(0).tolist() == [-0.75] * 4 + [0.0] * 2
 
 
-def test_what_comes_next_concludes_what_is_under_way() -> None:
+def test_the_next_operation_finishes_the_present_one() -> None:
     slow = Slow()
     bench = Bench(slow)
     bench.train(1.0)
@@ -126,7 +126,7 @@ def test_what_comes_next_concludes_what_is_under_way() -> None:
 
 
 @pytest.mark.parametrize("operation", ["post", "merge"])
-def test_a_load_forgets_what_is_under_way(operation: str) -> None:
+def test_a_load_drops_the_present_operation(operation: str) -> None:
     slow = Slow()
     bench = Bench(slow)
     bench.train(1.0)

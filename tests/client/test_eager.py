@@ -1,4 +1,4 @@
-"""Previews: a trainer trains on from its own estimate, and what it posts stays what it trained."""
+"""Previews: a trainer trains on from its own estimate, and posts exactly its own training."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ GPT = [
 ]
 
 
-def test_groups_say_what_each_fragment_is() -> None:
+def test_groups_define_the_fragments() -> None:
     """``h.1.*`` is not ``h.10``; embeddings and the rest may have a fragment of their own."""
     fragments = grouped(GPT, [["embed*", "norm.*"], ["h.1.*"], ["h.[02-9].*", "h.1[01].*"]])
     names = [{GPT[index].name for index in fragment.tensors} for fragment in fragments]

@@ -40,7 +40,7 @@ def test_credit_is_used_up_and_grows_back() -> None:
     assert credit.left("a") == CREDIT_MAX
 
 
-def test_what_is_kept_of_addresses_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_for_addresses_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accept_limits, "ADDRESSES_KNOWN_MAX", 10)
     credit = AddressCredit(Clock())
     for _ in range(70):
@@ -54,7 +54,7 @@ def test_what_is_kept_of_addresses_is_bounded(monkeypatch: pytest.MonkeyPatch) -
     assert credit.left("again and again") < 0.0, "who failed last is not who is forgotten"
 
 
-def test_what_a_site_may_cost_is_bounded_too() -> None:
+def test_the_credit_of_a_site_is_bounded_too() -> None:
     limits = AcceptLimits()
     limits._credit._now = limits._site_credit._now = Clock()
     count = int(CREDIT_PER_SITE * CREDIT_MAX)
@@ -77,7 +77,7 @@ def slots(count_max: int, per_group_max: int, clock: Clock) -> AcceptSlots:
     return AcceptSlots(count_max, per_group_max, 2.0, clock)
 
 
-def test_places_are_given_back_once() -> None:
+def test_slots_are_given_back_once() -> None:
     room = slots(3, 2, Clock())
     with room.slot(A) as first, room.slot(A) as second:
         assert first is not None
@@ -102,7 +102,7 @@ def test_places_are_given_back_once() -> None:
     assert not room._by_group
 
 
-def test_the_oldest_that_is_silent_gives_way_and_then_who_is_in_no_hurry() -> None:
+def test_the_oldest_silent_connection_gives_way_and_then_a_slow_one() -> None:
     clock = Clock()
     room = slots(3, 3, clock)
     with room.slot(A) as first, room.slot(B) as second, room.slot(C) as third:
@@ -123,7 +123,7 @@ def test_the_oldest_that_is_silent_gives_way_and_then_who_is_in_no_hurry() -> No
                 assert not third.gave_way
 
 
-def test_who_fills_an_address_drives_out_only_its_own() -> None:
+def test_an_address_that_fills_its_slots_closes_only_its_own_connections() -> None:
     room = slots(4, 2, Clock())
     with room.slot(A) as quiet, room.slot(B) as one, room.slot(B) as two, room.slot(B) as three:
         assert None not in (quiet, one, two, three)
@@ -133,7 +133,7 @@ def test_who_fills_an_address_drives_out_only_its_own() -> None:
         assert not quiet.gave_way
 
 
-def test_some_places_are_for_lines_from_which_members_came() -> None:
+def test_some_slots_are_for_networks_from_which_members_came() -> None:
     room = slots(2, 2, Clock())
     with room.slot(A) as one, room.slot(B) as two:
         assert one is not None
@@ -144,7 +144,7 @@ def test_some_places_are_for_lines_from_which_members_came() -> None:
             assert member is not None
 
 
-def test_a_site_has_not_all_places() -> None:
+def test_a_site_cannot_take_all_slots() -> None:
     room = slots(100, 3, Clock())
     groups = [address_group(f"2001:db8:1:{number:x}::1") for number in range(10)]
     with ExitStack() as stack:
@@ -166,8 +166,8 @@ def test_a_site_has_not_all_places() -> None:
         ("2001:db8:1:2::9", AddressGroup("2001:db8:1:2::/64", "2001:db8:1::/48")),
         ("fe80::1%eth0", AddressGroup("fe80::/64", "fe80::/48")),
         ("::ffff:192.0.2.7", AddressGroup("192.0.2.7")),
-        ("somebody who left", AddressGroup("somebody who left")),
+        ("a closed connection", AddressGroup("a closed connection")),
     ],
 )
-def test_an_ipv6_line_is_one_and_in_a_site(host: str, group: AddressGroup) -> None:
+def test_an_ipv6_network_counts_as_one_address_in_a_site(host: str, group: AddressGroup) -> None:
     assert address_group(host) == group
