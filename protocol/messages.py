@@ -573,7 +573,7 @@ class RouteWorks(Message):
 
 @frozen
 class Relayed(Message):
-    """Relay: its load, every few seconds while it changes."""
+    """Relay: its load, from time to time while it changes."""
 
     pairs: int = field(validator=_count)  # pairs with a valid ticket
     streams: int = field(validator=_count)  # streams that it forwards at the moment
@@ -1032,7 +1032,7 @@ class Donate(Message):
 
 @frozen
 class Release(Message):
-    """Master: ``receiver`` has its copy, so the version of ``Donate`` need not stay readable for it."""
+    """Master: the version of ``Donate`` need not stay readable for ``receiver`` any longer."""
 
     fragment: int = field(validator=_count)
     version: int = field(validator=_count)
