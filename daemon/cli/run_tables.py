@@ -1,4 +1,4 @@
-"""Members, rounds and events for people: tables of what ``daemon_client`` gives."""
+"""Members, rounds and events as text: tables of the rows from ``daemon_client``."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rich.text import Text
 
 from .daemon_client import Status
 
-# Where nobody sees a screen's edge: no cell of a table is cut for it.
+# A pipe has no edge, so no table cell may be cut.
 PIPE_COLUMNS = 1_000
 
 
 def plain_console() -> Console:
-    """As wide as the terminal; in a pipe as wide as the text, without colours.
+    """Return a console as wide as the terminal; in a pipe as wide as the text and without colours.
 
-    Everything is printed as it is: a name with brackets is a name. Styles are ``Text``'s.
+    The console interprets no markup, so a name with brackets prints as it is. ``Text`` carries styles.
     """
     if sys.stdout.isatty() or "COLUMNS" in os.environ:
         return Console(highlight=False, markup=False, emoji=False)
@@ -35,14 +35,14 @@ def plain_table(*headings: str) -> Table:
 
 
 def add(table: Table, *cells: object) -> None:
-    """A row of what others have named: nothing in it is markup."""
+    """Add a row whose cells are not read as markup."""
     table.add_row(*(Text(str(cell)) for cell in cells))
 
 
 def show_peers(rows: Sequence[Status], *, gone: bool) -> None:
     console = plain_console()
     if not rows:
-        console.print("nobody has left" if gone else "nobody is here")
+        console.print("no peer has left" if gone else "no peer is connected")
         return
     table = plain_table(
         *("#", "peer", "name", "role", "sync", "step", "loss", "tokens/s", "up", "down", "sent"),
@@ -71,24 +71,26 @@ def show_peers(rows: Sequence[Status], *, gone: bool) -> None:
 
 
 def show_quarantined(status: Status) -> None:
-    """Who is out until the run's owner clears it, and who owns nothing for now."""
+    """Print the quarantined peers, and the peers that may not own chunks for now."""
     console = plain_console()
     for row in status["quarantined"]:
         console.print(f"in quarantine: {row['peer'][:8]} ({row['name']}): {row['why']}")
     names = {member["peer"]: member["name"] for member in status["members"]}
     for peer in status["barred"]:
-        console.print(f"owns no chunks: {peer[:8]} ({names.get(peer, '')}): it showed none of them")
+        console.print(
+            f"owns no chunks: {peer[:8]} ({names.get(peer, '')}): it sent no evidence to auditors"
+        )
 
 
 def _rate(bytes_per_s: float | None, cap_bytes_per_s: float | None) -> str:
-    said = "-" if bytes_per_s is None else f"{bytes_per_s / 1e6:.1f} MB/s"
-    return said if cap_bytes_per_s is None else f"{said} (cap {cap_bytes_per_s / 1e6:g})"
+    text = "-" if bytes_per_s is None else f"{bytes_per_s / 1e6:.1f} MB/s"
+    return text if cap_bytes_per_s is None else f"{text} (cap {cap_bytes_per_s / 1e6:g})"
 
 
 def show_rounds(rows: Sequence[Status]) -> None:
     console = plain_console()
     if not rows:
-        console.print("no round is over yet")
+        console.print("no round has finished yet")
         return
     headings = ("round", "at", "fragment", "outcome", "contributors", "open", "reduce", "why")
     table = plain_table(*headings)
@@ -108,8 +110,8 @@ def show_rounds(rows: Sequence[Status]) -> None:
 
 
 def format_contributors(row: Status) -> str:
-    """Their names; with the share of the chunks that it is in, who is not in all."""
-    # Of an aborted round nothing counts, and what earlier versions wrote has no shares.
+    """Format the contributors' names, with the share of chunks for those that are not in all."""
+    # An aborted round's share is 0, and older versions recorded none.
     shares = [each.get("chunk_share", 1.0) or 1.0 for each in row["contributors"]]
     return ", ".join(
         name if share == 1.0 else f"{name} (in {share:.0%} of the chunks)"
@@ -122,7 +124,7 @@ def _seconds(seconds: float | None) -> str:
 
 
 def format_round_reason(row: Status) -> str:
-    """What did not go by the book; empty: all did."""
+    """Return what was unusual about a round, or an empty string."""
     unusual = row["outcome"] != "committed" or row["open_s"] is None
     parts = [row["why"]] if unusual and row["why"] else []
     if row["lost_names"]:
@@ -135,7 +137,7 @@ def format_round_reason(row: Status) -> str:
 
 
 def format_round(row: Status) -> str:
-    """One line."""
+    """Format a round as one line."""
     text = f"round {row['round']} {row['outcome']}"
     if row["outcome"] == "committed":
         text += f" by {format_contributors(row)}"
@@ -146,12 +148,12 @@ def format_round(row: Status) -> str:
 
 
 def format_event(row: Status) -> str:
-    """One line."""
+    """Format an event as one line."""
     return f"{format_time(row['at'])}  {row['kind']:5}  {row['text']}"
 
 
 def format_time(at: float) -> str:
-    """Local time; with the day if it is not today's."""
+    """Format a Unix time as local time, with the date unless it is today."""
     then = time.localtime(at)
     today = time.strftime("%Y-%m-%d") == time.strftime("%Y-%m-%d", then)
     return time.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S", then)

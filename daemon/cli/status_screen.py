@@ -1,4 +1,4 @@
-"""``holdfast status`` for people: one screen, no more than what helps."""
+"""``holdfast status`` as text: one screen with the essentials."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rich.text import Text
 from .daemon_client import format_pending
 from .run_tables import add, plain_console, plain_table
 
-ROUTES_SHOWN_MAX = 12  # pairs; with more, those without a link come first
+ROUTES_SHOWN_MAX = 12  # pairs; those without a link come first
 
 
 def show_status(kind: str, status: Mapping[str, Any]) -> None:
-    """Print a status as the master or a peer gave it."""
+    """Print the status of a master or a peer."""
     console = plain_console()
     if kind == "master":
         _show_master(console, status)
@@ -61,11 +61,11 @@ def _headed(head: object, rest: str) -> Text:
 
 
 def _routes(status: Mapping[str, Any]) -> Iterator[str]:
-    """Pairs that do not simply dial each other, and those that have no link."""
+    """Yield a line for each pair that is not linked by simply dialling each other."""
     rows = sorted(status["routes"], key=lambda row: row["works"])
     names = {member["peer"]: member["name"] for member in status["members"]}
     for row in rows[:ROUTES_SHOWN_MAX]:
-        by = f" by {names.get(row['relay'], 'one that is gone')}" if row["relay"] else ""
+        by = f" by {names.get(row['relay'], 'a peer that left')}" if row["relay"] else ""
         how = f"{row['route']}{by}" if row["works"] else f"no link; tried now: {row['route']}{by}"
         why = "" if row["works"] or not row["tried"] else f" ({row['tried'][-1]})"
         yield f"route: {' and '.join(row['names'])}: {how}{why}"
@@ -74,7 +74,7 @@ def _routes(status: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _tree(status: Mapping[str, Any]) -> str:
-    """How the newest reduction goes, if it is a tree."""
+    """Describe the newest reduction's tree; return an empty string if it is no tree."""
     rounds = [r for r in (*status["past_rounds"], *status["rounds"]) if r["plan"]]
     if not rounds or not rounds[-1]["plan"]["tree"]:
         return ""
@@ -83,14 +83,14 @@ def _tree(status: Mapping[str, Any]) -> str:
     sites = "; ".join(", ".join(names.get(p, p[:8]) for p in site) for site in plan["sites"])
     return (
         f"round {rounds[-1]['round']}: a tree, {plan['predicted_s']:.1f} s expected, "
-        f"{plan['star_s']:.1f} s as a star; behind one line: {sites}"
+        f"{plan['star_s']:.1f} s as a star; sites: {sites}"
     )
 
 
 def show_invites(answer: Mapping[str, Any]) -> None:
-    """Print a master's invites; nobody but who got one knows its token."""
+    """Print a master's invites, without their secret tokens."""
     console = plain_console()
-    table = plain_table("id", "role", "founder", "uses left", "expires", "withdrawn", "by hand")
+    table = plain_table("id", "role", "founder", "uses left", "expires", "withdrawn", "approval")
     for invite in answer["invites"]:
         expires = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(invite["expires_s"]))
         add(
@@ -107,7 +107,7 @@ def show_invites(answer: Mapping[str, Any]) -> None:
 
 
 def show_verified(answer: Mapping[str, Any]) -> None:
-    """Print who holds which bytes."""
+    """Print which peers hold which bytes."""
     console = plain_console()
     for peer in answer["peers"]:
         console.print(f"{peer['peer'][:8]} ({peer['name']}): {peer['text']}")
@@ -120,8 +120,8 @@ def show_verified(answer: Mapping[str, Any]) -> None:
         console.print("not all peers could be compared")
     else:
         console.print(
-            "a peer that differs is healed when the fragment's next round is committed; "
-            "a machine that differs again has bad memory: `holdfast kick` it"
+            "the fragment's next committed round repairs a peer that differs; "
+            "a machine that differs again has faulty memory: remove it with `holdfast kick`"
         )
 
 
@@ -140,7 +140,7 @@ def _show_peer(console: Console, status: Mapping[str, Any]) -> None:
     limits = {name: value for name, value in (status.get("limits") or {}).items() if value}
     if limits:
         console.print(
-            "its owner's limits: "
+            "volunteer limits: "
             + ", ".join(
                 name.replace("_", "-") + ("" if value is True else f" {value}")
                 for name, value in limits.items()

@@ -13,12 +13,8 @@ import trio
 from holdfast.collectives.links.link import Link
 from holdfast.collectives.links.link_parts import LaneRules, UsedLaneNumbers
 from holdfast.collectives.links.rate_limiter import RateLimiter
-from holdfast.daemon.simulation.memory_network import (
-    MemoryNetwork,
-    MemoryStream,
-    MemoryWorld,
-    _Pipe,
-)
+from holdfast.daemon.simulation.memory_network import MemoryNetwork, MemoryWorld
+from holdfast.daemon.simulation.memory_streams import MemoryStream, Pipe
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.errors import PeerLostError, RemoteProtocolError
 from holdfast.protocol.messages import LANES_OPEN_MAX, LaneReceived, LanesReceived
@@ -43,7 +39,7 @@ def stall(link: Link, position: int) -> None:
     hold(stream_of(link, position)._outward)
 
 
-def hold(pipe: _Pipe) -> None:
+def hold(pipe: Pipe) -> None:
     """What is on its way in it does not arrive any more."""
 
     async def receive(_max_bytes: int) -> bytes:

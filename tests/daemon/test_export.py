@@ -180,7 +180,7 @@ def test_what_is_there_is_not_replaced_unasked(place: Path, tmp_path: Path) -> N
     saved(Odd(), place)
     out = tmp_path / "model.safetensors"
     out.write_text("precious")
-    assert "is there already" in str(wrong("export", out, "--checkpoints", place))
+    assert "already exists" in str(wrong("export", out, "--checkpoints", place))
     assert out.read_text() == "precious"
     told("export", out, "--force", "--checkpoints", place)
     assert load_file(out)

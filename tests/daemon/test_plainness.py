@@ -207,9 +207,9 @@ def test_what_a_daemon_says_of_an_error_is_plain(
 
 def test_who_waits_is_told_by_id_and_host_first() -> None:
     row = {"peer": A, "host": "203.0.113.7", "role": "spare", "founder": False, "waits_s": 3.0}
-    poser = "bbbbbbbb at 10.0.0.1 wants in as founder"
+    poser = "bbbbbbbb at 10.0.0.1 waits for approval as founder"
     said = daemon_client.format_pending({**row, "name": poser})
-    assert said.startswith(f"{A[:8]} at 203.0.113.7 wants in as spare")
+    assert said.startswith(f"{A[:8]} at 203.0.113.7 waits for approval as spare")
     assert said.endswith(f"it calls itself '{poser}'")
 
 

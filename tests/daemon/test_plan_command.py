@@ -51,18 +51,18 @@ def test_amounts_are_read_with_their_units(
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"--params": "many"}, "'many' is not understood; write it like 1e9, 30M or 1.3B"),
-        ({"--params": "0"}, "'0' is not from 1 to 1e+15 parameters"),
-        ({"--params": "1e999"}, "is not from 1 to 1e+15 parameters"),
-        ({"--params": "nan"}, "not understood"),
+        ({"--params": "many"}, "'many' is not valid; examples: 1e9, 30M or 1.3B"),
+        ({"--params": "0"}, "'0' is not between 1 and 1e+15 parameters"),
+        ({"--params": "1e999"}, "is not between 1 and 1e+15 parameters"),
+        ({"--params": "nan"}, "is not valid"),
         ({"--step-time": "0"}, "--step-time"),
         ({"--step-time": "-1"}, "--step-time"),
-        ({"--bandwidth": "100"}, "write it like 100mbit, 1gbit or 12MB/s"),
-        ({"--bandwidth": "100mb"}, "write it like 100mbit, 1gbit or 12MB/s"),
-        ({"--bandwidth": "0mbit"}, "is not from 100 to 1e+12 B/s; write it like 100mbit"),
+        ({"--bandwidth": "100"}, "examples: 100mbit, 1gbit or 12MB/s"),
+        ({"--bandwidth": "100mb"}, "examples: 100mbit, 1gbit or 12MB/s"),
+        ({"--bandwidth": "0mbit"}, "is not between 100 and 1e+12 B/s; examples: 100mbit"),
         ({"--bandwidth": ""}, "--bandwidth 100mbit, or --upload and --download"),
         ({"--peers": "1"}, "--peers"),
-        ({"--peers": ""}, "say how many contribute: --peers 8"),
+        ({"--peers": ""}, "give the number of contributors: --peers 8"),
         ({"--quality": "best"}, "--quality"),
         ({"--fragments-max": "0"}, "--fragments-max"),
         ({"--latency": "1h"}, "--latency"),
@@ -105,7 +105,7 @@ def test_who_writes_what_is_proposed_is_told_that_it_is_good(tmp_path: Path) -> 
     run_toml.write_text(first.stdout[first.stdout.index("[diloco]") :])
     assert RunSpec.parse(run_toml.read_text()).diloco.overlap_steps > 0
     again = plan(str(run_toml), *CASE)
-    assert "run.toml says that already." in again.stdout
+    assert "run.toml already has these settings." in again.stdout
     assert "[diloco]" not in again.stdout
 
 

@@ -17,7 +17,7 @@ def test_a_round_that_is_a_tree_says_what_it_saves(
     show_status("master", {**describe(table.master, table.now_s), "name": "run"})
     out = capsys.readouterr().out
     assert f"round {order.round}: a tree" in out
-    assert "behind one line: a, b, c, d" in out
+    assert "sites: a, b, c, d" in out
     table.leave(LAB[0])
     show_status("master", {**describe(table.master, table.now_s), "name": "run"})
     assert "a tree" not in capsys.readouterr().out
@@ -54,7 +54,7 @@ def test_pairs_that_cannot_simply_dial_each_other_are_named(
     [
         (True, 0, "all peers hold the same bytes"),
         (False, 0, "not all peers could be compared"),
-        (False, 1, "healed when the fragment's next round is committed"),
+        (False, 1, "the fragment's next committed round repairs"),
     ],
 )
 def test_a_verification_ends_with_what_it_means(

@@ -77,9 +77,9 @@ def test_it_fits_and_shows_members_and_events(members: int, height: int) -> None
 
 def test_a_master_that_is_away_is_said_above_what_was_known() -> None:
     lines = screen(a_run(2), 80, 24, away_s=7)
-    assert lines[0].startswith("the master does not answer, for 7 s")
+    assert lines[0].startswith("the master has not answered for 7 s")
     assert lines[4].split()[0] == "a"
-    assert screen(None, 80, 24, away_s=3)[0].startswith("the master does not answer")
+    assert screen(None, 80, 24, away_s=3)[0].startswith("the master has not answered")
 
 
 def test_lines_are_for_what_changes() -> None:

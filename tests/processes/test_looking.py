@@ -74,7 +74,7 @@ def test_members_are_listed(fleet: Fleet) -> None:
     assert "waiting for its trainer" in by_name["birch"]
     told = json.loads(said(fleet, "peers", "--json"))["peers"]
     assert {row["name"]: row["in_sync"] for row in told}["alder"] is True
-    assert said(fleet, "peers", "--gone") == "nobody has left\n"
+    assert said(fleet, "peers", "--gone") == "no peer has left\n"
 
 
 def test_rounds_are_listed_the_newest_first(fleet: Fleet) -> None:
@@ -153,7 +153,7 @@ def test_a_watcher_sees_the_run_and_outlives_its_master(fleet: Fleet) -> None:
         assert any("gave the run its first weights" in line for line in followed.stdout)
         fleet.nodes["master"].process.kill()
         fleet.nodes["master"].wait()
-        screen.until("the master does not answer")
+        screen.until("the master has not answered")
         fleet.restart_master()
         screen.until("training")
         fleet.until(lambda s: s["counts"]["live"] == 2, "both are back")
