@@ -72,9 +72,7 @@ def run_ranks_here(bench: str, count: int, arguments: Sequence[str]) -> dict[str
     Raises:
       UserError: a rank failed; it has printed the reason.
     """
-    from .rendezvous import (
-        free_port,
-    )  # imports sockets and TLS, which would slow down every command
+    from .rendezvous import free_port  # imports sockets and TLS: slow
 
     master = Address(LOOPBACK, free_port(LOOPBACK))
     own = [f"--master={master}", f"--token={secrets.token_hex(16)}", "--json=-"]

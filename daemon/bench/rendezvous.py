@@ -20,9 +20,7 @@ from ...protocol.addresses import Address
 from ...protocol.errors import UserError
 from ...protocol.network.sockets import open_tcp
 
-RENDEZVOUS_S = (
-    60.0  # limit for all ranks to appear; they may be started by hand on several machines
-)
+RENDEZVOUS_S = 60.0  # limit for all ranks, which may be started by hand on several machines
 REDIAL_S = 0.1  # rank 0 may not be up yet
 LINE_BYTES_MAX = 2**20  # enough for the certificates of all ranks
 PINGS = 3  # the shortest of these round trips counts

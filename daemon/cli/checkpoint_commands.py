@@ -73,7 +73,7 @@ def list_them(where: str | None, state: Path | None, as_json: bool) -> None:
       holdfast checkpoint list
       holdfast checkpoint list --checkpoints s3://bucket/run --json
     """
-    from . import checkpoint_files as files  # and numpy: not for other commands
+    from . import checkpoint_files as files  # imports numpy: slow
 
     with files.as_user_errors():
         place = files.find_place(where, state)
@@ -105,7 +105,7 @@ def show(name: str | None, where: str | None, state: Path | None, as_json: bool)
       holdfast checkpoint show
       holdfast checkpoint show 000000400 --json
     """
-    from . import checkpoint_files as files  # and numpy: not for other commands
+    from . import checkpoint_files as files  # imports numpy: slow
 
     with files.as_user_errors():
         found = files.choose(files.find_place(where, state), name)
@@ -133,7 +133,7 @@ def verify(name: str | None, where: str | None, state: Path | None, as_json: boo
       holdfast checkpoint verify
       holdfast checkpoint verify 000000400 --state /srv/peer
     """
-    from . import checkpoint_files as files  # and numpy: not for other commands
+    from . import checkpoint_files as files  # imports numpy: slow
 
     with files.as_user_errors():
         place = files.find_place(where, state)
@@ -165,7 +165,7 @@ def delete(names: tuple[str, ...], where: str | None, state: Path | None, as_jso
     Examples:
       holdfast checkpoint delete 0-000000400-000004
     """
-    from . import checkpoint_files as files  # and numpy: not for other commands
+    from . import checkpoint_files as files  # imports numpy: slow
 
     with files.as_user_errors():
         place = files.find_place(where, state)
@@ -209,7 +209,7 @@ def export(
       holdfast export model.safetensors
       holdfast export --format torch --checkpoints s3://bucket/run model.pt
     """
-    from . import checkpoint_files as files  # and numpy: not for other commands
+    from . import checkpoint_files as files  # imports numpy: slow
     from . import export as exporting
 
     if out.exists() and not force:

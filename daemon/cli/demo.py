@@ -37,9 +37,7 @@ CONTRIBUTORS = ("alder", "birch", "cedar")
 SPARE = "spruce"
 VICTIM = "cedar"
 SYNC_EVERY = 20  # inner steps per round
-UPLOAD_MB_PER_S = (
-    6.0  # a good home uplink; unlimited loopback would end a reduction too soon to hit
-)
+UPLOAD_MB_PER_S = 6.0  # a good home uplink; over unlimited loopback a reduction is too short to hit
 POLL_S = 0.02
 SECONDS_MAX = 175.0  # two cores need about two minutes
 START_S = 60.0

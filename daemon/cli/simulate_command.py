@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 SEEDS_MAX = 10_000_000
 PEERS_MIN, PEERS_MAX = 2, 1_000
-LIARS = ("owner", "forger", "silent", "accuser")  # see ``simulation.liars``
+LIARS = ("owner", "forger", "silent", "accuser")  # see ``lying_peers.Lie``
 LIES_MAX = 8  # chunks that a liar is sure to own
 
 

@@ -31,9 +31,7 @@ PYTHON_MIN = (3, 11)
 EPOCH_S = 1_767_225_600.0  # 2026-01-01
 DISK_TRIED_BYTES = 2**20  # written and synced as a test
 DISK_LEFT_BYTES = 256 * 2**20  # in addition to the run's data: logs, keys, other programs
-FILES_BESIDE_LINKS = (
-    128  # descriptors: HTTP, the journal's or the state's files, the trainer's socket
-)
+FILES_BESIDE_LINKS = 128  # HTTP, the journal's or the state's files, the trainer's socket
 FILES_PER_LINK = 4  # the control stream, and descriptors that a lane holds twice
 # Linux's default for sending: 336 Mbit/s per connection over 100 ms; a link opens several.
 BUFFER_BYTES = 4 * 2**20

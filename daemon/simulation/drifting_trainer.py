@@ -152,11 +152,11 @@ class SimTrainer:
         # By fragment: the token count at its last contribution; before the first, at the last load.
         self._tokens_from: dict[int, int] = {}
         self._tokens_loaded = 0
-        self._hold, self._contributing, self._loaded = 0, True, False
+        self._step_limit, self._contributing, self._loaded = 0, True, False
         self._open: dict[int, RoundOpened] = {}
         self._in_flight: dict[int, _InFlight] = {}  # by round
         self._overlap_steps = 0
-        self._lifted = False
+        self._limit_extended = False
         self._ahead_step: int | None = None  # step at which a round was due with nothing trained
         while not self.finished:
             await self._boundary()
@@ -192,16 +192,16 @@ class SimTrainer:
     def _must_wait(self) -> bool:
         if not (self._loaded and self._contributing):
             return True
-        if self._lifted:
-            return self._step >= self._hold
+        if self._limit_extended:
+            return self._step >= self._step_limit
         for posted in self._in_flight.values():
             if self._step >= posted.step + self._overlap_steps:
                 return True
         due = any(opened.at_step <= self._step for opened in self._open.values())
-        return self._step >= self._hold and not due
+        return self._step >= self._step_limit and not due
 
     def _post_due(self) -> None:
-        if not (self._loaded and self._contributing) or self._lifted:
+        if not (self._loaded and self._contributing) or self._limit_extended:
             return
         for opened in list(self._open.values()):
             if opened.at_step > self._step or self._awaits(opened.fragment):
@@ -253,22 +253,22 @@ class SimTrainer:
             case Load():
                 self._loaded, self.finished = True, message.finished
                 self._step = message.step
-                self._hold, self._lifted = message.step_limit, False
+                self._step_limit, self._limit_extended = message.step_limit, False
                 self._tokens_from, self._tokens_loaded = {}, self._tokens
                 self._in_flight.clear()
             case ExtendStepLimit():
-                self._hold, self._lifted = message.step_limit, True
+                self._step_limit, self._limit_extended = message.step_limit, True
             case SetContributing():
                 self._contributing = message.contributing
             case RoundOpened():
                 if message.round not in self._in_flight:  # else this is a nudge for a posted round
                     self._open[message.round] = message
-                self._hold, self._lifted = message.step_limit, False
+                self._step_limit, self._limit_extended = message.step_limit, False
             case RoundEnded():
                 self._open.pop(message.round, None)
                 posted = self._in_flight.pop(message.round, None)
-                if message.committed or not self._lifted:
-                    self._hold, self._lifted = message.step_limit, False
+                if message.committed or not self._limit_extended:
+                    self._step_limit, self._limit_extended = message.step_limit, False
                 if message.committed:
                     self._catch_up(message.step)
                     if message.contributed and posted is not None:

@@ -18,9 +18,7 @@ from attrs import define, evolve, field, frozen
 
 from ...protocol.network.lane import HEADER_BYTES, PREAMBLE_BYTES
 
-BUFFER_BYTES = (
-    4 * 2**20
-)  # of a pipe; a full one makes its sender wait, as a full socket buffer does
+BUFFER_BYTES = 4 * 2**20  # of a pipe; a full buffer makes the sender wait, as a socket's does
 
 Filter = Callable[["Sent"], bytes]
 

@@ -47,9 +47,7 @@ class MemoryWorld(MemoryLines):
     _refused: set[tuple[str, str]] = field(factory=set, init=False)  # (source, target)
     _offline: set[str] = field(factory=set, init=False)
     _moved: dict[str, str] = field(factory=dict, init=False)  # addresses other than the host's name
-    _nats: dict[str, bool] = field(
-        factory=dict, init=False
-    )  # whether the host's router keeps ports
+    _nats: dict[str, bool] = field(factory=dict, init=False)  # True: the router keeps ports
     # Dials from holes, by (host, outside port, target host, target port).
     _dialling: dict[tuple[str, int, str, int], trio.MemorySendChannel[MemoryStream]] = field(
         factory=dict, init=False
@@ -272,9 +270,7 @@ class MemoryNetwork:
                 if host.listeners.get(port) is send:
                     del host.listeners[port]
             while receive.statistics().current_buffer_used:
-                receive.receive_nowait()[
-                    0
-                ].cut()  # a kernel resets connections that were not accepted
+                receive.receive_nowait()[0].cut()  # a kernel resets what was not accepted
 
     async def _handle(
         self,

@@ -21,7 +21,7 @@ DEADLINE_S = 4.0  # the specs' ``deadline_s``; scales the duration of faults
 # many as three. They find faults that three do not, so some scenarios have them.
 PEERS = (3, 3, 3, 4, 5)
 SPARE_SHARE = 0.3  # share of scenarios with a spare, which costs as much as another peer
-LANES = (1, 1, 1, 2)  # of a link
+LANES = (1, 1, 1, 2)  # lanes of a link
 GAP_S = 1.0  # between faults, on average
 LARGE_MIN = 700  # values of a tensor; each fragment has one of these
 COLLAPSED_BYTES_PER_S = 1.25e6  # 10 Mbit/s
@@ -50,9 +50,7 @@ class Kind(enum.Enum):
     TRAINER = "trainer"  # a peer's trainer crashes
     STALL = "stall"  # a process is stopped, its kernel continues
     SLEEP = "sleep"  # a machine is suspended: its clock jumps ahead
-    CLOCK = (
-        "clock"  # the master's clocks jump: the monotonic one ahead, the wall clock by ``amount``
-    )
+    CLOCK = "clock"  # the master's monotonic clock jumps ahead, its wall clock by ``amount``
     PARTITION = "partition"  # two hosts are separated, both ways
     ONE_WAY = "one way"  # nothing that ``who`` sends reaches ``other``
     ALONE = "alone"  # a peer is separated from all peers, but not from the master

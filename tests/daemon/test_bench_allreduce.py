@@ -102,7 +102,7 @@ def test_a_rate_is_a_positive_number() -> None:
         (["--master=127.0.0.1:1"], "without --rank"),
         (["--rank=0"], "--rank needs"),
         (["--rank=2", "--master=127.0.0.1:1", "--token=t"], "no rank 2 of 2"),
-        (["--rank=0", "--master=127.0.0.1:1", "--token=t", "--up=1,2,3"], "3 rates for 2 peers"),
+        (["--rank=0", "--master=127.0.0.1:1", "--token=t", "--up=1,2,3"], "3 rates, but there are 2 peers"),
     ],
 )
 def test_contradictory_options_are_refused(arguments: list[str], complaint: str) -> None:
@@ -142,6 +142,6 @@ async def test_who_has_another_token_is_sent_away() -> None:
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(rank, 0, "secret")
-        with pytest.RaisesGroup(pytest.RaisesExc(UserError, match="gone")):
+        with pytest.RaisesGroup(pytest.RaisesExc(UserError, match="ended")):
             await rank(1, "guess")
         nursery.cancel_scope.cancel()

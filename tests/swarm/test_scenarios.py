@@ -1,4 +1,4 @@
-"""Scenarios as data, what they cover, and how a failing one gets smaller."""
+"""Scenarios as data: their coverage, and the shrinking of a failing one."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_a_failing_list_of_faults_shrinks_to_what_it_takes() -> None:
 def test_a_planted_bug_is_told_with_the_fault_that_shows_it(
     monkeypatch: Patch, record_property: Note
 ) -> None:
-    """Owners divide by everybody's weight: one loss is all it takes."""
+    """Planted bug: chunk owners divide by the weight of all contributors, so one loss shows it."""
     original = MeanFactors.of
     patched = lambda those, present=None: MeanFactors(  # noqa: E731
         original(those, present).factors, original(those).divisor

@@ -63,7 +63,7 @@ def spec(
 async def a_swarm(
     names: str = "abc", spares: str = "", toml: str | None = None, **options: Any
 ) -> AsyncIterator[Swarm]:
-    """A running swarm whose first round is committed."""
+    """Start a swarm and wait for its first commit."""
     async with trio.open_nursery() as nursery:
         swarm = Swarm(nursery, toml or spec(), **options)
         await swarm.start_master()
@@ -79,7 +79,7 @@ async def a_swarm(
 
 
 async def settled(swarm: Swarm, names: str, *, more: int = 2) -> None:
-    """Some more rounds commit, then all of these peers hold the same bits."""
+    """Wait for more commits, then check that the named peers hold the same bits."""
     target = swarm.committed + more
     await swarm.until(lambda: swarm.committed >= target)
     assert swarm.master is not None
@@ -206,7 +206,7 @@ async def test_a_kicked_peer_is_told_and_stays_out() -> None:
 
 
 def in_phase(swarm: Swarm, name: str, phase: str) -> bool:
-    """Whether this peer is at that point of a round right now."""
+    """Return whether a peer is in a phase of a round now."""
     service = swarm.peers[name].service
     if phase == "paused":
         assert swarm.master is not None
