@@ -91,7 +91,7 @@ def a_status(kind: str) -> dict[str, Any]:
 
 
 def answers(kind: str, text: str) -> dict[str, Any]:
-    """What a daemon says to each question."""
+    """Return a daemon's answer to each request."""
     recorded = {
         "round": 1,
         "opened_at": 1e9,
@@ -146,7 +146,7 @@ COMMANDS: list[tuple[str, list[str]]] = [
 
 @pytest.fixture
 def daemon(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Answers as whoever is put into the list says: its kind and its text, or an error's text."""
+    """A daemon that answers with the kind and text put into the list, or with an error's text."""
     who: list[Any] = ["master", ""]
     control = DaemonAddress("master", "http://127.0.0.1:1", "t", 1)
 
@@ -205,7 +205,7 @@ def test_what_a_daemon_says_of_an_error_is_plain(
     assert r"\x1b]52" in said
 
 
-def test_who_waits_is_told_by_id_and_host_first() -> None:
+def test_a_waiting_peer_is_shown_by_id_and_host_first() -> None:
     row = {"peer": A, "host": "203.0.113.7", "role": "spare", "founder": False, "waits_s": 3.0}
     poser = "bbbbbbbb at 10.0.0.1 waits for approval as founder"
     said = daemon_client.format_pending({**row, "name": poser})

@@ -1,4 +1,4 @@
-"""``holdfast status`` for people."""
+"""The text output of ``holdfast status``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from holdfast.membership.master.status.status import describe
 from tests.membership.test_trees import LAB, OUTSIDE, a_tree
 
 
-def test_a_round_that_is_a_tree_says_what_it_saves(
+def test_a_tree_round_shows_its_expected_times(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
@@ -57,7 +57,7 @@ def test_pairs_that_cannot_simply_dial_each_other_are_named(
         (False, 1, "the fragment's next committed round repairs"),
     ],
 )
-def test_a_verification_ends_with_what_it_means(
+def test_a_verification_ends_with_its_conclusion(
     same: bool,
     differences: int,
     said: str,

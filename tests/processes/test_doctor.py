@@ -66,7 +66,7 @@ def invite(fleet: Fleet) -> str:
 
 
 class Report:
-    """What a doctor said."""
+    """The report of a doctor."""
 
     def __init__(self, done: subprocess.CompletedProcess[str]) -> None:
         assert done.stdout.startswith("{"), done.stdout + done.stderr
@@ -86,7 +86,7 @@ class Report:
         return {f["check"]: f for f in self.findings if f["verdict"] == "fault"}
 
     def only(self, check: str) -> dict[str, str]:
-        """The one fault there is."""
+        """Return the only fault of the report."""
         assert set(self.faults) == {check}, self.findings
         return self.faults[check]
 

@@ -1,4 +1,4 @@
-"""``peers``, ``rounds``, ``events`` and ``watch`` beside a real run, also over a restart of its master."""
+"""``peers``, ``rounds``, ``events`` and ``watch`` with a real run and a restart of its master."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Screen:
         self.text = ""
 
     def until(self, wanted: str) -> str:
-        """Read until it is shown; what was shown since the last time."""
+        """Read until a text is shown; return everything shown since the last call."""
         until_s = time.monotonic() + WAIT_S
         while wanted not in self.text and time.monotonic() < until_s:
             if select.select([self.file], [], [], 1.0)[0]:
@@ -121,7 +121,7 @@ class Screen:
         return before
 
     def press(self, key: str) -> int:
-        """The exit status after that."""
+        """Press a key and return the exit status."""
         os.write(self.file, key.encode())
         until_s = time.monotonic() + WAIT_S
         while time.monotonic() < until_s:
