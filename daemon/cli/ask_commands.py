@@ -155,7 +155,7 @@ def retry(state: Path | None, as_json: bool) -> None:
 @click.option("--reason", default="", help="Shown to the refused machine.")
 @json_option
 def approve(peer: str | None, state: Path | None, refuse: bool, reason: str, as_json: bool) -> None:
-    """Admit the waiting PEER (its name, or the first digits of its id); without PEER list the waiting.
+    """Admit the waiting machine PEER (name, or first digits of its id); without PEER, list those waiting.
 
     A machine waits if its invite was made with --approve, or if `membership.approve` is set. Only an
     approved machine uses up one use of the invite.

@@ -38,7 +38,7 @@ EVENTS_SHOWN = 40
 
 @click.command()
 @state_option
-@click.option("--gone", is_flag=True, help="List the peers that left instead, with the reason.")
+@click.option("--gone", is_flag=True, help="List departed peers instead, with the reason.")
 @json_option
 def peers(state: Path | None, gone: bool, as_json: bool) -> None:
     """List the run's members: activity, speed, and what they wait for (at the master).

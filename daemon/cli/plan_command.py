@@ -139,14 +139,14 @@ LINE = NumberWithUnit(
     type=click.Choice(list(QUALITIES)),
     default="high",
     show_default=True,
-    help="Coarsest codec allowed: fp32, int8, or 4 bits.",
+    help="Coarsest codec allowed: fp32 (exact), int8 (high), 4 bits (frugal).",
 )
 @click.option(
     "--fragments-max",
     type=click.IntRange(1, FRAGMENTS_MAX),
     default=FRAGMENTS_PROPOSED_MAX,
     show_default=True,
-    help="Most fragments to propose; the model's number of layers is a good limit.",
+    help="Maximum number of fragments to propose; the model's number of layers is a good limit.",
 )
 @json_option
 def plan(

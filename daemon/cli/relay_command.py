@@ -65,7 +65,7 @@ RATE_MBYTES_DEFAULT = 10.0
     type=click.IntRange(1, PAIRS_MAX),
     default=PAIRS_DEFAULT,
     show_default=True,
-    help="Most pairs of machines to forward for.",
+    help="Maximum number of pairs of machines to forward for.",
 )
 @click.option(
     "--quota",

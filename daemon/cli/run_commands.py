@@ -213,8 +213,8 @@ def master(
 @click.option(
     "--checkpoints",
     metavar="DIR|URL",
-    help="Write and read checkpoints here, even if run.toml does not ask this peer to "
-    "(default: the state directory, if run.toml asks this peer).",
+    help="Location of this peer's checkpoints; a peer with this option always writes them "
+    "(default: the state directory, if run.toml selects this peer as a writer).",
 )
 def join(
     invite: str,

@@ -103,7 +103,7 @@ def test_a_member_that_is_silent_for_too_long_must_be_noticed(
     silent = evolve(QUIET, faults=(Fault(Kind.SLEEP, "p1"),), linger_s=7.0)
     assert not broken_by(silent)
     monkeypatch.setattr(Detector, "silent", lambda *_: [])
-    assert "p1 is mute since" in broken_by(silent)
+    assert "p1 is silent since" in broken_by(silent)
 
 
 # ---------------------------------------------------------------- hosts that stand still
