@@ -1,6 +1,6 @@
 """Liars in runs of the production master and peers: only they are convicted, and in time.
 
-What is stated of 50 and of 2,000 seeds is looked at by `holdfast simulate`; here are fewer.
+The statements about 50 and 2,000 seeds are checked with `holdfast simulate`; these tests run fewer.
 """
 
 from __future__ import annotations

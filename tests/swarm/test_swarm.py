@@ -398,14 +398,14 @@ async def test_a_corrupted_lane_ends_that_link_only() -> None:
 
 
 def powers(peer: str, _round: int, count: int) -> NDArray[np.float32]:
-    """1, 2, 4 or 8 in every element, by peer: every subset has its own mean."""
+    """Return 1, 2, 4 or 8 in every element, by peer, so that every subset has its own mean."""
     number = int(peer[:8], 16)
     return np.full(count, 2.0 ** ((number - 1) % 4), np.float32)
 
 
 @pytest.mark.parametrize("part", range(8))
 async def test_values_after_a_kill_at_any_instant(part: int) -> None:
-    """25 kills a part, 200 in all: every survivor holds the mean of the recorded set, everywhere.
+    """After 25 kills per part, 200 in all, every survivor holds the mean of the recorded set.
 
     The witness compares each applied mean, element by element, with that of the contributors in
     the committed record; ``powers`` makes every other set's mean a different number.
