@@ -60,7 +60,7 @@ def test_amounts_are_read_with_their_units(
         ({"--bandwidth": "100"}, "examples: 100mbit, 1gbit or 12MB/s"),
         ({"--bandwidth": "100mb"}, "examples: 100mbit, 1gbit or 12MB/s"),
         ({"--bandwidth": "0mbit"}, "is not between 100 and 1e+12 B/s; examples: 100mbit"),
-        ({"--bandwidth": ""}, "--bandwidth 100mbit, or --upload and --download"),
+        ({"--bandwidth": ""}, "--bandwidth 100mbit for both ways, or --upload and --download"),
         ({"--peers": "1"}, "--peers"),
         ({"--peers": ""}, "give the number of contributors: --peers 8"),
         ({"--quality": "best"}, "--quality"),
