@@ -1,4 +1,4 @@
-"""Peers that lie about what they added, and peers that lie about others."""
+"""Chunk owners that return wrong sums, and auditors that accuse honest peers."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from ..peer.peer_service import PeerService
 
 
 class Corrupts(Protocol):
-    """Whatever makes a liar of a daemon."""
+    """An object that makes a daemon lie."""
 
     def corrupt(self, service: PeerService) -> None:
-        """From now on this peer lies."""
+        """Make a daemon lie from now on."""
 
 
 class Lie(enum.Enum):
-    """What a liar does. All but the accuser count one contribution as everybody's."""
+    """A liar's behaviour. All but the accuser use one contribution in place of all others."""
 
-    OWNER = "owner"  # and shows what it was given when it is asked
-    FORGER = "forger"  # and shows what makes its result, as if that had been given
-    SILENT = "silent"  # and shows nothing
-    ACCUSER = "accuser"  # it owns its chunks honestly, and calls others' wrong
+    OWNER = "owner"  # and sends auditors the true contributions
+    FORGER = "forger"  # and sends auditors forged contributions that fit its result
+    SILENT = "silent"  # and sends auditors no evidence
+    ACCUSER = "accuser"  # sums its chunks correctly, and reports those of other owners as wrong
 
 
 @define
 class Liar:
-    """One of them.
+    """A lying peer.
 
     Attributes:
-      chunks: of each round in which it lies, if it owns as many.
-      told: rounds in which it lied, or accused.
+      chunks: number of chunks per round that it falsifies, if it owns as many.
+      told: rounds in which it lied or accused.
     """
 
     lie: Lie
@@ -47,7 +47,7 @@ class Liar:
     told: set[int] = field(factory=set)
 
     def corrupt(self, service: PeerService) -> None:
-        """From now on this peer lies."""
+        """Make a daemon lie from now on."""
         if self.lie is Lie.ACCUSER:
             service.auditor = _LyingAuditor(service.parts, service.reducer, self)
         else:

@@ -1,4 +1,4 @@
-"""Production master and peers with the witness looking on, and a disk that can fail."""
+"""The production master and peers, observed by the witness, and a disk that can fail."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from .witness import ViolationError, Witness
 
 
 class WitnessedStore(JournalStore):
-    """A journal in memory that the witness reads along.
+    """A journal in memory whose records the witness sees.
 
     Attributes:
-      full: nothing can be written.
-      slow_s: how long a record takes.
-      wall_clock_ahead_s: of what the journal notes as its records' time.
+      full: the disk is full: nothing can be written.
+      slow_s: duration of writing a record.
+      wall_clock_ahead_s: offset of the wall clock that dates the records.
     """
 
     def __init__(self, witness: Witness) -> None:
@@ -48,7 +48,7 @@ class WitnessedStore(JournalStore):
 
 
 class WitnessedMaster(MasterService):
-    """A master each of whose decisions the witness sees."""
+    """A master whose every decision the witness sees."""
 
     store: WitnessedStore
     witness: Witness
@@ -65,14 +65,14 @@ class WitnessedMaster(MasterService):
         self.watch(decided)
 
     async def _append(self, record: JournalRecord) -> None:
-        # Half before, half after: a crash may come while a record is on disk and nobody knows.
+        # Half before, half after: a crash may happen when the record is on disk but not yet announced.
         await trio.sleep(self.store.slow_s / 2)
         await super()._append(record)
         await trio.sleep(self.store.slow_s / 2)
 
 
 class SlowCheckpointer(Checkpointer):
-    """One whose disk takes its time, which virtual time does not see."""
+    """A checkpointer that simulates the disk's duration in virtual time."""
 
     turn_bytes = 1  # a piece at a time
     turn_s: float = 0.0
@@ -86,7 +86,7 @@ class WitnessedPeer(PeerService):
 
     witness: Witness
     checkpointer: SlowCheckpointer
-    apply_s: float = 0.0  # how long an outer step takes; virtual time sees no computing
+    apply_s: float = 0.0  # simulated duration of an outer step; computing takes no virtual time
     changed: Callable[[], None] | None = None
 
     def _make_checkpointer(self, place: CheckpointStore | None) -> Checkpointer:
@@ -116,7 +116,7 @@ class WitnessedPeer(PeerService):
 
 @define(eq=False)
 class SimPeer:
-    """One life of a virtual machine, which survives its daemon's deaths as a machine does."""
+    """One life of a virtual machine: its host, its trainer and its daemon."""
 
     name: str
     peer: str
@@ -130,7 +130,7 @@ class SimPeer:
 
     @property
     def holds_everything(self) -> bool:
-        """It has a copy of each fragment and fetches none."""
+        """True if the peer has a copy of each fragment and fetches none."""
         fragments = self.service.replica.fragments
         return bool(fragments) and all(
             here.version is not None and here.fetching is None for here in fragments
@@ -138,7 +138,7 @@ class SimPeer:
 
 
 def check_honesty(effects: list[Effect], liars: Collection[str]) -> None:
-    """Who does not lie is not sent away for that, nor convicted."""
+    """Raise ViolationError if an honest peer is quarantined, or any peer dropped for its messages."""
     for effect in effects:
         record = effect.record if isinstance(effect, RecordDurably) else None
         if isinstance(record, PeerQuarantined) and record.peer not in liars:
@@ -148,7 +148,7 @@ def check_honesty(effects: list[Effect], liars: Collection[str]) -> None:
 
 
 def promoted(effects: list[Effect]) -> list[str]:
-    """Who was given a place."""
+    """Return the peers that were given a place."""
     return [
         effect.record.peer
         for effect in effects

@@ -14,12 +14,8 @@ from holdfast.collectives.links.lane_pool import UsedLaneNumbers
 from holdfast.collectives.links.link import Link
 from holdfast.collectives.links.link_parts import LaneRules
 from holdfast.collectives.links.rate_limiter import RateLimiter
-from holdfast.daemon.simulation.memory_network import (
-    MemoryNetwork,
-    MemoryStream,
-    MemoryWorld,
-    _Pipe,
-)
+from holdfast.daemon.simulation.memory_network import MemoryNetwork, MemoryWorld
+from holdfast.daemon.simulation.memory_streams import MemoryStream, Pipe
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.errors import PeerLostError, RemoteProtocolError
 from holdfast.protocol.messages import LANES_OPEN_MAX, LaneReceived, LanesReceived
@@ -44,7 +40,7 @@ def stall(link: Link, position: int) -> None:
     hold(stream_of(link, position)._outward)
 
 
-def hold(pipe: _Pipe) -> None:
+def hold(pipe: Pipe) -> None:
     """Let nothing arrive any more that is in a pipe."""
 
     async def receive(_max_bytes: int) -> bytes:

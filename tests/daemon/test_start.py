@@ -59,7 +59,7 @@ def test_nothing_is_written_over(started: Path) -> None:
     (started / "train.py").write_text("my own")
     done = run("init", ".", folder=started)
     assert done.returncode == ExitCode.CONFIG
-    assert "is there already" in done.stderr
+    assert "already exists" in done.stderr
     assert (started / "train.py").read_text() == "my own"
     assert run("init", "--force", folder=started).returncode == 0
     assert "holdfast.attach" in (started / "train.py").read_text()

@@ -53,7 +53,7 @@ def test_outside_its_hours_it_waits_and_says_so(fleet: Fleet) -> None:
     fleet.until(lambda s: member(s, "birch"), "somebody is here")
     there = until_peer(fleet, "birch", lambda s: s["number"])
     assert set(there) == set(status), "a status is the same for programs"
-    assert "its owner's limits: max-upload 2.0, hours " + hours in shown(node)
+    assert "volunteer limits: max-upload 2.0, hours " + hours in shown(node)
     node.signal(signal.SIGTERM)
     assert node.wait() == 0
 

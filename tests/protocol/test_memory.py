@@ -9,7 +9,8 @@ import pytest
 import trio
 import trio.testing
 
-from holdfast.daemon.simulation.memory_network import SEGMENT_BYTES, MemoryNetwork, MemoryWorld
+from holdfast.daemon.simulation.memory_network import MemoryNetwork, MemoryWorld
+from holdfast.daemon.simulation.memory_streams import SEGMENT_BYTES
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.network.interface import Channel
 from holdfast.protocol.trust.authority import Party

@@ -1,4 +1,4 @@
-"""A master that is away: trainers go on, and what they learn meanwhile is in the next rounds."""
+"""A master's absence: trainers continue, and the next rounds contain their updates."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_rounds_that_trainers_are_ahead_of_are_caught_up_with() -> None:
 
 @pytest.mark.parametrize("fragments", [1, 2])
 async def test_no_round_of_almost_nothing_follows_a_masters_restart(fragments: int) -> None:
-    """Everybody is ten rounds ahead then: each round would be due at once, one step after the other."""
+    """All trainers are ten rounds ahead then, so every next round would be due at once."""
     every = "sync_every = {}\n".format
     toml = spec(fragments=fragments).replace(every(SYNC_EVERY), every(8))
     async with a_swarm("abc", toml=toml) as swarm:
@@ -112,7 +112,7 @@ async def test_a_round_in_flight_when_the_master_goes_is_counted_once(at_s: floa
 
 
 async def test_a_reduction_outlives_the_master_and_is_committed_by_the_next_one() -> None:
-    """It takes six seconds of the lines; the master is away for three of them."""
+    """The lines need six seconds for the reduction; the master is away for three of them."""
     async with a_swarm("abc", layout=small_layout((300_000,)), bytes_per_s=2.5e5) as swarm:
         assert swarm.master is not None
         scheduler = swarm.master.coordinator.scheduler

@@ -1,4 +1,4 @@
-"""Everybody dies at once, without a word: the run goes on from what was on the disks."""
+"""All peers crash at once: the run continues from the checkpoints on their disks."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def toml(table: str, *, fragments: int = 1) -> str:
 
 
 def saved(swarm: Swarm, name: str) -> list[checkpoints.Manifest]:
-    """What lies on a machine's disk, the newest first."""
+    """Return the checkpoints on a machine's disk, the newest first."""
     assert swarm.disks is not None
     place = FolderStore(swarm.disks / name)
     return [checkpoints.open_checkpoint(place, each).manifest for each in checkpoints.names(place)]
 
 
 async def all_die(swarm: Swarm) -> None:
-    """The power fails in the whole house; it comes back."""
+    """Crash all machines, then restart them."""
     swarm.crash_master()
     for name in swarm.peers:
         swarm.crash(name)
@@ -47,7 +47,7 @@ async def all_die(swarm: Swarm) -> None:
 
 
 def oldest(swarm: Swarm) -> list[str]:
-    """Names, who has been a member for longest first."""
+    """Return the members' names, the oldest member first."""
     return sorted(swarm.peers, key=lambda name: swarm.peers[name].service.number)
 
 
@@ -81,7 +81,7 @@ async def test_when_all_die_the_run_goes_on_from_the_newest_checkpoint(
 
 
 async def test_what_a_run_has_given_up_is_not_what_it_goes_on_from(tmp_path: Path) -> None:
-    """What comes after a rewind is the newest, though what was given up had come further."""
+    """A checkpoint after a rewind is newer than an abandoned one with more rounds."""
     text = toml("every_rounds = 1\nkeep_count = 100")
     async with a_swarm("abc", "", text, disks=tmp_path) as swarm:
         await swarm.until(lambda: swarm.committed >= 8)
@@ -99,7 +99,7 @@ async def test_what_a_run_has_given_up_is_not_what_it_goes_on_from(tmp_path: Pat
 
 
 def branch_off(found: Checkpoint) -> None:
-    """Write beside it what a master that nobody obeys any more has made of it, one round later."""
+    """Write a second checkpoint beside it, one round later, as under a superseded master."""
     manifest = found.manifest
     arena = Arena(bytearray(arena_bytes(manifest.sizes)), manifest.sizes)
     state = SharedState(manifest.sizes, arena, manifest.run_id)
@@ -289,7 +289,7 @@ async def test_who_gives_little_of_its_disk_keeps_few_or_none_and_says_so(tmp_pa
 
 
 async def ask_for_one(swarm: Swarm) -> dict[str, str]:
-    """Why each does not write; empty: it does."""
+    """Request a checkpoint; return each peer's reason not to write, or an empty string if it writes."""
     assert swarm.master is not None
     answer: dict[str, Any] = await swarm.master.checkpoint_asker.run()
     assert [row["writes"] for row in answer["peers"]] == [not r["why"] for r in answer["peers"]]

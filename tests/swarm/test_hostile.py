@@ -1,18 +1,18 @@
-"""One hostile member among five and a spare: the others do not suffer, and each rule is needed for that.
+"""One hostile member among five and a spare harms no other member, and every rule against it is needed.
 
-The rules, each of which is taken out here by a planted bug that the runs must find; with each stands the seed that does:
+Each planted bug removes one rule, and the runs must find it; beside each bug is a seed that does:
 
-    lone words          one member's word gets an update refused
-    found elsewhere     what a member that owns no chunk has found is believed, and one alone, too
-    heads that lie      the first root that is reported is the run's
-    any result          the first result that is reported is the run's
-    mover alone         who alone says that bytes move keeps an attempt alive
-    blamed donors       one receiver's word names a donor as bad
-    spares first        whoever reaches nobody costs all spares the results
-    nobody is asked     who waits for whom, when nothing moves, is anybody's guess
-    nobody compares     whose results differ, likewise
-    nothing is noted    plans do with pairs that failed each other
-    heard again         on a lone word a round starts over again and again
+    lone words          a single member's report gets an update refused
+    found elsewhere     norms reported by a single member, even one that owns no chunk, are believed
+    heads that lie      the first reported root becomes the run's
+    any result          the first reported result becomes the run's
+    mover alone         a single member that claims progress keeps an attempt alive
+    blamed donors       a single receiver's report marks a donor as bad
+    spares first        a member that reaches no peer costs all spares the results
+    nobody is asked     a stalled attempt is resolved without asking members which peers they wait for
+    nobody compares     differing results are resolved without comparing members' digests
+    nothing is noted    plans pair members that have failed each other
+    heard again         a single member's report restarts a round repeatedly
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from holdfast.membership.master.sync.root_votes import RootVotes
 from tests.planting import Bugs, Note, Patch, first_that_shows, spares_first, what_shows
 
 BLOCK = 10
-SEEDS_MAX = 400  # of which those are lived through that tell the lie that should be found
+SEEDS_MAX = 400  # searched for those whose peer tells the lie that should be found
 
-FAILED = (  # seeds that once broke a promise
-    1_191_990_145,  # one word, borne out by nobody, had each round start over until it was aborted
+FAILED = (  # seeds that once violated an invariant
+    1_191_990_145,  # one unconfirmed report restarted every round until it was aborted
     1_191_990_153,
 )
 

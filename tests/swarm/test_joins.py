@@ -1,4 +1,4 @@
-"""Joins beside rounds: slow lines, deaths in the middle, and who cannot keep up."""
+"""Joins during rounds: slow lines, deaths in the middle, and joiners that cannot keep up."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def small_blocks() -> Iterator[None]:
 
 
 def slow_line(swarm: Swarm, bytes_per_s: float, names: str = "abc") -> None:
-    """The newcomer's links to these."""
+    """Set the newcomer's links to the named peers."""
     for name in names:
         swarm.world.link("late", name, delay_s=0.02, bytes_per_s=bytes_per_s)
         swarm.world.link(name, "late", delay_s=0.02, bytes_per_s=bytes_per_s)
 
 
 def row(swarm: Swarm) -> dict[str, Any] | None:
-    """The newcomer as the master shows it."""
+    """Return the newcomer's row of the master's status."""
     if swarm.master is None:
         return None
     status = describe(swarm.master.coordinator, trio.current_time())

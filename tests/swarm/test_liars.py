@@ -1,6 +1,6 @@
-"""Liars in runs of production master and peers: they are found out in time, and nobody else is.
+"""Liars in runs of the production master and peers: only they are convicted, and in time.
 
-What is stated of 50 and of 2,000 seeds is looked at by `holdfast simulate`; here are fewer.
+The statements about 50 and 2,000 seeds are checked with `holdfast simulate`; these tests run fewer.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def test_where_nobody_lies_nobody_is_convicted(seed: int) -> None:
 
 
 def test_without_audits_a_liar_lies_for_ever() -> None:
-    """What the others of these tests show is the audits' doing."""
+    """Without audits no liar is convicted, so the other tests show the effect of audits."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Auditing, "_draw", lambda *_args: ())
         patch.setattr("holdfast.daemon.simulation.liar_run.PATIENCE", 6)
@@ -56,7 +56,7 @@ def test_without_audits_a_liar_lies_for_ever() -> None:
 
 
 def test_a_convicted_honest_owner_is_a_broken_promise() -> None:
-    """Planted: whoever is accused is convicted."""
+    """Planted bug: every accused peer is convicted."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             "holdfast.daemon.master.master_service.fault_proven",

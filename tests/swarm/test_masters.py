@@ -1,4 +1,4 @@
-"""Masters that die, come back, take over from each other: whole runs in virtual time.
+"""Masters that die, return and take over from each other: whole runs in virtual time.
 
 The witness inside the swarm sees the records of every master; one history of commits is all that it
 accepts, so a fork fails the test that made it.
@@ -60,14 +60,14 @@ def spec(
 
 
 class Ended:
-    """What became of a master that ended by itself."""
+    """The exit of a master that ended by itself."""
 
     def __init__(self) -> None:
         self.error: UserError | None = None
 
 
 class Guarded(Swarm):
-    """Its first master may end by itself."""
+    """A swarm whose first master may end by itself."""
 
     first_ended: Ended
 
@@ -84,7 +84,7 @@ class Machines:
         swarm.first_ended = self.ended["master"]
 
     async def start(self, names: Sequence[str], more: Sequence[str] = ()) -> None:
-        """The first master, whose peers learn of the standby; everybody in sync, some rounds."""
+        """Start the first master with peers that know the standby; wait for sync and some rounds."""
         swarm = self.swarm
         await swarm.start_master()
         assert swarm.master is not None
@@ -100,7 +100,7 @@ class Machines:
         return self.swarm.store.records()
 
     async def come_back(self, name: str) -> None:
-        """A machine starts again; its invite names the standby, too."""
+        """Restart a machine whose invite also names the standby."""
         sim = self.swarm.restart(name)
         sim.service.session._masters.append(STANDBY)
         await trio.sleep(20)
@@ -108,7 +108,7 @@ class Machines:
     async def run(
         self, host: str, records: Sequence[JournalRecord], *, behind: bool, nonce: bytes = b"n" * 16
     ) -> WitnessedMaster:
-        """A master on this machine, from these records."""
+        """Start a master on a machine from the given records."""
         swarm = self.swarm
         store = WitnessedStore(swarm.witness)
         for peer, grant in swarm.store.granted().items():
@@ -165,7 +165,7 @@ def told(master: WitnessedMaster) -> str:
 async def settled(
     swarm: Swarm, master: WitnessedMaster, names: Sequence[str], more: int = 3
 ) -> None:
-    """Some more rounds, then everybody holds the same."""
+    """Wait for more rounds, then check that all peers hold the same bits."""
     target = swarm.committed + more
     await swarm.until(lambda: swarm.committed >= target)
     swarm.master = master
@@ -407,7 +407,7 @@ async def test_a_slow_disk_delays_commits_and_no_heartbeat() -> None:
 
 
 async def lose_the_newest(run: Machines) -> tuple[int, int]:
-    """b and c miss some rounds; a, who was there, goes with them. Returns both versions."""
+    """Let b and c miss some rounds and then crash a, which saw them; return both versions."""
     swarm = run.swarm
     await run.start("abc")
     assert swarm.master is not None

@@ -1,4 +1,4 @@
-"""After a line carried nothing in one direction for a while, the run is as it was before.
+"""Recovery of the run after a line carried nothing in one direction for a while.
 
 python -m benchmarks.one_way --simulated 80 --start SEED
 """
@@ -57,7 +57,7 @@ async def test_a_pair_without_a_link_costs_a_round_once_and_then_plans_do_withou
 
 
 async def owners_of_the_next_round(swarm: Swarm) -> set[str]:
-    """Names of those who own chunks of a round that begins now."""
+    """Return the names of the chunk owners of a round that begins now."""
     assert swarm.master is not None
     names = {sim.peer: name for name, sim in swarm.peers.items()}
     round_table = swarm.master.coordinator.scheduler.round_table

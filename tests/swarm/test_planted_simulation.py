@@ -1,24 +1,24 @@
-"""Do the simulated runs see anything? Each test plants one bug in production code, which must show.
+"""Sensitivity of the simulated runs: each test plants a bug in production code, which the runs must find.
 
-The seed that shows it stands beside each bug; others are searched through only when it does so no longer.
+Beside each bug is a seed that finds it; other seeds are searched only if it no longer does.
 
 In peers:
 
-    divisor of all           an owner divides by everybody's weight, whoever is in the chunk
-    set not told             a result does not say who is missing in it
-    heir encodes anew        an heir spreads other bytes than those that it holds
-    dead owner awaited       a member goes on waiting for what the lost were to send it
-    momentum left behind     a copy that is fetched comes without its outer momentum
+    divisor of all           a chunk owner divides by the weight of all contributors, even absent ones
+    set not told             a result does not name the contributors missing in it
+    successor encodes again  a successor sends other bytes than those that it holds
+    dead owner awaited       a member keeps waiting for data from a lost member
+    momentum left behind     a fetched copy lacks its outer momentum
 
 In the master:
 
     commit before record     a commit is sent before its record is on disk
     record forgotten         a restart forgets the last record
-    lost not given up        a round goes on waiting for a contributor that is gone
-    manifest not recorded    a commit says that everybody is in all chunks
-    unready promoted         a place goes to who has not got the state yet
-    flush not awaited        a repair begins before all have said what they hold
-    chunks of the dead       a repair leaves the chunks of the lost with them
+    lost not given up        a round keeps waiting for a lost contributor
+    manifest not recorded    a commit claims that all contributors are in all chunks
+    unready promoted         a peer gets a place before it has the state
+    flush not awaited        a repair begins before all members have reported what they hold
+    chunks of the dead       a repair leaves a lost member's chunks with it
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _(patch: Patch) -> None:
     patch.setattr(RoundResult, "made", made)
 
 
-@bug("heir encodes anew", seed=38)
+@bug("successor encodes again", seed=38)
 def _(patch: Patch) -> None:
     original = Reduction.repair
 

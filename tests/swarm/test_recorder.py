@@ -1,4 +1,4 @@
-"""What is kept and shown of whole runs, in virtual time: production master, peers, history and files."""
+"""Recording of whole runs in virtual time: production master, peers, history and files."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def wall_clock() -> float:
 
 
 def check_schema(name: str, value: object) -> None:
-    """The value is what the API's description calls this."""
+    """Check a value against its schema in the API's description."""
     document = json.loads(DESCRIPTION.read_text())
     schema = {**document, "$ref": f"#/components/schemas/{name}"}
     jsonschema.Draft202012Validator(schema).validate(json.loads(compact(value)))
 
 
 class Stage:
-    """A swarm, and who records it."""
+    """A swarm and its recorder."""
 
     def __init__(self, swarm: Swarm, folder: Path) -> None:
         self.swarm = swarm
@@ -59,7 +59,7 @@ class Stage:
         self.scope = trio.CancelScope()
 
     def record(self) -> None:
-        """Have the present master recorded, as a process would."""
+        """Record the present master, as its process would."""
         assert self.swarm.master is not None
         self.recorder = RunRecorder.open(self.swarm.master, self.folder, wall_clock=wall_clock)
         self.recorder.live = self
@@ -85,7 +85,7 @@ class Stage:
         self.record()
 
     def rounds(self) -> list[dict[str, Any]]:
-        """As they are kept, oldest first."""
+        """Return the recorded rounds, the oldest first."""
         return [json.loads(row) for row in reversed(self.recorder.history.rounds(200, None))]
 
     def columns(self) -> dict[str, list[Any]]:
@@ -175,7 +175,7 @@ async def until_reducing(swarm: Swarm) -> None:
 
 
 def compare(row: dict[str, Any], commit: Commit) -> str:
-    """Who is in each chunk is the same in both; returns what kind of a round it was."""
+    """Check that both name the same contributors of each chunk; return the kind of the round."""
     peers = [each["peer"] for each in row["contributors"]]
     order = [each.peer for each in commit.contributors]
     sets = [set(peers) for _ in range(row["chunk_count"])]

@@ -1,4 +1,4 @@
-"""Everybody leaves and comes back: the run goes on from the newest state that somebody kept."""
+"""All peers leave and return: the run continues from the newest saved state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.swarm.test_swarm import a_swarm, settled
 
 
 async def all_leave(swarm: Swarm, names: str, tmp_path: Path) -> dict[str, Path]:
-    """Stop the run and end everybody in good order; what each of them kept."""
+    """Stop the run and all peers gracefully; return what each of them saved."""
     assert swarm.master is not None
     swarm.master.decide(swarm.master.coordinator.pause)
     await swarm.come_to_rest(names)

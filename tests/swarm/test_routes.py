@@ -1,4 +1,4 @@
-"""Peers that cannot be dialled, and pairs that cannot reach each other, take part all the same."""
+"""Runs with peers that cannot be dialled, and with pairs that cannot reach each other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.swarm.test_swarm import a_swarm, settled, spec
 async def a_swarm_behind(
     hidden: str, names: str, toml: str | None = None, **options: Any
 ) -> AsyncIterator[Swarm]:
-    """A swarm in which nobody can dial some, whose first round is committed."""
+    """Start a swarm in which some peers cannot be dialled, and wait for the first commit."""
     async with trio.open_nursery() as nursery:
         swarm = Swarm(nursery, toml or spec(contributors=0), **options)
         await swarm.start_master()
@@ -37,13 +37,13 @@ async def a_swarm_behind(
 
 
 def contributed(swarm: Swarm, names: str) -> bool:
-    """Whether the last round has added the updates of all of these."""
+    """Return whether the last round contains the updates of all named peers."""
     peers = {contributor.peer for contributor in swarm.witness.commits[-1].contributors}
     return peers == {swarm.peers[name].peer for name in names}
 
 
 async def see(swarm: Swarm, condition: Callable[[], bool], within_s: float = 60.0) -> None:
-    """Wait for what only the master's status tells, which takes a while to make."""
+    """Wait for a condition that only the master's status shows; it is slow, so poll it rarely."""
     with trio.fail_after(within_s):
         while swarm.master is None or not condition():
             await trio.sleep(0.2)
@@ -70,7 +70,7 @@ async def test_who_cannot_be_dialled_dials_and_takes_part() -> None:
 
 
 async def test_two_that_cannot_be_dialled_train_with_one_that_can() -> None:
-    """They have no link to each other: neither owns what the other one needs."""
+    """The two have no link to each other, so neither owns chunks that the other needs."""
     async with a_swarm_behind("ab", "abc") as swarm:
         await swarm.until(lambda: contributed(swarm, "abc"))
         assert links(swarm, "a") == links(swarm, "b") == {"c"}
@@ -145,7 +145,7 @@ async def test_whoever_can_be_dialled_again_is_classed_so() -> None:
 
 @asynccontextmanager
 async def a_relayed_swarm(relays: str = "r", **options: Any) -> AsyncIterator[Swarm]:
-    """Three of whom nobody can dial any; whatever goes between them, goes by relay."""
+    """None of the three can be dialled, so all their traffic goes by relay."""
     async with trio.open_nursery() as nursery:
         swarm = Swarm(nursery, spec(contributors=0, min_members=3), **options)
         await swarm.start_master()
@@ -160,7 +160,7 @@ async def a_relayed_swarm(relays: str = "r", **options: Any) -> AsyncIterator[Sw
 
 
 def routes(swarm: Swarm) -> dict[str, tuple[str, bool]]:
-    """By pair: its route and whether it works, as the master shows them."""
+    """Return each pair's route and whether it works, from the master's status."""
     assert swarm.master is not None
     status = describe(swarm.master.coordinator, trio.current_time())
     names = {member["peer"]: member["name"] for member in status["members"]}
@@ -244,7 +244,7 @@ async def test_a_relay_whose_quota_is_spent_gives_way_to_another() -> None:
 
 @asynccontextmanager
 async def a_swarm_behind_routers(keeps: str, draws: str = "") -> AsyncIterator[Swarm]:
-    """Everybody is behind a router of its own; and there is a relay."""
+    """Every peer is behind a router of its own; there is a relay."""
     async with trio.open_nursery() as nursery:
         swarm = Swarm(nursery, spec(contributors=0, min_members=len(keeps + draws)))
         await swarm.start_master()

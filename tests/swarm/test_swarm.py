@@ -63,7 +63,7 @@ def spec(
 async def a_swarm(
     names: str = "abc", spares: str = "", toml: str | None = None, **options: Any
 ) -> AsyncIterator[Swarm]:
-    """A running swarm whose first round is committed."""
+    """Start a swarm and wait for its first commit."""
     async with trio.open_nursery() as nursery:
         swarm = Swarm(nursery, toml or spec(), **options)
         await swarm.start_master()
@@ -79,7 +79,7 @@ async def a_swarm(
 
 
 async def settled(swarm: Swarm, names: str, *, more: int = 2) -> None:
-    """Some more rounds commit, then all of these peers hold the same bits."""
+    """Wait for more commits, then check that the named peers hold the same bits."""
     target = swarm.committed + more
     await swarm.until(lambda: swarm.committed >= target)
     assert swarm.master is not None
@@ -206,7 +206,7 @@ async def test_a_kicked_peer_is_told_and_stays_out() -> None:
 
 
 def in_phase(swarm: Swarm, name: str, phase: str) -> bool:
-    """Whether this peer is at that point of a round right now."""
+    """Return whether a peer is in a phase of a round now."""
     service = swarm.peers[name].service
     if phase == "paused":
         assert swarm.master is not None
@@ -398,14 +398,14 @@ async def test_a_corrupted_lane_ends_that_link_only() -> None:
 
 
 def powers(peer: str, _round: int, count: int) -> NDArray[np.float32]:
-    """1, 2, 4 or 8 in every element, by peer: every subset has its own mean."""
+    """Return 1, 2, 4 or 8 in every element, by peer, so that every subset has its own mean."""
     number = int(peer[:8], 16)
     return np.full(count, 2.0 ** ((number - 1) % 4), np.float32)
 
 
 @pytest.mark.parametrize("part", range(8))
 async def test_values_after_a_kill_at_any_instant(part: int) -> None:
-    """25 kills a part, 200 in all: every survivor holds the mean of the recorded set, everywhere.
+    """After 25 kills per part, 200 in all, every survivor holds the mean of the recorded set.
 
     The witness compares each applied mean, element by element, with that of the contributors in
     the committed record; ``powers`` makes every other set's mean a different number.

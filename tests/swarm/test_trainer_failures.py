@@ -1,4 +1,4 @@
-"""Trainers that fail in the middle of a run: who steps in, what the master says, what becomes of them."""
+"""Trainers that fail in the middle of a run: replacement, messages of the master, and recovery."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def events(swarm: Swarm) -> list[str]:
 
 
 def has_trainer(swarm: Swarm, name: str) -> bool:
-    """As the master sees it; cheaper to ask again and again than the status."""
+    """Return whether the master sees a peer's trainer; cheaper to poll than the status."""
     assert swarm.master is not None
     found = swarm.master.coordinator.context.roster.get(swarm.peers[name].peer)
     return found is not None and found.layout is not None

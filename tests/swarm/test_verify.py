@@ -1,4 +1,4 @@
-"""All peers' memories compared, by the production master and peers."""
+"""Comparison of all peers' memories by the production master and peers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def verified(swarm: Swarm) -> dict[str, Any]:
 
 
 def damage(swarm: Swarm, name: str) -> None:
-    """A bit of the memory falls over; nobody is told, and what is remembered is as before."""
+    """Flip a bit of a peer's memory without changing its remembered digests."""
     state = swarm.peers[name].service.state
     assert state is not None
     state.parts(0).values.view("uint8")[4_096 * 2 + 7] ^= 1
