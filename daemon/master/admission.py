@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import re
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 
 import trio
@@ -25,7 +25,7 @@ from attrs import define, evolve, field
 from ...membership.master.coordinator import Coordinator
 from ...membership.master.hello_checks import shut_out
 from ...membership.master.state.context import quoted
-from ...membership.master.state.master_effects import Effect, EventKind
+from ...membership.master.state.master_effects import EventKind
 from ...protocol.addresses import host_of
 from ...protocol.enrolment import AdmittedNewcomer, Refusal, answer_newcomer
 from ...protocol.errors import UserError
@@ -36,6 +36,7 @@ from ...protocol.network.stream import MessageStream
 from ...protocol.trust.authority import Authority
 from ..exit_codes import ExitCode
 from ..web.app import Json
+from .decisions import Decide
 from .journal_store import GrantRow, JournalStore, TokenError
 
 log = logging.getLogger("holdfast.master")
@@ -43,8 +44,6 @@ log = logging.getLogger("holdfast.master")
 ID_DIGITS = re.compile(r"[0-9a-f]{4,32}")
 PENDING_MAX = 64  # newcomers that wait to be approved; others are told to come later
 PENDING_S = 300.0  # without having asked again: it has given up, and its place is free
-
-Decide = Callable[[Callable[[float], list[Effect]]], None]
 
 
 @define
@@ -268,8 +267,8 @@ def called(wanted: str, names: Mapping[str, str]) -> list[str]:
     return [peer for peer, name in names.items() if name == wanted]
 
 
-async def look_at(store: JournalStore, token: str) -> None:
-    """Whether a token is good, for a checkup; raises Refusal."""
+async def check_token(store: JournalStore, token: str) -> None:
+    """Raise Refusal if a token admits no newcomer."""
     try:
         store.look_at(token)
     except TokenError as error:

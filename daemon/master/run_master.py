@@ -294,13 +294,13 @@ class Master:
             size.value_count for size in self.coordinator.context.history.sizes
         )
         status["addresses"] = list(self._addresses())
-        status["pending"] = self.service.gate.rows()
+        status["pending"] = self.service.admission.rows()
         return status
 
     def _stamp(self) -> object:
         """Changes when the status may have changed, but for what only grows old."""
         context, service = self.coordinator.context, self.service
-        return context.change_count, service.gate.change_count, service.why_stuck()
+        return context.change_count, service.admission.change_count, service.why_stuck()
 
     def why_unready(self) -> str:
         """Why no round can be committed here; empty: it can."""
@@ -370,9 +370,9 @@ class Master:
         if not isinstance(refuse, bool):
             raise UserError("refuse is true or false", exit_code=ExitCode.USAGE)
         if not refuse:
-            return await self.service.gate.approve(wanted)
+            return await self.service.admission.approve(wanted)
         reason = str(body.get("reason") or "no reason was given")[:900]
-        return await self.service.gate.refuse(wanted, reason)
+        return await self.service.admission.refuse(wanted, reason)
 
     async def _act_kick(self, body: Json) -> Json:
         wanted = str(body.get("peer", ""))

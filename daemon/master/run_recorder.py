@@ -113,7 +113,7 @@ class RunRecorder:
         if self._before is not None:
             now = wall_clock()
             self._new.points.append(Point(now, gap_s=max(0.0, now - self._before.at)))
-        service.announced = self._announced
+        service.subscribe(self._announced)
 
     @classmethod
     def open(

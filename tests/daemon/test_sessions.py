@@ -14,7 +14,8 @@ import trio
 from attrs import define
 
 from holdfast.daemon.master.journal_store import GrantRow, JournalStore
-from holdfast.daemon.master.master_service import GREETINGS_MAX, HELLO_S, MasterService
+from holdfast.daemon.master.master_service import MasterService
+from holdfast.daemon.master.peer_greeting import GREETINGS_MAX, HELLO_S, PeerGreeting
 from holdfast.daemon.simulation.memory_network import MemoryNetwork, MemoryWorld
 from holdfast.daemon.simulation.swarm import MASTER_ADDRESS, MASTER_ID, RUN_ID
 from holdfast.membership.master.coordinator import Coordinator
@@ -71,6 +72,10 @@ class Table:
     store: JournalStore
     disk: SlowDisk
     master: MasterService
+
+    @property
+    def greeting(self) -> PeerGreeting:
+        return self.master.sessions._greeting
 
     def admit(self, name: str, number: int) -> MemoryNetwork:
         peer = f"{number:032x}"
@@ -270,7 +275,7 @@ async def test_a_peer_that_floods_its_master_is_heard_slowly_and_named_and_stays
         assert heard[f"{2:032x}"] == 20, "the other one is heard as ever"
         context = table.master.coordinator.context
         assert len(context.roster) == 2, "nobody is cut off"
-        named = [event for event in context.events if "more than its quota" in event.text]
+        named = [event for event in context.events if "exceeds its message quota" in event.text]
         assert [event.peer for event in named] == [f"{1:032x}"]
 
 
@@ -281,7 +286,7 @@ async def test_a_new_connection_brings_no_new_quota(monkeypatch: pytest.MonkeyPa
         stream = await table.dial(network)
         assert isinstance(await stream.receive(), Welcome)
         now_s = trio.current_time()
-        table.master._quotas.of(f"{1:032x}", now_s).spend(20_000 + 250_000, 0, now_s)
+        table.greeting._quotas.of(f"{1:032x}", now_s).spend(20_000 + 250_000, 0, now_s)
         await stream.aclose()
         again = await table.dial(network, incarnation=2)
         assert isinstance(await again.receive(), Welcome)
@@ -298,7 +303,7 @@ async def test_a_key_that_connects_again_and_again_and_says_nothing_has_few_plac
         assert isinstance(await (await table.dial(table.admit("b", 2))).receive(), Welcome)
         await trio.sleep(HELLO_S)
         assert isinstance(await (await table.dial(network)).receive(), Welcome)
-        assert not table.master._greetings
+        assert not table.greeting._greetings
 
 
 async def test_who_was_kicked_is_told_so_without_another_event() -> None:
