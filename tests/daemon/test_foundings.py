@@ -37,7 +37,7 @@ def found(folder: Path, value_count: int) -> None:
 def test_sizes_that_an_older_version_recorded_are_named(tmp_path: Path) -> None:
     found(tmp_path, 2**50)
     with pytest.raises(
-        UserError, match="founds the run on what cannot be: its fragments"
+        UserError, match="founds the run on impossible sizes: its fragments"
     ) as raised:
         a_master(tmp_path)
     assert raised.value.exit_code == ExitCode.CONFIG

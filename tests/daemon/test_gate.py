@@ -108,7 +108,7 @@ async def test_who_waits_is_listed_and_gets_in_when_approved(tmp_path: Path) -> 
         assert (row["peer"], row["name"], row["role"]) == (identity.peer_id, "alder", "spare")
         assert row["host"] == "127.0.0.1"
         assert desk.uses_left() == [2], "asking uses nothing up"
-        assert sum("wants in" in text for text in desk.told()) == 1, "said once"
+        assert sum("asks to join" in text for text in desk.told()) == 1, "said once"
         assert desk.store.grant(identity.peer_id) is None
         answer = await desk.admission.approve(identity.peer_id[:6])
         assert answer == {"peer": identity.peer_id, "name": "alder", "approved": True}
@@ -116,7 +116,7 @@ async def test_who_waits_is_listed_and_gets_in_when_approved(tmp_path: Path) -> 
         pem, _ = await enrol(invite, identity, "alder")
         assert holder_of(load_certificate(pem)).peer == identity.peer_id
         assert desk.uses_left() == [1], "it was used up when it was approved"
-        with pytest.raises(UserError, match="nobody who waits"):
+        with pytest.raises(UserError, match="no pending newcomer"):
             await desk.admission.approve("alder")
         other = Identity.generate()
         assert await refused(invite, other) == APPROVAL, "the next one waits again"
@@ -182,7 +182,7 @@ async def test_two_with_one_name_are_told_apart_by_their_ids(tmp_path: Path) -> 
         invite = desk.invite(uses=2)
         for _ in range(2):
             assert await refused(invite, Identity.generate(), "twin") == APPROVAL
-        with pytest.raises(UserError, match="several who wait"):
+        with pytest.raises(UserError, match="several pending newcomers"):
             await desk.admission.approve("twin")
         await desk.admission.approve(str(desk.admission.rows()[0]["peer"]))
         assert len(desk.admission.rows()) == 1
@@ -219,7 +219,7 @@ async def test_what_is_shown_is_what_is_granted(tmp_path: Path) -> None:
         second = Identity.generate()
         assert await refused(high, second, "birch") == APPROVAL
         assert desk.admission.rows()[0]["founder"] is True
-        assert "wants in as contributor and founder" in desk.told()[-1]
+        assert "asks to join as contributor and founder" in desk.told()[-1]
 
 
 async def test_an_invite_that_went_bad_gives_way_to_another(tmp_path: Path) -> None:
@@ -238,8 +238,8 @@ async def test_a_name_made_of_anothers_id_gets_nobody_in(tmp_path: Path) -> None
         assert await refused(invite, honest, "alder") == APPROVAL
         assert await refused(invite, poser, honest.peer_id[:8]) == APPROVAL
         assert (await desk.admission.approve(honest.peer_id[:8]))["peer"] == honest.peer_id
-        with pytest.raises(UserError, match="nobody who waits"):
+        with pytest.raises(UserError, match="no pending newcomer"):
             await desk.admission.approve(honest.peer_id[:8])
         assert [row["peer"] for row in desk.admission.rows()] == [poser.peer_id]
         # Known first is the id and where it comes from; what it says of itself comes last.
-        assert desk.told()[-2].startswith(f"{poser.peer_id[:8]} at 127.0.0.1 wants in as spare")
+        assert desk.told()[-2].startswith(f"{poser.peer_id[:8]} at 127.0.0.1 asks to join as spare")

@@ -262,7 +262,7 @@ def test_where_nothing_can_be_written_the_present_is_told_from_memory(tmp_path: 
     history.write([point(1e9, 1.0)])
     assert column(history, "loss") == [1.0]
     (warning,) = warnings
-    assert "no history is kept" in warning
+    assert "no history is stored" in warning
 
 
 def test_a_full_disk_leaves_a_hole_and_is_said_once(kept: Kept) -> None:

@@ -195,7 +195,7 @@ async def test_there_are_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
         third = Browser(source.live, nursery)
         await third.ended.wait()
         assert third.status == 503
-        assert "listen" in json.loads(third.chunks[0])["error"]
+        assert "connected" in json.loads(third.chunks[0])["error"]
         first[0].leave()
         await first[0].ended.wait()
         fourth = Browser(source.live, nursery)

@@ -61,8 +61,9 @@ class Stage:
     def record(self) -> None:
         """Have the present master recorded, as a process would."""
         assert self.swarm.master is not None
-        self.recorder = RunRecorder.open(self.swarm.master, self.folder, wall_clock=wall_clock)
-        self.recorder.live = self
+        self.recorder = RunRecorder.open(
+            self.swarm.master, self.folder, live=self, wall_clock=wall_clock
+        )
         self.scope = trio.CancelScope()
         self.swarm.nursery.start_soon(self._run, self.recorder, self.scope)
 
