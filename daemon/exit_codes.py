@@ -6,7 +6,7 @@ import enum
 
 
 class ExitCode(enum.IntEnum):
-    """How a command ended."""
+    """The exit status of a command."""
 
     OK = 0
     FAILED = 1  # any other error; see the message

@@ -69,7 +69,7 @@ class TokenError(UserError):
 
 @frozen
 class GrantRow:
-    """What an identity was admitted as.
+    """The rights of an admitted identity.
 
     Attributes:
       invite: the id of the invite that it used; empty if that is not known.

@@ -70,7 +70,7 @@ class PeerSession:
 
 
 class PeerSessions:
-    """All sessions of a master, by peer.
+    """The sessions of a master, by peer.
 
     Args:
       decide: lets the coordinator decide something.

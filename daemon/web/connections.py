@@ -110,7 +110,7 @@ class _Connection:
 
 
 class Connections:
-    """All HTTP connections of a daemon."""
+    """The HTTP connections of a daemon."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
