@@ -64,7 +64,7 @@ def test_the_page_shows_the_run_and_asks_nobody_else(page: Page, fleet: Fleet) -
     assert watch(page).hosts == {url(fleet, "master").removeprefix("http://")}
 
 
-def test_it_goes_on_by_itself_and_live(page: Page) -> None:
+def test_the_page_updates_live(page: Page) -> None:
     page.evaluate("window.sameDocument = true")
     before = number(figure(page, "Rounds").inner_text())
     page.wait_for_function(
@@ -77,7 +77,7 @@ def test_it_goes_on_by_itself_and_live(page: Page) -> None:
     expect(page.locator("#connection")).to_contain_text("live")
 
 
-def test_without_a_stream_it_asks_again_and_again(browser: Browser, fleet: Fleet) -> None:
+def test_without_a_stream_the_page_polls(browser: Browser, fleet: Fleet) -> None:
     context = browser.new_context()
     page = context.new_page()
     page.route("**/api/live", lambda route: route.abort())
@@ -88,7 +88,7 @@ def test_without_a_stream_it_asks_again_and_again(browser: Browser, fleet: Fleet
     context.close()
 
 
-def test_members_are_sorted_by_a_press_on_a_heading(page: Page) -> None:
+def test_members_are_sorted_by_a_click_on_a_heading(page: Page) -> None:
     heading = page.get_by_role("columnheader", name="Name")
     names = page.locator("#members td[data-key=name]")
     heading.get_by_role("button").click()
@@ -144,7 +144,7 @@ def test_a_chart_is_zoomed_by_a_drag(page: Page) -> None:
 
 
 def _drag(page: Page) -> None:
-    """Over the middle of the chart; on a busy machine the page may move below the pointer."""
+    """Drag over the middle of the chart; on a busy machine the page may move below the pointer."""
     box = page.locator("#loss-chart .u-over").bounding_box()
     assert box is not None
     page.mouse.move(box["x"] + box["width"] * 0.3, box["y"] + 40)
@@ -204,7 +204,7 @@ def test_a_peer_has_a_page_of_its_own(page: Page, fleet: Fleet) -> None:
 # ---------------------------------------------------------------- acting
 
 
-def test_nothing_is_done_without_the_token(page: Page, fleet: Fleet) -> None:
+def test_actions_need_the_token(page: Page, fleet: Fleet) -> None:
     page.get_by_role("button", name="Pause").click()
     give_token(page, "wrong")
     expect(page.get_by_role("alert")).to_have_text(re.compile("refused this token"))
@@ -257,8 +257,8 @@ def test_actions_work_with_the_token(page: Page, fleet: Fleet) -> None:
     assert fleet.master()["state"] == "training"
 
 
-def test_arranged_links_are_listed(page: Page) -> None:
-    """The view itself, for this fleet's machines just dial each other."""
+def test_assisted_links_are_listed(page: Page) -> None:
+    """Show the view with made-up rows, because this fleet's machines dial each other directly."""
     page.evaluate("""async () => {
         const { Routes } = await import("/static/routes.js");
         const pair = { peers: ["1", "2"], names: ["alder", "birch"], tried: ["punched: <b>no</b> answer"] };
@@ -323,8 +323,8 @@ def test_a_kill_and_its_reason_are_shown(page: Page, fleet: Fleet) -> None:
     assert role(fleet.master(), STRANGE) == "contributor"
 
 
-def test_who_is_in_quarantine_is_cleared_from_here(page: Page, fleet: Fleet) -> None:
-    """Its conviction stands in the journal, as one that a master found in an audit does."""
+def test_a_quarantined_member_is_cleared_from_the_page(page: Page, fleet: Fleet) -> None:
+    """Write a conviction into the journal, as a master does after an audit."""
     birch = next(each for each in fleet.master()["departed"] if each["name"] == "birch")["peer"]
     fleet.nodes["master"].signal(signal.SIGKILL)
     fleet.nodes["master"].wait()

@@ -1,4 +1,4 @@
-"""A journal that founds a run on what no machine can hold ends its master with a sentence."""
+"""A journal with impossible fragment sizes: its master ends with a clear error."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def a_master(folder: Path) -> Master:
 
 
 def found(folder: Path, value_count: int) -> None:
-    """As an older version recorded it."""
+    """Write the record that an older version wrote."""
     master = a_master(folder)
     layout = ModelLayout((TensorSpec("w", (4, 4), "float32", "parameter"),))
     sizes = (FragmentSize(value_count, 16, 0),)

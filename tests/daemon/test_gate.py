@@ -1,4 +1,4 @@
-"""Newcomers who have to be approved by hand, at a real master's port."""
+"""Newcomers that need the operator's approval, at a real master's port."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SPEC = '[run]\nname = "gated"\n'
 
 
 class Desk:
-    """A master, and who comes to it."""
+    """A master with its admission."""
 
     def __init__(self, folder: Path, spec: str) -> None:
         self.authority = Authority.load_or_create(folder / "authority", RUN_ID)
@@ -90,7 +90,7 @@ async def a_desk(folder: Path, spec: str = SPEC) -> AsyncIterator[Desk]:
 
 
 async def refused(invite: Invite, identity: Identity, name: str = "alder") -> str:
-    """Asks; the code of the refusal."""
+    """Ask for admission; return the refusal's code."""
     with pytest.raises(EvictedError) as caught:
         await enrol(invite, identity, name)
     return caught.value.code
@@ -144,12 +144,12 @@ async def test_who_was_kicked_gets_no_certificate_any_more(tmp_path: Path) -> No
         assert desk.uses_left() == [4]
 
 
-async def test_the_spec_can_ask_for_it_whatever_the_invite_says(tmp_path: Path) -> None:
+async def test_the_spec_can_require_approval_for_all_invites(tmp_path: Path) -> None:
     async with a_desk(tmp_path, SPEC + "[membership]\napprove = true\n") as desk:
         assert await refused(desk.invite(approve=False), Identity.generate()) == APPROVAL
 
 
-async def test_a_token_that_went_bad_meanwhile_lets_nobody_in(tmp_path: Path) -> None:
+async def test_a_token_that_expired_meanwhile_admits_no_machine(tmp_path: Path) -> None:
     async with a_desk(tmp_path) as desk:
         invite, identity = desk.invite(), Identity.generate()
         assert await refused(invite, identity) == APPROVAL
@@ -160,7 +160,7 @@ async def test_a_token_that_went_bad_meanwhile_lets_nobody_in(tmp_path: Path) ->
         assert desk.gate.rows() == []
 
 
-async def test_only_so_many_wait_and_who_gives_up_makes_room(
+async def test_pending_machines_are_limited_and_gone_ones_make_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admission, "PENDING_MAX", 2)
@@ -177,7 +177,7 @@ async def test_only_so_many_wait_and_who_gives_up_makes_room(
         assert [row["name"] for row in desk.gate.rows()] == ["c"]
 
 
-async def test_two_with_one_name_are_told_apart_by_their_ids(tmp_path: Path) -> None:
+async def test_two_machines_with_one_name_are_told_apart_by_their_ids(tmp_path: Path) -> None:
     async with a_desk(tmp_path) as desk:
         invite = desk.invite(uses=2)
         for _ in range(2):
@@ -222,7 +222,7 @@ async def test_what_is_shown_is_what_is_granted(tmp_path: Path) -> None:
         assert "asks to join as contributor and founder" in desk.told()[-1]
 
 
-async def test_an_invite_that_went_bad_gives_way_to_another(tmp_path: Path) -> None:
+async def test_an_expired_invite_gives_way_to_another(tmp_path: Path) -> None:
     async with a_desk(tmp_path) as desk:
         old, identity = desk.invite(), Identity.generate()
         assert await refused(old, identity, "alder") == APPROVAL

@@ -1,4 +1,4 @@
-"""What is kept and shown of whole runs, in virtual time: production master, peers, history and files."""
+"""The recording of whole runs in virtual time: production master, peers, history and files."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def wall_clock() -> float:
 
 
 def check_schema(name: str, value: object) -> None:
-    """The value is what the API's description calls this."""
+    """Check a value against a schema of the API's description."""
     document = json.loads(DESCRIPTION.read_text())
     schema = {**document, "$ref": f"#/components/schemas/{name}"}
     jsonschema.Draft202012Validator(schema).validate(json.loads(compact(value)))
 
 
 class Stage:
-    """A swarm, and who records it."""
+    """A swarm and its recorder."""
 
     def __init__(self, swarm: Swarm, folder: Path) -> None:
         self.swarm = swarm
@@ -59,7 +59,7 @@ class Stage:
         self.scope = trio.CancelScope()
 
     def record(self) -> None:
-        """Have the present master recorded, as a process would."""
+        """Record the current master as its process would."""
         assert self.swarm.master is not None
         self.recorder = RunRecorder.open(
             self.swarm.master, self.folder, live=self, wall_clock=wall_clock
@@ -86,7 +86,7 @@ class Stage:
         self.record()
 
     def rounds(self) -> list[dict[str, Any]]:
-        """As they are kept, oldest first."""
+        """Return the recorded rounds, oldest first."""
         return [json.loads(row) for row in reversed(self.recorder.history.rounds(200, None))]
 
     def columns(self) -> dict[str, list[Any]]:
@@ -120,7 +120,7 @@ async def a_stage(folder: Path, names: str = "abc", spares: str = "") -> AsyncIt
         nursery.cancel_scope.cancel()
 
 
-async def test_every_round_is_kept_with_who_did_what_when(tmp_path: Path) -> None:
+async def test_every_round_is_recorded_with_its_members_times(tmp_path: Path) -> None:
     async with a_stage(tmp_path, "abc", "d") as stage:
         await stage.commit(3)
         stage.swarm.crash("c")
@@ -152,7 +152,9 @@ async def test_every_round_is_kept_with_who_did_what_when(tmp_path: Path) -> Non
         assert [row for kind, row in stage.published if kind == "round"] == rows
 
 
-async def test_records_of_repaired_rounds_name_what_went_in_chunk_by_chunk(tmp_path: Path) -> None:
+async def test_records_of_repaired_rounds_name_the_contributors_of_each_chunk(
+    tmp_path: Path,
+) -> None:
     """One of four dies at several moments of a reduction; the witness checks what was applied."""
     seen: set[str] = set()
     for delay_s in (0.0, 0.01, 0.03, 0.05):
@@ -176,7 +178,7 @@ async def until_reducing(swarm: Swarm) -> None:
 
 
 def compare(row: dict[str, Any], commit: Commit) -> str:
-    """Who is in each chunk is the same in both; returns what kind of a round it was."""
+    """Check that both name the same contributors of each chunk; return the kind of round."""
     peers = [each["peer"] for each in row["contributors"]]
     order = [each.peer for each in commit.contributors]
     sets = [set(peers) for _ in range(row["chunk_count"])]
@@ -309,7 +311,7 @@ async def test_nothing_is_written_while_nothing_changes(tmp_path: Path) -> None:
         assert columns["rounds"][after] == kept["rounds"][-1]
 
 
-async def test_a_master_that_starts_again_goes_on_with_the_history(tmp_path: Path) -> None:
+async def test_a_restarted_master_continues_the_history(tmp_path: Path) -> None:
     async with a_stage(tmp_path) as stage:
         await stage.commit(5)
         before, rounds, events = stage.columns(), stage.rounds(), stage.events()
@@ -352,9 +354,7 @@ async def test_files_that_cannot_be_written_cost_the_run_nothing(tmp_path: Path)
 # ---------------------------------------------------------------- the log's file
 
 
-def test_a_log_that_has_grown_is_turned_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_log_is_rotated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_log, "LOG_BYTES_MAX", 10_000)
     log = EventLog(tmp_path / EVENT_LOG_FILE)
     events = [PastEvent(i, 1e9 + i, "join", None, "", f"événement {i}") for i in range(2_000)]
