@@ -1,4 +1,4 @@
-"""The recording of whole runs in virtual time: production master, peers, history and files."""
+"""Recording of whole runs in virtual time: production master, peers, history and files."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def wall_clock() -> float:
 
 
 def check_schema(name: str, value: object) -> None:
-    """Check a value against a schema of the API's description."""
+    """Check a value against its schema in the API's description."""
     document = json.loads(DESCRIPTION.read_text())
     schema = {**document, "$ref": f"#/components/schemas/{name}"}
     jsonschema.Draft202012Validator(schema).validate(json.loads(compact(value)))
@@ -59,7 +59,7 @@ class Stage:
         self.scope = trio.CancelScope()
 
     def record(self) -> None:
-        """Record the current master as its process would."""
+        """Record the present master, as its process would."""
         assert self.swarm.master is not None
         self.recorder = RunRecorder.open(
             self.swarm.master, self.folder, live=self, wall_clock=wall_clock
@@ -86,7 +86,7 @@ class Stage:
         self.record()
 
     def rounds(self) -> list[dict[str, Any]]:
-        """Return the recorded rounds, oldest first."""
+        """Return the recorded rounds, the oldest first."""
         return [json.loads(row) for row in reversed(self.recorder.history.rounds(200, None))]
 
     def columns(self) -> dict[str, list[Any]]:
@@ -178,7 +178,7 @@ async def until_reducing(swarm: Swarm) -> None:
 
 
 def compare(row: dict[str, Any], commit: Commit) -> str:
-    """Check that both name the same contributors of each chunk; return the kind of round."""
+    """Check that both name the same contributors of each chunk; return the kind of the round."""
     peers = [each["peer"] for each in row["contributors"]]
     order = [each.peer for each in commit.contributors]
     sets = [set(peers) for _ in range(row["chunk_count"])]
