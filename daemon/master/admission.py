@@ -35,6 +35,7 @@ from ...protocol.network.interface import Channel, Network
 from ...protocol.network.stream import MessageStream
 from ...protocol.trust.authority import Authority
 from ..exit_codes import ExitCode
+from ..status_records import PendingRow
 from ..web.app import Json
 from .decisions import Decide
 from .journal_store import GrantRow, JournalStore, TokenError
@@ -149,7 +150,7 @@ class Admission:
     def _keep_waiting(self, request: EnrolRequest, peer: str, host: str) -> Refusal:
         """List a newcomer as pending; return the refusal that tells it to wait."""
         now_s = trio.current_time()
-        self._forget_the_gone(now_s)
+        self._forget_gone(now_s)
         known = self._pending.get(peer)
         if known is not None and not self._store.is_good(known.token):
             del self._pending[peer]  # it may wait again, with the invite that it shows now
@@ -178,27 +179,27 @@ class Admission:
             f"the run's operator has to approve this machine: `holdfast approve {peer[:8]}`",
         )
 
-    def _forget_the_gone(self, now_s: float) -> None:
+    def _forget_gone(self, now_s: float) -> None:
         gone = [each.peer for each in self._pending.values() if each.seen_s + PENDING_S < now_s]
         for peer in gone:
             del self._pending[peer]
             self.change_count += 1
 
-    def rows(self) -> list[Json]:
-        """Those who wait, for people; who asked first is first."""
+    def rows(self) -> tuple[PendingRow, ...]:
+        """Return the newcomers that wait for approval, in the order in which they asked."""
         now_s = trio.current_time()
-        self._forget_the_gone(now_s)
-        return [
-            {
-                "peer": each.peer,
-                "name": each.name,
-                "role": each.role.value,
-                "founder": each.founder,
-                "host": each.host,
-                "waits_s": now_s - each.asked_s,
-            }
+        self._forget_gone(now_s)
+        return tuple(
+            PendingRow(
+                peer=each.peer,
+                name=each.name,
+                role=each.role.value,
+                founder=each.founder,
+                host=each.host,
+                waits_s=now_s - each.asked_s,
+            )
             for each in self._pending.values()
-        ]
+        )
 
     async def approve(self, wanted: str) -> Json:
         """Approve a pending newcomer; it gets its certificate when it asks again.

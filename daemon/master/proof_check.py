@@ -14,12 +14,12 @@ def fault_proven(case: CheckProof, notary: Notary) -> str:
     """Return the fault that a proof shows of a chunk owner, or an empty string. This takes CPU time."""
     # Imported here: a master without accusations never loads the reduction.
     from ...collectives.arithmetic import ChunkLayout
-    from ...collectives.evidence import UnsignedError, WrongChunkClaim, judge
+    from ...collectives.evidence import UnsignedError, WrongChunkClaim, check_proof
 
     layout = ChunkLayout.of(case.order.plan, case.size)
     claim = WrongChunkClaim(case.order, layout, case.chunk, case.owner, case.digest, case.manifest)
     try:
-        return judge(claim, notary, case.proof)
+        return check_proof(claim, notary, case.proof)
     except UnsignedError as error:
         log.info("a proof against peer %s is invalid: %s", case.owner[:8], error)
         return ""

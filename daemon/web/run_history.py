@@ -15,6 +15,7 @@ from ...membership.master.state.master_effects import EventKind
 from ...protocol.network.interface import Network
 from ..answer_limits import EVENTS_ANSWER_MAX, ROUNDS_ANSWER_MAX
 from ..metrics_store import MetricsStore, as_columns
+from ..status_records import MasterStatus, PeerStatus
 from .json_answers import answer
 
 POINTS_MIN, POINTS_MAX, POINTS_DEFAULT = 10, 5_000, 600
@@ -83,11 +84,11 @@ class Query:
         return words
 
 
-def status_route(status: Callable[[bool], Mapping[str, object]]) -> Route:
-    """``GET /api/status``.
+def status_route(status: Callable[[bool], MasterStatus | PeerStatus]) -> Route:
+    """Make the route ``GET /api/status``.
 
     Args:
-      status: called with whether what was is wanted, too.
+      status: returns the status; called with whether ended rounds and events are wanted.
     """
 
     async def handle(request: Request) -> Response:

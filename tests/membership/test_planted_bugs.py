@@ -104,11 +104,11 @@ from holdfast.membership.master.state.detector import Detector
 from holdfast.membership.master.state.journal import RoundCommitted, RoundNumbered, RunHistory
 from holdfast.membership.master.state.master_effects import Effect, RecordDurably, SendMessage
 from holdfast.membership.master.state.succession import Succession
-from holdfast.membership.master.status import invariants
 from holdfast.membership.master.sync import root_votes, state_sync
 from holdfast.protocol.errors import LocalProtocolError
 from holdfast.protocol.messages import Donate, Flush, Message, Repair, RouteWanted
 from tests.membership import (
+    model,
     test_disputes,
     test_repair,
     test_rounds,
@@ -396,7 +396,7 @@ def _(patch: Patch) -> None:
         "_too_few",
         lambda self, round_: not round_.running().survivors(),
     )
-    patch.setattr(invariants, "check", lambda coordinator: None)
+    patch.setattr(model, "check_invariants", lambda coordinator: None)
 
 
 @conversation("the lost accuse", test_repair.test_what_the_lost_have_said_about_others_is_void)
