@@ -1,4 +1,4 @@
-"""Strangers and broken members at the ports of a run that goes on: real sockets, real TLS."""
+"""Unidentified connections and broken members at the ports of a live run: real sockets, real TLS."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ async def a_run(folder: Path) -> AsyncIterator[Run]:
 
 
 async def ends(stream: trio.abc.Stream) -> None:
-    """The other side hangs up on us, soon."""
+    """Check that the other side closes the connection soon."""
     with trio.fail_after(20), suppress(trio.BrokenResourceError):
         while await stream.receive_some(65_536):
             pass
@@ -181,7 +181,7 @@ async def converse(stream: MessageStream, message: Message) -> Message:
 
 
 async def speak(run: Run, name: str, *messages: Message, raw: bytes = b"") -> Message:
-    """Connect to the master as a member, say this, and return its last words."""
+    """Connect to the master as a member, send bytes, and return its last message."""
     network = SocketNetwork(run.admitted(name))
     channel = await network.dial(run.port, party=Party.MASTER)
     stream = MessageStream(channel.stream)

@@ -339,7 +339,7 @@ async def test_one_is_written_of_a_run_that_stands_still(tmp_path: Path) -> None
 async def test_who_cannot_write_one_says_why(tmp_path: Path) -> None:
     async with a_swarm("ab", "", toml("every_s = 0")) as swarm:  # without disks
         await swarm.until(lambda: swarm.committed >= 3)
-        with pytest.raises(UserError, match=r"nobody writes .*: it keeps no checkpoints"):
+        with pytest.raises(UserError, match=r"no peer writes .*: it keeps no checkpoints"):
             await ask_for_one(swarm)
     async with a_swarm("abc", "", toml("every_s = 0"), disks=tmp_path) as swarm:
         await swarm.until(lambda: swarm.committed >= 3)

@@ -36,7 +36,7 @@ from holdfast.collectives.chunk_tracker import ChunkTracker
 from holdfast.collectives.reduction import Reduction
 from holdfast.collectives.result import RoundResult
 from holdfast.daemon.master.journal_store import JournalStore
-from holdfast.daemon.master.master_service import MasterService
+from holdfast.daemon.master.journal_writer import JournalWriter
 from holdfast.daemon.simulation.batch import broken_by
 from holdfast.daemon.simulation.scenario import Scenario
 from holdfast.membership.master import coordinator as rules
@@ -116,10 +116,10 @@ def _(patch: Patch) -> None:
 
 @bug("commit before record", seed=6)
 def _(patch: Patch) -> None:
-    original = MasterService._journal
-    kept_by = WeakKeyDictionary[MasterService, list[JournalRecord]]()
+    original = JournalWriter.write
+    kept_by = WeakKeyDictionary[JournalWriter, list[JournalRecord]]()
 
-    async def journal(self: MasterService, record: JournalRecord) -> None:
+    async def journal(self: JournalWriter, record: JournalRecord) -> None:
         kept = kept_by.setdefault(self, [])
         while kept:
             await original(self, kept.pop(0))
@@ -128,7 +128,7 @@ def _(patch: Patch) -> None:
         else:
             await original(self, record)
 
-    patch.setattr(MasterService, "_journal", journal)
+    patch.setattr(JournalWriter, "write", journal)
 
 
 @bug("record forgotten", seed=1)

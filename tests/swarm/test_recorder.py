@@ -61,8 +61,9 @@ class Stage:
     def record(self) -> None:
         """Record the present master, as its process would."""
         assert self.swarm.master is not None
-        self.recorder = RunRecorder.open(self.swarm.master, self.folder, wall_clock=wall_clock)
-        self.recorder.live = self
+        self.recorder = RunRecorder.open(
+            self.swarm.master, self.folder, live=self, wall_clock=wall_clock
+        )
         self.scope = trio.CancelScope()
         self.swarm.nursery.start_soon(self._run, self.recorder, self.scope)
 
@@ -119,7 +120,7 @@ async def a_stage(folder: Path, names: str = "abc", spares: str = "") -> AsyncIt
         nursery.cancel_scope.cancel()
 
 
-async def test_every_round_is_kept_with_who_did_what_when(tmp_path: Path) -> None:
+async def test_every_round_is_recorded_with_its_members_times(tmp_path: Path) -> None:
     async with a_stage(tmp_path, "abc", "d") as stage:
         await stage.commit(3)
         stage.swarm.crash("c")
@@ -151,7 +152,9 @@ async def test_every_round_is_kept_with_who_did_what_when(tmp_path: Path) -> Non
         assert [row for kind, row in stage.published if kind == "round"] == rows
 
 
-async def test_records_of_repaired_rounds_name_what_went_in_chunk_by_chunk(tmp_path: Path) -> None:
+async def test_records_of_repaired_rounds_name_the_contributors_of_each_chunk(
+    tmp_path: Path,
+) -> None:
     """One of four dies at several moments of a reduction; the witness checks what was applied."""
     seen: set[str] = set()
     for delay_s in (0.0, 0.01, 0.03, 0.05):
@@ -308,7 +311,7 @@ async def test_nothing_is_written_while_nothing_changes(tmp_path: Path) -> None:
         assert columns["rounds"][after] == kept["rounds"][-1]
 
 
-async def test_a_master_that_starts_again_goes_on_with_the_history(tmp_path: Path) -> None:
+async def test_a_restarted_master_continues_the_history(tmp_path: Path) -> None:
     async with a_stage(tmp_path) as stage:
         await stage.commit(5)
         before, rounds, events = stage.columns(), stage.rounds(), stage.events()
@@ -351,9 +354,7 @@ async def test_files_that_cannot_be_written_cost_the_run_nothing(tmp_path: Path)
 # ---------------------------------------------------------------- the log's file
 
 
-def test_a_log_that_has_grown_is_turned_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_log_is_rotated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_log, "LOG_BYTES_MAX", 10_000)
     log = EventLog(tmp_path / EVENT_LOG_FILE)
     events = [PastEvent(i, 1e9 + i, "join", None, "", f"événement {i}") for i in range(2_000)]

@@ -90,6 +90,6 @@ async def test_one_verification_at_a_time_and_none_of_nothing() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(verified, swarm)
             await trio.sleep(0.001)
-            with pytest.raises(UserError, match="under way"):
+            with pytest.raises(UserError, match="is running"):
                 await verified(swarm)
         assert (await verified(swarm))["same"]
