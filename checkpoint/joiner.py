@@ -71,14 +71,14 @@ class Joiner:
         network: Network,
         *,
         stall_s: float = STALL_S,
-        spool: PartialCopies | None = None,
+        partial_copies: PartialCopies | None = None,
         on_disk: Callable[[FragmentHead], tuple[FragmentArrays, bytes] | None] = lambda _head: None,
     ) -> None:
         self.state = state
         self.hub = hub
         self.network = network
         self.stall_s = stall_s
-        self.spool = spool
+        self.partial_copies = partial_copies
         self.on_disk = on_disk
         self.keep_from_s = math.inf  # blocks that come later are kept in ``partial_copy``
         self._fetches: dict[int, _Fetch] = {}
@@ -109,8 +109,10 @@ class Joiner:
         the next fetch.
         """
         fragment = order.head.fragment
-        if self.spool is not None:
-            self.keep_from_s = min(self.keep_from_s, trio.current_time() + self.spool.after_s)
+        if self.partial_copies is not None:
+            self.keep_from_s = min(
+                self.keep_from_s, trio.current_time() + self.partial_copies.after_s
+            )
         async with self._turns.setdefault(fragment, trio.Lock()):
             fetch = self._fetches[fragment] = _Fetch(self, order, progress)
             try:
@@ -119,12 +121,12 @@ class Joiner:
                 del self._fetches[fragment]
                 self.next_turn()
 
-    async def whole(self) -> None:
+    async def clear_partial(self) -> None:
         """Nothing is missing any more: what was kept for the next fetch goes, an earlier process's too."""
         self.keep_from_s = math.inf
         await self.network.run_sync(self.state.forget_kept)
-        if self.spool is not None:
-            await self.network.run_sync(self.spool.clear)
+        if self.partial_copies is not None:
+            await self.network.run_sync(self.partial_copies.clear)
 
     def has_turn(self, fetch: _Fetch, peer: str) -> bool:
         """Whether a fetch may ask this donor: no earlier one has anything left to ask it for.
@@ -168,7 +170,7 @@ class _Fetch:
         # Memory for frames of which nothing is kept once they were put into the fragment.
         self._rooms: list[memoryview] = []
         self._awaited: set[int] = set()  # blocks that have not come, as the event loop knows
-        self._spool: FragmentPartialCopy | None = None
+        self._partial_copy: FragmentPartialCopy | None = None
         self._unassigned: deque[int] = deque()
         self._done_count = 0
         self._done_bytes = 0
@@ -226,8 +228,12 @@ class _Fetch:
         except StateMismatchError as error:
             self._loop.soon(partial(donor.send.send_nowait, error))
             return
-        if new and self._spool is not None and self._loop.time_s() >= self._joiner.keep_from_s:
-            self._spool.put(incoming.digest(header.index), plain)
+        if (
+            new
+            and self._partial_copy is not None
+            and self._loop.time_s() >= self._joiner.keep_from_s
+        ):
+            self._partial_copy.put(incoming.digest(header.index), plain)
         if incoming.in_place and plain is payload:
             self._rooms.append(payload)
         size_bytes, saved_bytes = (len(plain), len(plain) - len(payload)) if new else (0, 0)
@@ -455,13 +461,13 @@ class _Fetch:
 
     def _begin_sync(self, digests: bytes, find: Find | None) -> None:
         # Kept here, not by the caller: whoever is cancelled in the meantime must still abandon it.
-        if self._joiner.spool is None or find is not None:
+        if self._joiner.partial_copies is None or find is not None:
             self._incoming = self._state.begin(self._head, digests, find)
             return
-        spool = self._joiner.spool.fragment(self._head.fragment)
+        spool = self._joiner.partial_copies.fragment(self._head.fragment)
         self._incoming = self._state.begin(self._head, digests, spool.find)
         spool.drop_unless(self._incoming.wanted())
-        self._spool = spool
+        self._partial_copy = spool
 
     def _complete(self) -> bool:
         """Whether all blocks are here; then everything that still waits for some is ended."""

@@ -40,9 +40,9 @@ from ..web.run_history import status_route
 from .bridge import UnixBridge
 from .checkpointer import Checkpointer
 from .master_session import BACKOFF_FIRST_S, BACKOFF_MAX_S, no_master
-from .peer_parts import PeerConfig
+from .peer_config import PeerConfig
 from .peer_service import PeerService
-from .trainer_service import said_of
+from .trainer_service import format_failure
 from .trainer_supervisor import TrainerEnd, TrainerSupervisor
 from .volunteer_limits import DiskQuota
 
@@ -139,7 +139,7 @@ class Peer:
                 download_bytes_per_s=options.download_bytes_per_s,
                 patience_s=options.patience_s,
                 site=options.site,
-                asked=options.checkpoints is not None,
+                always_writes=options.checkpoints is not None,
                 local_checkpoint=str((options.state / OWN_STATE_FILE).absolute()),
                 partial=options.state / PARTIAL_FOLDER,
                 memory_bytes=min(filter(None, (machine_bytes(), options.memory_bytes))),
@@ -339,7 +339,7 @@ class Peer:
         assert self.service is not None
         self.service.training.failed_with(failed)
         if failed.remedy is Remedy.NONE:
-            self.tell(f"the trainer: {said_of(failed)}; until then this peer keeps a copy")
+            self.tell(f"the trainer: {format_failure(failed)}; until then this peer keeps a copy")
 
     async def _see_out(self) -> None:
         """After the run's end: let the trainer finish what it does, then go."""
@@ -468,7 +468,7 @@ class Peer:
         if training.layout is not None:
             return "running"
         if self.supervisor is not None and self.supervisor.failed is not None:
-            return said_of(self.supervisor.failed)
+            return format_failure(self.supervisor.failed)
         return "none" if self.supervisor is None else "starting"
 
     async def _act_retry(self, _body: Json) -> Json:

@@ -12,7 +12,7 @@ from ...protocol.messages import RelayOffer
 from ...protocol.network.sockets import SocketNetwork
 from ..exit_codes import ExitCode
 from ..tasks import wait_for_signals
-from .peer_parts import PeerConfig
+from .peer_config import PeerConfig
 from .relay_service import RelayService
 from .run_peer import Peer, PeerOptions, as_user_error
 

@@ -49,7 +49,8 @@ from ...protocol.messages import (
     SyncFailed,
     TrainerFailed,
 )
-from ..peer.peer_service import PeerService
+from ..peer.master_session import MasterSession
+from ..peer.peer_service import PeerFactories, PeerService
 
 LIES_MAX = 3  # kinds of one liar
 PAUSE_S = 0.4  # between two things that nobody asked for, on average
@@ -116,33 +117,24 @@ class Hostile:
         kinds = rng.sample(list(Falsehood), rng.randint(1, LIES_MAX))
         return cls(rng, frozenset(kinds), always=rng.random() < 0.5)
 
-    def corrupt(self, service: PeerService) -> None:
-        """From now on this daemon's session carries lies."""
-        session = service.session
-        honestly, greet = session.tell, session._hello
-
-        def tell(message: Message) -> None:
-            for said in self._instead(service, message):
-                honestly(said)
-
-        def hello(host: str, port: int) -> Hello:
-            return self._greeting(greet(host, port))
-
-        session.tell = tell  # type: ignore[method-assign]
-        session._hello = hello
-        service.parts.tell_master = service.hub.tell_master = tell
-        service.reducer.make_reduction = partial(_HostileReduction, self, service)
+    def corrupt(self, service: PeerService, factories: PeerFactories) -> PeerFactories:
+        """Return factories for a session and reductions that carry lies."""
         begin = service.run
 
         async def run() -> None:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._harass, service, honestly)
+                nursery.start_soon(self._harass, service)
                 try:
                     await begin()
                 finally:
                     nursery.cancel_scope.cancel()
 
         service.run = run  # type: ignore[method-assign]
+        return evolve(
+            factories,
+            session=partial(_HostileSession, self, service),
+            reduction=partial(_HostileReduction, self, service),
+        )
 
     # ------------------------------------------------------------ what it is asked for
 
@@ -152,14 +144,14 @@ class Hostile:
         self.told += lies
         return lies
 
-    def _greeting(self, hello: Hello) -> Hello:
+    def greeting(self, hello: Hello) -> Hello:
         if not self.does(Falsehood.HELLO):
             return hello
         heads = tuple(evolve(h, root=self.rng.randbytes(32)) for h in hello.heads)
         later = tuple(evolve(head, version=head.version + 1) for head in heads)
         return evolve(hello, heads=self.rng.choice([(), heads, later]), kept=(), undecided=())
 
-    def _instead(self, service: PeerService, message: Message) -> Iterator[Message]:
+    def instead(self, service: PeerService, message: Message) -> Iterator[Message]:
         """What goes out for a message of its daemon's."""
         self._said = [*self._said, message][-SAID_MAX:]
         if self.does(Falsehood.MUTE, 0.2):
@@ -219,13 +211,13 @@ class Hostile:
 
     # ------------------------------------------------------------ what nobody asked for
 
-    async def _harass(self, service: PeerService, say: Callable[[Message], None]) -> None:
+    async def _harass(self, service: PeerService) -> None:
         while True:
             await trio.sleep(self.rng.expovariate(1 / PAUSE_S))
             if service.session.connected:
                 for message in list(self._unasked(service)):
                     self.told += 1
-                    say(message)
+                    MasterSession.tell(service.session, message)
 
     def _others(self, service: PeerService) -> list[str]:
         view = service.replica.view
@@ -287,6 +279,29 @@ class Hostile:
             yield TrainerFailed(kind, "it fails", remedy, rng.randint(0, 9), 1e9)
         if Falsehood.AGAIN in kinds and self._said:
             yield rng.choice(self._said)
+
+
+class _HostileSession(MasterSession):
+    """Says other things to the master than its daemon does."""
+
+    def __init__(
+        self,
+        hostile: Hostile,
+        service: PeerService,
+        *args: Any,
+        hello: Callable[[str, int], Hello],
+        **options: Any,
+    ) -> None:
+        def greet(host: str, port: int) -> Hello:
+            return hostile.greeting(hello(host, port))
+
+        super().__init__(*args, hello=greet, **options)
+        self._hostile = hostile
+        self._service = service
+
+    def tell(self, message: Message) -> None:
+        for said in self._hostile.instead(self._service, message):
+            super().tell(said)
 
 
 class _HostileReduction(Reduction):

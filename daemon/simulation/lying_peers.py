@@ -7,20 +7,22 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
-from attrs import define, field
+from attrs import define, evolve, field
 
+from ...collectives.audit_log import AuditLog
 from ...collectives.evidence import ChunkEvidence, sealed, statement_of_sum
 from ...collectives.reduction import Reduction
 from ...protocol.network.lane import Buffer
 from ..peer.auditor import Auditor
-from ..peer.peer_service import PeerService
+from ..peer.peer_service import PeerFactories, PeerService
 
 
 class Corrupts(Protocol):
     """Whatever makes a liar of a daemon."""
 
-    def corrupt(self, service: PeerService) -> None:
-        """From now on this peer lies."""
+    def corrupt(self, service: PeerService, factories: PeerFactories) -> PeerFactories:
+        """Return factories for a service that is about to be made, with parts that lie."""
+        ...
 
 
 class Lie(enum.Enum):
@@ -45,12 +47,11 @@ class Liar:
     chunks: int = 1
     told: set[int] = field(factory=set)
 
-    def corrupt(self, service: PeerService) -> None:
-        """From now on this peer lies."""
+    def corrupt(self, _service: PeerService, factories: PeerFactories) -> PeerFactories:
+        """Return factories with the part that tells this lie."""
         if self.lie is Lie.ACCUSER:
-            service.auditor = _LyingAuditor(service.parts, service.reducer, self)
-        else:
-            service.reducer.make_reduction = partial(_LyingReduction, self)
+            return evolve(factories, auditor=partial(_LyingAuditor, self))
+        return evolve(factories, reduction=partial(_LyingReduction, self))
 
 
 class _LyingReduction(Reduction):
@@ -87,10 +88,13 @@ class _LyingReduction(Reduction):
 
 
 class _LyingAuditor(Auditor):
-    def __init__(self, parts: Any, reducer: Any, liar: Liar) -> None:
-        super().__init__(parts, reducer)
+    def __init__(self, liar: Liar, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         self._liar = liar
 
-    def _verdict(self, exhibit: ChunkEvidence, _fault: str) -> str:
-        self._liar.told.add(exhibit.order.round)
+    async def _examine(
+        self, audit_log: AuditLog, evidence: ChunkEvidence, shown: list[memoryview]
+    ) -> str:
+        await super()._examine(audit_log, evidence, shown)
+        self._liar.told.add(evidence.order.round)
         return "it is wrong because I say so"
