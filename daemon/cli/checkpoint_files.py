@@ -40,7 +40,7 @@ def find_place(where: str | None, state: Path | None) -> CheckpointStore:
 
     Raises:
       UserError: there is none, or several.
-      PlaceError: it cannot be used.
+      StoreError: it cannot be used.
     """
     if where is not None and state is not None:
         raise click.UsageError("--checkpoints says where: leave out --state")
@@ -67,7 +67,7 @@ def choose(place: CheckpointStore, part: str | None) -> Checkpoint:
 
     Raises:
       UserError: there is none such.
-      CheckpointError, PlaceError: it cannot be read.
+      CheckpointError, StoreError: it cannot be read.
     """
     if part is not None:
         (name,) = named(place, part)

@@ -71,7 +71,7 @@ def tensors_of(checkpoint: Checkpoint) -> list[Tensor]:
     """All of the model, in the layout's order; every byte was checked.
 
     Raises:
-      CheckpointError, PlaceError: it cannot be read.
+      CheckpointError, StoreError: it cannot be read.
       UserError: its spec does not cut its tensors as they are cut in it.
     """
     manifest = checkpoint.manifest
@@ -98,7 +98,7 @@ def to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
 
 
 def export_safetensors(tensors: list[Tensor], out: Path) -> None:
-    """All names, in one file. Raises PlaceError."""
+    """All names, in one file. Raises StoreError."""
     named = [(name, t) for t in tensors for name in (t.spec.name, *t.spec.aliases)]
     _write(named, {"format": "pt"}, out)
 
@@ -106,7 +106,7 @@ def export_safetensors(tensors: list[Tensor], out: Path) -> None:
 def export_torch(tensors: list[Tensor], out: Path) -> None:
     """What ``torch.save`` makes of a state dict.
 
-    By another process: this one never imports torch. Raises PlaceError, or UserError without torch.
+    By another process: this one never imports torch. Raises StoreError, or UserError without torch.
     """
     if importlib.util.find_spec("torch") is None:
         raise UserError(
