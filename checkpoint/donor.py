@@ -199,7 +199,7 @@ class Donor:
             return BlocksRefused(head.fragment, head.version, 0, str(error))
         fits = partial(self._state.check_index, head, digests)
         if not await self._network.run_sync(fits):
-            return BlocksRefused(head.fragment, head.version, 0, "our copy has another root")
+            return BlocksRefused(head.fragment, head.version, 0, "its copy has another root")
         return Index(head, digests)
 
 

@@ -111,6 +111,7 @@ class _Findings:
     reason: str = ""
 
 
+@define(eq=False, slots=False)
 class Auditor:
     """Both sides of audits for one peer. Used from its event loop only.
 
@@ -119,24 +120,15 @@ class Auditor:
       handle: takes messages for the master.
     """
 
-    def __init__(
-        self,
-        network: Network,
-        hub: LinkHub,
-        spec: CurrentSpec,
-        reducer: Reducer,
-        *,
-        start: Callable[..., None],
-        handle: Callable[[PeerEvent], None],
-    ) -> None:
-        self._network = network
-        self._hub = hub
-        self._spec = spec
-        self._reducer = reducer
-        self._start = start
-        self._handle = handle
-        self._fetches: dict[int, _EvidenceFetch] = {}  # by transfer
-        self._serving: set[str] = set()  # peers that are being sent evidence: one chunk at a time
+    _network: Network
+    _hub: LinkHub
+    _spec: CurrentSpec
+    _reducer: Reducer
+    _start: Callable[..., None] = field(kw_only=True)
+    _handle: Callable[[PeerEvent], None] = field(kw_only=True)
+    _fetches: dict[int, _EvidenceFetch] = field(factory=dict, init=False)  # by transfer
+    # Peers that are being sent evidence: one chunk at a time.
+    _serving: set[str] = field(factory=set, init=False)
 
     # ------------------------------------------------------------ checking
 
@@ -246,7 +238,7 @@ class Auditor:
             reduction = self._reducer.of_round(request.round)
             pieces = await self._pieces(reduction, peer, request.chunk) if free else None
             if pieces is None:
-                refusal = "it has no evidence for this chunk to show"
+                refusal = "it has no evidence for this chunk"
                 await link.send(EvidenceRefused(request.transfer, refusal))
             else:
                 source = _EvidenceSource(pieces, request.transfer)

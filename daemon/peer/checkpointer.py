@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Generator
 
 import trio
+from attrs import define, field
 
 from ...checkpoint import checkpoints
 from ...checkpoint.checkpoint_store import CheckpointStore, StoreError
@@ -35,6 +36,7 @@ WRITER_CHARS = 8  # of this peer's id, in the name of a file that is not whole y
 TURN_BYTES = 8 * 2**20  # written at a time, between two returns to the event loop
 
 
+@define(eq=False, slots=False)
 class Checkpointer:
     """Writer of the shared state to a checkpoint store.
 
@@ -52,39 +54,24 @@ class Checkpointer:
 
     turn_bytes = TURN_BYTES
 
-    def __init__(
-        self,
-        config: PeerConfig,
-        network: Network,
-        trainer: TrainerPort,
-        replica: Replica,
-        report: PeerReport,
-        spec: CurrentSpec,
-        state_service: StateService,
-        place: CheckpointStore | None,
-        *,
-        start: Callable[..., None],
-        handle: Callable[[PeerEvent], None],
-        wall_clock: Callable[[], float] = time.time,
-    ) -> None:
-        self.place = place
-        self.newest: Manifest | None = None
-        self.error = ""
-        self.writing = False
-        self._config = config
-        self._network = network
-        self._trainer = trainer
-        self._replica = replica
-        self._report = report
-        self._spec = spec
-        self._state_service = state_service
-        self._start = start
-        self._handle = handle
-        self._wall_clock = wall_clock
-        # The last checkpoint, or the first check, as (rounds, time); the next one is counted from it.
-        self._since: tuple[int, float] | None = None
-        self._branch: int | None = None  # branch of the run's history at that time
-        self._ordered: int | None = None  # number of the run operator's order that waits
+    _config: PeerConfig
+    _network: Network
+    _trainer: TrainerPort
+    _replica: Replica
+    _report: PeerReport
+    _spec: CurrentSpec
+    _state_service: StateService
+    place: CheckpointStore | None
+    _start: Callable[..., None] = field(kw_only=True)
+    _handle: Callable[[PeerEvent], None] = field(kw_only=True)
+    _wall_clock: Callable[[], float] = field(default=time.time, kw_only=True)
+    newest: Manifest | None = field(default=None, init=False)
+    error: str = field(default="", init=False)
+    writing: bool = field(default=False, init=False)
+    # The last checkpoint, or the first check, as (rounds, time); the next one is counted from it.
+    _since: tuple[int, float] | None = field(default=None, init=False)
+    _branch: int | None = field(default=None, init=False)  # of the run's history at that time
+    _ordered: int | None = field(default=None, init=False)  # number of the operator's waiting order
 
     # ------------------------------------------------------------ while rounds go on
 

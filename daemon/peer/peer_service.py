@@ -31,7 +31,7 @@ The parts report by ``_on_event``, the replica decides, ``_perform`` carries out
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import trio
 from attrs import frozen
@@ -44,7 +44,6 @@ from ...collectives.links.hub import LinkHub
 from ...collectives.links.line_probe import Prober
 from ...collectives.links.link_parts import LaneRules
 from ...collectives.links.rate_limiter import RateLimiter
-from ...collectives.links.rate_meter import Reading
 from ...collectives.links.relay_forwarding import RelayForwarder
 from ...collectives.reduction import Reduction
 from ...membership.peer import peer_effects
@@ -66,9 +65,7 @@ from ...protocol.messages import (
     Hello,
     KeptState,
     Leaving,
-    LinkLoad,
     Load,
-    Measured,
     Message,
     ModelLayout,
     Notice,
@@ -94,6 +91,7 @@ from ...protocol.trust.authority import Party
 from ..advertised_hosts import dialable
 from .auditor import Auditor
 from .checkpointer import Checkpointer
+from .line_report import measured
 from .master_session import MasterSession, SessionEnded
 from .peer_config import CurrentSpec, PeerConfig, PeerReport
 from .peer_events import (
@@ -118,7 +116,6 @@ from .trainer_service import TrainerService
 log = logging.getLogger("holdfast.peer")
 
 PROGRESS_S = 1.0
-LINKS_TOLD_MAX = 64  # links whose load a peer reports to the master; those that carried most
 
 
 @frozen
@@ -555,27 +552,6 @@ class PeerService:
         self._trainer.tell(Finished())
         self.session.finished = True
         self.finished.set()
-
-
-def measured(hub: LinkHub) -> Measured:
-    """Return what the lines carried since the last report, and for how long they were busy."""
-    seen = hub.take_measurements()
-    return Measured(
-        sent_bytes=seen.sent.carried_bytes,
-        sending_s=seen.sent.busy_s,
-        received_bytes=seen.received.carried_bytes,
-        receiving_s=seen.received.busy_s,
-        links=tuple(
-            LinkLoad(peer, reading.carried_bytes, reading.busy_s)
-            for peer, reading in heaviest(seen.sent_to)
-        ),
-    )
-
-
-def heaviest(sent_to: Mapping[str, Reading]) -> list[tuple[str, Reading]]:
-    """Return the links that carried most: reports of all links would grow with the members' square."""
-    links = sorted(sent_to.items(), key=lambda each: -each[1].carried_bytes)
-    return links[:LINKS_TOLD_MAX]
 
 
 def _cap(bytes_per_s: float | None) -> RateLimiter | None:

@@ -52,6 +52,7 @@ class _Running:
     scope: trio.CancelScope = field(factory=trio.CancelScope)
 
 
+@define(eq=False, slots=False)
 class Reducer:
     """Reductions, repairs and outer steps of one peer.
 
@@ -61,32 +62,21 @@ class Reducer:
       handle: takes this part's events.
     """
 
-    def __init__(
-        self,
-        config: PeerConfig,
-        network: Network,
-        hub: LinkHub,
-        spec: CurrentSpec,
-        state_service: StateService,
-        *,
-        is_copying: Callable[[int], bool],
-        start: Callable[..., None],
-        handle: Callable[[PeerEvent], None],
-        make_reduction: Callable[..., Reduction] = Reduction,
-    ) -> None:
-        self._config = config
-        self._network = network
-        self._hub = hub
-        self._spec = spec
-        self._state_service = state_service
-        self._is_copying = is_copying
-        self._start = start
-        self._handle = handle
-        self._make_reduction = make_reduction
-        self._running: dict[int, _Running] = {}  # by round, like the next two
-        self._inputs: dict[int, EncodedInput] = {}
-        self._results: dict[int, ReduceResult] = {}
-        self._residuals: dict[int, Residual] = {}  # by fragment, if there is error feedback
+    _config: PeerConfig
+    _network: Network
+    _hub: LinkHub
+    _spec: CurrentSpec
+    _state_service: StateService
+    _is_copying: Callable[[int], bool] = field(kw_only=True)
+    _start: Callable[..., None] = field(kw_only=True)
+    _handle: Callable[[PeerEvent], None] = field(kw_only=True)
+    _make_reduction: Callable[..., Reduction] = field(default=Reduction, kw_only=True)
+    # By round, these three.
+    _running: dict[int, _Running] = field(factory=dict, init=False)
+    _inputs: dict[int, EncodedInput] = field(factory=dict, init=False)
+    _results: dict[int, ReduceResult] = field(factory=dict, init=False)
+    # By fragment, if there is error feedback.
+    _residuals: dict[int, Residual] = field(factory=dict, init=False)
 
     # ------------------------------------------------------------ reducing
 

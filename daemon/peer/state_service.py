@@ -15,6 +15,7 @@ from functools import partial
 from itertools import islice
 
 import trio
+from attrs import define, field
 
 from ...checkpoint import checkpoints
 from ...checkpoint.blocks import FragmentArrays
@@ -61,6 +62,7 @@ from .trainer_port import TrainerPort
 log = logging.getLogger("holdfast.peer")
 
 
+@define(eq=False, slots=False)
 class StateService:
     """Owner of the shared state and of the arena in which the trainer posts.
 
@@ -77,40 +79,30 @@ class StateService:
       kept: up to ``KEPT_STATES_MAX`` checkpoints of the same state, the newest first; empty once in sync.
     """
 
-    def __init__(
-        self,
-        config: PeerConfig,
-        network: Network,
-        hub: LinkHub,
-        trainer: TrainerPort,
-        replica: Replica,
-        report: PeerReport,
-        spec: CurrentSpec,
-        *,
-        start: Callable[..., None],
-        handle: Callable[[PeerEvent], None],
-    ) -> None:
-        self.layout: ModelLayout | None = None
-        self.known_state: SharedState | None = None
-        self.known_posted: Arena | None = None
-        self.received_bytes = self.saved_bytes = 0
-        self.restored: Manifest | None = None
-        self.kept: list[Checkpoint] = []
-        self._config = config
-        self._network = network
-        self._hub = hub
-        self._trainer = trainer
-        self._replica = replica
-        self._report = report
-        self._spec = spec
-        self._start = start
-        self._handle = handle
-        self._donor: Donor | None = None
-        self._donor_scope = trio.CancelScope()
-        self._joiner: Joiner | None = None
-        self._copying = True  # not in sync since this process began or since the last fetch
-        self._fetches: dict[int, trio.CancelScope] = {}
-        self._progress: dict[int, tuple[int, FetchProgress]] = {}  # (version, progress) by fragment
+    _config: PeerConfig
+    _network: Network
+    _hub: LinkHub
+    _trainer: TrainerPort
+    _replica: Replica
+    _report: PeerReport
+    _spec: CurrentSpec
+    _start: Callable[..., None] = field(kw_only=True)
+    _handle: Callable[[PeerEvent], None] = field(kw_only=True)
+    layout: ModelLayout | None = field(default=None, init=False)
+    known_state: SharedState | None = field(default=None, init=False)
+    known_posted: Arena | None = field(default=None, init=False)
+    received_bytes: int = field(default=0, init=False)
+    saved_bytes: int = field(default=0, init=False)
+    restored: Manifest | None = field(default=None, init=False)
+    kept: list[Checkpoint] = field(factory=list, init=False)
+    _donor: Donor | None = field(default=None, init=False)
+    _donor_scope: trio.CancelScope = field(factory=trio.CancelScope, init=False)
+    _joiner: Joiner | None = field(default=None, init=False)
+    # True until this process is in sync, and from the beginning of a fetch until it is again.
+    _copying: bool = field(default=True, init=False)
+    _fetches: dict[int, trio.CancelScope] = field(factory=dict, init=False)
+    # (version, progress) by fragment.
+    _progress: dict[int, tuple[int, FetchProgress]] = field(factory=dict, init=False)
 
     @property
     def state(self) -> SharedState:
@@ -270,7 +262,7 @@ class StateService:
 
     def discard(self) -> ModelLayout | None:
         """Forget a state that is not the run's and return its layout."""
-        log.warning("our state belongs to another lineage than the run's: discarded")
+        log.warning("the state here belongs to another lineage than the run's: discarded")
         layout = self.layout
         self._forget()
         return layout

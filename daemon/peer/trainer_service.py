@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 import trio
+from attrs import define, field
 
 from ...collectives.codecs.error_feedback import Residual
 from ...collectives.links.hub import LinkHub
@@ -65,6 +66,7 @@ STILL_SHOWN_S = 60.0  # without a step; a first one that compiles may take longe
 NORM_CHUNK_COUNT = 1 << 18  # elements squared at a time in float64
 
 
+@define(eq=False, slots=False)
 class TrainerService:
     """The peer's side of the trainer; implements ``TrainerEvents``.
 
@@ -79,39 +81,24 @@ class TrainerService:
       failed: the last failure of the trainer's process; None while one is attached.
     """
 
-    def __init__(
-        self,
-        network: Network,
-        hub: LinkHub,
-        trainer: TrainerPort,
-        replica: Replica,
-        report: PeerReport,
-        spec: CurrentSpec,
-        state_service: StateService,
-        *,
-        local_checkpoint: str,
-        residual_of: Callable[[int], Residual | None],
-        start: Callable[..., None],
-        handle: Callable[[PeerEvent], None],
-    ) -> None:
-        self.layout: ModelLayout | None = None
-        self.failed: TrainerFailed | None = None
-        self._network = network
-        self._hub = hub
-        self._trainer = trainer
-        self._replica = replica
-        self._report = report
-        self._spec = spec
-        self._state_service = state_service
-        self._local_checkpoint = local_checkpoint
-        self._residual_of = residual_of
-        self._start = start
-        self._handle = handle
-        self._watch = StepWatch()
-        self._reloads: deque[float] = deque()  # times of recent reloads
-        self._supplying = False  # the trainer was asked for the run's initial weights
-        self._metrics: dict[str, float] = {}
-        self._pace: deque[tuple[float, int]] = deque()  # recent (time, tokens), oldest first
+    _network: Network
+    _hub: LinkHub
+    _trainer: TrainerPort
+    _replica: Replica
+    _report: PeerReport
+    _spec: CurrentSpec
+    _state_service: StateService
+    _local_checkpoint: str = field(kw_only=True)
+    _residual_of: Callable[[int], Residual | None] = field(kw_only=True)
+    _start: Callable[..., None] = field(kw_only=True)
+    _handle: Callable[[PeerEvent], None] = field(kw_only=True)
+    layout: ModelLayout | None = field(default=None, init=False)
+    failed: TrainerFailed | None = field(default=None, init=False)
+    _watch: StepWatch = field(factory=StepWatch, init=False)
+    _reloads: deque[float] = field(factory=deque, init=False)  # times of recent reloads
+    _supplying: bool = field(default=False, init=False)  # initial weights were requested
+    _metrics: dict[str, float] = field(factory=dict, init=False)
+    _pace: deque[tuple[float, int]] = field(factory=deque, init=False)  # recent (time, tokens)
 
     # ------------------------------------------------------------ the trainer reports
 
