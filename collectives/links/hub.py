@@ -83,6 +83,7 @@ class LinkHub:
         me: str,
         *,
         on_message: OnMessage | None = None,
+        tell_master: Callable[[Message], None] = lambda _message: None,
         upload: RateLimiter | None = None,
         download: RateLimiter | None = None,
         rules: LaneRules | None = None,
@@ -97,7 +98,7 @@ class LinkHub:
         self.buffers = BufferPool(SPARE_FRAGMENTS_MAX)
         self.chunk_buffers = BufferPool(SPARE_CHUNKS_MAX, SPARE_CHUNKS_BYTES_MAX)
         self.on_message: OnMessage = on_message if on_message is not None else _refuse
-        self.tell_master: Callable[[Message], None] = lambda _message: None
+        self.tell_master = tell_master
         self._network = network
         self._shared = SharedByLinks(self.router, upload, download)
         self.silence_s = math.inf

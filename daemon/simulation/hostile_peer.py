@@ -11,7 +11,9 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from random import Random
+from typing import Any
 
 import trio
 from attrs import define, evolve, field
@@ -19,7 +21,7 @@ from attrs import define, evolve, field
 from ...collectives.chunk_sender import OnBad, Send
 from ...collectives.gather_tree import ChunkRole
 from ...collectives.links.send_queue import Frame
-from ...collectives.reduction import OnLost, Reduction
+from ...collectives.reduction import Reduction
 from ...protocol.messages import (
     NORM_SUMS_BYTES,
     Applied,
@@ -39,7 +41,6 @@ from ...protocol.messages import (
     Probed,
     Progress,
     Ready,
-    Reduce,
     Reduced,
     ReduceFailed,
     Remedy,
@@ -49,7 +50,8 @@ from ...protocol.messages import (
     SyncFailed,
     TrainerFailed,
 )
-from ..peer.peer_service import PeerService
+from ..peer.master_session import MasterSession
+from ..peer.peer_service import PeerFactories, PeerService
 
 LIES_MAX = 3  # kinds of lies of one peer
 PAUSE_S = 0.4  # mean time between two unrequested messages
@@ -116,40 +118,34 @@ class Hostile:
         kinds = rng.sample(list(Falsehood), rng.randint(1, LIES_MAX))
         return cls(rng, frozenset(kinds), always=rng.random() < 0.5)
 
-    def corrupt(self, service: PeerService) -> None:
-        """Make a daemon lie from now on."""
-        session = service.session
-        honestly, greet = session.tell, session._hello
-
-        def tell(message: Message) -> None:
-            for said in self._instead(service, message):
-                honestly(said)
-
-        def hello(host: str, port: int) -> Hello:
-            return self._greeting(greet(host, port))
-
-        session.tell = tell  # type: ignore[method-assign]
-        session._hello = hello
-        service.parts.tell_master = service.hub.tell_master = tell
-        make = service.reducer._make_reduction
-
-        def make_reduction(order: Reduce, contribute: bool, on_lost: OnLost) -> Reduction:
-            reduction = make(order, contribute, on_lost)
-            _HostileSending(self, service, reduction)
-            return reduction
-
-        service.reducer._make_reduction = make_reduction  # type: ignore[method-assign]
+    def corrupt(self, service: PeerService, factories: PeerFactories) -> PeerFactories:
+        """Return factories for a session and reductions that carry lies."""
         begin = service.run
 
         async def run() -> None:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._harass, service, honestly)
+                nursery.start_soon(self._harass, service)
                 try:
                     await begin()
                 finally:
                     nursery.cancel_scope.cancel()
 
         service.run = run  # type: ignore[method-assign]
+        return evolve(
+            factories,
+            session=partial(_HostileSession, self, service),
+            reduction=self._reduction_of(service, factories.reduction),
+        )
+
+    def _reduction_of(
+        self, service: PeerService, make: Callable[..., Reduction]
+    ) -> Callable[..., Reduction]:
+        def make_hostile(*args: Any, **options: Any) -> Reduction:
+            reduction = make(*args, **options)
+            _HostileSending(self, service, reduction)
+            return reduction
+
+        return make_hostile
 
     # ------------------------------------------------------------ falsified messages
 
@@ -159,14 +155,14 @@ class Hostile:
         self.told += lies
         return lies
 
-    def _greeting(self, hello: Hello) -> Hello:
+    def greeting(self, hello: Hello) -> Hello:
         if not self.does(Falsehood.HELLO):
             return hello
         heads = tuple(evolve(h, root=self.rng.randbytes(32)) for h in hello.heads)
         later = tuple(evolve(head, version=head.version + 1) for head in heads)
         return evolve(hello, heads=self.rng.choice([(), heads, later]), kept=(), undecided=())
 
-    def _instead(self, service: PeerService, message: Message) -> Iterator[Message]:
+    def instead(self, service: PeerService, message: Message) -> Iterator[Message]:
         """Yield the messages to send instead of one of its daemon's."""
         self._said = [*self._said, message][-SAID_MAX:]
         if self.does(Falsehood.MUTE, 0.2):
@@ -226,13 +222,13 @@ class Hostile:
 
     # ------------------------------------------------------------ unrequested messages
 
-    async def _harass(self, service: PeerService, say: Callable[[Message], None]) -> None:
+    async def _harass(self, service: PeerService) -> None:
         while True:
             await trio.sleep(self.rng.expovariate(1 / PAUSE_S))
             if service.session.connected:
                 for message in list(self._unasked(service)):
                     self.told += 1
-                    say(message)
+                    MasterSession.tell(service.session, message)
 
     def _others(self, service: PeerService) -> list[str]:
         view = service.replica.view
@@ -294,6 +290,29 @@ class Hostile:
             yield TrainerFailed(kind, "it fails", remedy, rng.randint(0, 9), 1e9)
         if Falsehood.AGAIN in kinds and self._said:
             yield rng.choice(self._said)
+
+
+class _HostileSession(MasterSession):
+    """Says other things to the master than its daemon does."""
+
+    def __init__(
+        self,
+        hostile: Hostile,
+        service: PeerService,
+        *args: Any,
+        hello: Callable[[str, int], Hello],
+        **options: Any,
+    ) -> None:
+        def greet(host: str, port: int) -> Hello:
+            return hostile.greeting(hello(host, port))
+
+        super().__init__(*args, hello=greet, **options)
+        self._hostile = hostile
+        self._service = service
+
+    def tell(self, message: Message) -> None:
+        for said in self._hostile.instead(self._service, message):
+            super().tell(said)
 
 
 class _HostileSending:

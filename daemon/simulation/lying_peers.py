@@ -7,21 +7,22 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
-from attrs import define, field
+from attrs import define, evolve, field
 
+from ...collectives.audit_log import AuditLog
 from ...collectives.evidence import ChunkEvidence, sealed, statement_of_sum
-from ...collectives.reduction import OnLost, Reduction
-from ...protocol.messages import Reduce
+from ...collectives.reduction import Reduction
 from ...protocol.network.lane import Buffer
 from ..peer.auditor import Auditor
-from ..peer.peer_service import PeerService
+from ..peer.peer_service import PeerFactories, PeerService
 
 
 class Corrupts(Protocol):
     """An object that makes a daemon lie."""
 
-    def corrupt(self, service: PeerService) -> None:
-        """Make a daemon lie from now on."""
+    def corrupt(self, service: PeerService, factories: PeerFactories) -> PeerFactories:
+        """Return factories for a service that is about to be made, with parts that lie."""
+        ...
 
 
 class Lie(enum.Enum):
@@ -46,19 +47,18 @@ class Liar:
     chunks: int = 1
     told: set[int] = field(factory=set)
 
-    def corrupt(self, service: PeerService) -> None:
-        """Make a daemon lie from now on."""
+    def corrupt(self, _service: PeerService, factories: PeerFactories) -> PeerFactories:
+        """Return factories with the part that tells this lie."""
         if self.lie is Lie.ACCUSER:
-            service.auditor = _LyingAuditor(service.parts, service.reducer, self)
-        else:
-            make = service.reducer._make_reduction
+            return evolve(factories, auditor=partial(_LyingAuditor, self))
+        make = factories.reduction
 
-            def make_reduction(order: Reduce, contribute: bool, on_lost: OnLost) -> Reduction:
-                reduction = make(order, contribute, on_lost)
-                _LyingSums(self, reduction)
-                return reduction
+        def make_lying(*args: Any, **options: Any) -> Reduction:
+            reduction = make(*args, **options)
+            _LyingSums(self, reduction)
+            return reduction
 
-            service.reducer._make_reduction = make_reduction  # type: ignore[method-assign]
+        return evolve(factories, reduction=make_lying)
 
 
 class _LyingSums:
@@ -102,10 +102,13 @@ class _LyingSums:
 
 
 class _LyingAuditor(Auditor):
-    def __init__(self, parts: Any, reducer: Any, liar: Liar) -> None:
-        super().__init__(parts, reducer)
+    def __init__(self, liar: Liar, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         self._liar = liar
 
-    def _verdict(self, exhibit: ChunkEvidence, _fault: str) -> str:
-        self._liar.told.add(exhibit.order.round)
+    async def _examine(
+        self, audit_log: AuditLog, evidence: ChunkEvidence, shown: list[memoryview]
+    ) -> str:
+        await super()._examine(audit_log, evidence, shown)
+        self._liar.told.add(evidence.order.round)
         return "it is wrong because I say so"

@@ -30,7 +30,7 @@ from ...protocol.messages import ModelLayout, RelayOffer, Role
 from ...protocol.trust.authority import Party
 from ..master.journal_store import GrantRow
 from ..master.master_service import CROWD_MIN
-from ..peer.peer_parts import PeerConfig
+from ..peer.peer_config import PeerConfig
 from ..peer.relay_service import RelayService
 from ..tasks import told_error
 from .drifting_trainer import RESTART_S, Delta, SimTrainer, small_layout
@@ -313,11 +313,10 @@ class Swarm:
         )
         disk = disk or (None if self.disks is None else self.disks / name)
         place = None if disk is None else FolderStore(disk)
-        service = WitnessedPeer(config, network, trainer, checkpoints=place)
+        liar = self.liars.get(name)
+        service = WitnessedPeer(config, network, trainer, checkpoints=place, liar=liar)
         service.witness, service.apply_s = self.witness, self.apply_s
         service.changed = self.notify
-        if name in self.liars:
-            self.liars[name].corrupt(service)
         trainer.tell_failed = service.training.failed_with
         service.checkpointer.turn_s = self.disk_turn_s
         if place is not None:

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Collection
+from functools import partial
+from typing import Any
 
 import trio
 from attrs import define, field
 
-from ...checkpoint.checkpoint_store import CheckpointStore
 from ...membership.master.state.journal import JournalRecord, PeerQuarantined, PlaceTaken
 from ...membership.master.state.master_effects import DropPeer, Effect, RecordDurably
 from ...membership.peer.peer_effects import PeerEffect, TellMaster
-from ...membership.spec.spec import RunSpec
 from ...protocol.errors import HoldfastError
 from ...protocol.messages import Applied, Commit, RefusalCode, Synced, Welcome
 from ..master.journal_store import JournalStore
 from ..master.master_service import MasterService
 from ..peer.checkpointer import Checkpointer
-from ..peer.peer_service import PeerService
+from ..peer.peer_service import PeerFactories, PeerService
 from .drifting_trainer import SimTrainer
+from .lying_peers import Corrupts
 from .memory_network import MemoryNetwork
 from .witness import ViolationError, Witness
 
@@ -89,12 +90,16 @@ class WitnessedPeer(PeerService):
     apply_s: float = 0.0  # simulated duration of an outer step; computing takes no virtual time
     changed: Callable[[], None] | None = None
 
-    def _make_checkpointer(self, place: CheckpointStore | None) -> Checkpointer:
-        return SlowCheckpointer(self.parts, self.state_service, place, wall_clock=trio.current_time)
+    def __init__(self, *args: Any, liar: Corrupts | None = None, **options: Any) -> None:
+        checkpointer = partial(SlowCheckpointer, wall_clock=trio.current_time)
+        factories = PeerFactories(checkpointer=checkpointer)
+        if liar is not None:
+            factories = liar.corrupt(self, factories)
+        super().__init__(*args, factories=factories, **options)
 
-    def _welcome(self, message: Welcome) -> RunSpec:
+    def _welcome(self, message: Welcome) -> None:
         self.witness.saw_term(self.config.me, self.config.incarnation, message.term)
-        return super()._welcome(message)
+        super()._welcome(message)
 
     def _perform(self, todo: list[PeerEffect]) -> None:
         for effect in todo:

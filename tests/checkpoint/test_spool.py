@@ -153,13 +153,13 @@ async def fetch(folder: Path, *, frames: int, valid: bool = False) -> FetchRepor
     async with trio.open_nursery() as nursery:
         world = World(nursery, target)
         world.joiner = joiner = Joiner(
-            target, world.hub, world.network, spool=PartialCopies(folder, after_s=0.0)
+            target, world.hub, world.network, partial_copies=PartialCopies(folder, after_s=0.0)
         )
         await world.add_donor(1, source, Faults(frames_max=frames))
         with trio.move_on_after(5):
             report = await world.fetch(source.heads()[0])
             assert content(target) == content(source)
-            await joiner.whole()
+            await joiner.clear_partial()
         nursery.cancel_scope.cancel()
     return report
 

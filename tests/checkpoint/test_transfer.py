@@ -866,7 +866,7 @@ def test_however_often_its_machine_reboots_a_copy_comes_to_the_same_state(
         async with trio.open_nursery() as nursery:
             world = World(nursery, target, seed + number)
             spool = PartialCopies(folder / "partial", after_s=0.0)
-            world.joiner = Joiner(target, world.hub, world.network, spool=spool)
+            world.joiner = Joiner(target, world.hub, world.network, partial_copies=spool)
             for peer, faults in enumerate(donors, 1):
                 await world.add_donor(peer, source, faults)
             with trio.move_on_after(seconds):

@@ -13,7 +13,7 @@ from attrs import evolve
 
 from holdfast.daemon.master.journal_store import GrantRow, JournalStore
 from holdfast.daemon.master.master_service import MasterService
-from holdfast.daemon.peer.peer_parts import PeerConfig
+from holdfast.daemon.peer.peer_config import PeerConfig
 from holdfast.daemon.peer.peer_service import PeerService
 from holdfast.daemon.simulation.drifting_trainer import SimTrainer, small_layout
 from holdfast.daemon.simulation.swarm import RUN_ID

@@ -143,7 +143,7 @@ async def test_what_the_process_said_is_worth_more_than_its_exit_status(tmp_path
     script = f"echo x >> {tmp_path}/n; test $(wc -l < {tmp_path}/n) -ge 3 || exit 1"
     command = ["sh", "-c", script]
     supervisor = TrainerSupervisor(
-        command, tmp_path / "sock", member="me", words=words, tell=told.append
+        command, tmp_path / "sock", member="me", crash_report=words, tell=told.append
     )
     assert await supervisor.run() is TrainerEnd.DONE
     assert [(each.kind, each.reason) for each in told] == [

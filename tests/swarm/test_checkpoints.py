@@ -312,7 +312,7 @@ async def test_one_is_written_when_the_runs_owner_wants_it(tmp_path: Path) -> No
         assert await ask_for_one(swarm) == {
             first: "",
             second: "",
-            third: "by the run's spec others write them",
+            third: "by the run's spec other peers write them",
         }
         await swarm.until(lambda: len(told(swarm, "has written checkpoint")) == 2, within_s=30)
         for name in (first, second):

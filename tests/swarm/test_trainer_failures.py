@@ -115,7 +115,7 @@ async def test_one_that_takes_no_step_is_ended_after_the_deadline() -> None:
 async def test_one_that_takes_no_step_is_named_long_before_it_is_ended(
     deadline_s: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trainer_service, "STILL_SAID_S", 6.0)
+    monkeypatch.setattr(trainer_service, "STILL_SHOWN_S", 6.0)
     toml = spec() + f"[trainer]\nstep_deadline_s = {deadline_s}\n"
     async with a_swarm("abc", toml=toml) as swarm:
         swarm.peers["b"].trainer.stuck = True
@@ -129,7 +129,7 @@ async def test_one_that_takes_no_step_is_named_long_before_it_is_ended(
 
 
 async def test_waiting_for_the_run_is_no_hanging(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer_service, "STILL_SAID_S", 6.0)
+    monkeypatch.setattr(trainer_service, "STILL_SHOWN_S", 6.0)
     toml = spec() + "[trainer]\nstep_deadline_s = 2\n"
     async with a_swarm("abc", "d", toml=toml) as swarm:
         assert swarm.master is not None

@@ -14,7 +14,7 @@ def lies(swarm: Swarm, liar: str) -> None:
     service = swarm.peers[liar].service
     for name, other in swarm.peers.items():
         if name != liar:
-            service.parts.tell_master(LinkBroken(other.peer))
+            service.session.tell(LinkBroken(other.peer))
 
 
 def gone(swarm: Swarm) -> list[str]:
