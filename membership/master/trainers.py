@@ -38,6 +38,13 @@ def failed(context: Context, member: Member, message: TrainerFailed) -> None:
     context.announce(EventKind.ROLE, member.peer, f"{said(member)}'s trainer: {what}; {then}")
 
 
+def lost(context: Context, member: Member) -> None:
+    """Note that a member has no trainer any more."""
+    if member.layout is not None or member.trainerless_s is None:
+        member.trainerless_s = context.now_s
+    member.layout = None
+
+
 def unseated(context: Context) -> Member | None:
     """A place holder without a trainer whose place is to be vacated now."""
     history, roster, spec = context.history, context.roster, context.spec

@@ -83,8 +83,10 @@ from hypothesis import reproduce_failure, settings
 from hypothesis.errors import DidNotReproduce, InvalidArgument
 from hypothesis.stateful import run_state_machine_as_test
 
-from holdfast.membership.master import coordinator
+from holdfast.membership.master.attachment import Attachment
+from holdfast.membership.master.founding import Founding
 from holdfast.membership.master.lineage import Lineage
+from holdfast.membership.master.removal import Removal
 from holdfast.membership.master.rounds import (
     contribution_checks,
     norms,
@@ -104,11 +106,11 @@ from holdfast.membership.master.state.detector import Detector
 from holdfast.membership.master.state.journal import RoundCommitted, RoundNumbered, RunHistory
 from holdfast.membership.master.state.master_effects import Effect, RecordDurably, SendMessage
 from holdfast.membership.master.state.succession import Succession
-from holdfast.membership.master.status import invariants
 from holdfast.membership.master.sync import root_votes, state_sync
 from holdfast.protocol.errors import LocalProtocolError
 from holdfast.protocol.messages import Donate, Flush, Message, Repair, RouteWanted
 from tests.membership import (
+    model,
     test_disputes,
     test_repair,
     test_rounds,
@@ -262,11 +264,11 @@ def _(patch: Patch) -> None:
 
 @bug("any undecided")
 def _(patch: Patch) -> None:
-    def outcomes(self: coordinator.Coordinator, hello: Any) -> Any:
+    def outcomes(self: Attachment, hello: Any) -> Any:
         held = {reduced.round for reduced in hello.undecided}
         return tuple(c for c in self.context.history.commits.values() if c.round in held)
 
-    patch.setattr(coordinator.Coordinator, "_outcomes", outcomes)
+    patch.setattr(Attachment, "outcomes", outcomes)
 
 
 @bug("forgets the late")
@@ -290,14 +292,12 @@ def _(patch: Patch) -> None:
 
 @bug("vacancies lost")
 def _(patch: Patch) -> None:
-    original = coordinator.Coordinator._remove
+    original = Removal.remove
 
-    def remove(
-        self: coordinator.Coordinator, member: Any, why: str, *, keep_place: bool = False
-    ) -> None:
+    def remove(self: Removal, member: Any, why: str, *, keep_place: bool = False) -> None:
         original(self, member, why, keep_place=True)
 
-    patch.setattr(coordinator.Coordinator, "_remove", remove)
+    patch.setattr(Removal, "remove", remove)
 
 
 @bug("never finishes stalls")
@@ -396,7 +396,7 @@ def _(patch: Patch) -> None:
         "_too_few",
         lambda self, round_: not round_.running().survivors(),
     )
-    patch.setattr(invariants, "check", lambda coordinator: None)
+    patch.setattr(model, "check_invariants", lambda coordinator: None)
 
 
 @conversation("the lost accuse", test_repair.test_what_the_lost_have_said_about_others_is_void)
@@ -473,10 +473,10 @@ def _(patch: Patch) -> None:
     "anybody founds", test_voices.test_of_those_who_came_by_one_invite_the_first_one_founds
 )
 def _(patch: Patch) -> None:
-    def founders(self: coordinator.Coordinator) -> list[roster.Member]:
+    def founders(self: Founding) -> list[roster.Member]:
         return [member for member in self.context.roster.by_number() if member.grant.founder]
 
-    patch.setattr(coordinator.Coordinator, "founders", founders)
+    patch.setattr(Founding, "founders", founders)
 
 
 @conversation(

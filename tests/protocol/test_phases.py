@@ -20,7 +20,7 @@ TO_THE_DAEMON = {  # what it hears itself
 
 def test_members_may_say_what_the_master_knows_what_to_do_with() -> None:
     coordinator = Coordinator(RunSpec.parse('[run]\nname = "a"\n'), "ab" * 16, 1)
-    assert set(connection_phases.MEMBER.types or ()) == {*coordinator._handlers, *TO_THE_DAEMON}
+    assert set(connection_phases.MEMBER.types or ()) == {*coordinator.handlers.table, *TO_THE_DAEMON}
 
 
 def test_before_somebody_is_known_frames_are_short() -> None:

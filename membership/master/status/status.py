@@ -94,7 +94,7 @@ def _present(coordinator: Coordinator, now_s: float) -> dict[str, Any]:
         "audited": scheduler.driver.audits.passed_count,
         "warnings": [
             format_invite_warning(invite, count)
-            for invite, count in large_invites(coordinator.contributing()).items()
+            for invite, count in large_invites(coordinator.places.contributing()).items()
         ],
     }
 
@@ -130,9 +130,9 @@ def _state(coordinator: Coordinator, now_s: float) -> tuple[str, str]:
 
 def _why_unfounded(coordinator: Coordinator) -> str:
     context = coordinator.context
-    if coordinator.founder is not None:
-        return f"{context.name(coordinator.founder)} is to give the run its first weights"
-    if founders := coordinator.founders():
+    if coordinator.founding.founder is not None:
+        return f"{context.name(coordinator.founding.founder)} is to give the run its first weights"
+    if founders := coordinator.founding.founders():
         names = ", ".join(context.name(member.peer) for member in founders)
         return f"waiting for the founder: {names} has no trainer yet"
     return "waiting for the founder: nobody whose invite allows it has joined"
@@ -284,7 +284,7 @@ def why(coordinator: Coordinator, member: Member) -> str:
     context = coordinator.context
     history = context.history
     if not history.founded:
-        if coordinator.founder == member.peer:
+        if coordinator.founding.founder == member.peer:
             return "it is to give the run its first weights"
         return "waiting for the founder to give the run its first weights"
     if member.draining:

@@ -68,7 +68,7 @@ class StateSync:
         self.catch_up = CatchUp(context)
         self.votes = RootVotes(context)
         # Contributors from before the master's restart that are not back yet.
-        self.missing: set[str] = set()
+        self.missing = set(context.history.places)
 
     # ------------------------------------------------------------ coming and going
 
