@@ -115,18 +115,7 @@ class Adoption:
         order, now_s, roster = record.order, self.context.now_s, self.context.roster
         back = self._back.pop(order.round)
         del self._orders[order.round]
-        attempt = Attempt(
-            order.attempt,
-            order.contributors,
-            order.receivers,
-            [run.peer for run in order.plan.owners for _ in range(run.chunk_count)],
-            UNKNOWN,
-            tuple(site.members for site in order.plan.sites),
-            started_s=now_s,
-            moved_s=now_s,
-            order=order,
-            adopted=True,
-        )
+        attempt = Attempt.of(order, UNKNOWN, now_s, adopted=True)
         round_ = self.round_table.rounds[order.round] = Round(
             number=order.round,
             fragment=order.fragment,

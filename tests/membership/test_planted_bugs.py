@@ -88,10 +88,13 @@ from holdfast.membership.master.founding import Founding
 from holdfast.membership.master.lineage import Lineage
 from holdfast.membership.master.removal import Removal
 from holdfast.membership.master.rounds import (
+    accusations,
     contribution_checks,
     norms,
     reduction_driver,
+    reduction_orders,
     repair,
+    repairer,
     round_scheduler,
 )
 from holdfast.membership.master.rounds.attempt import Attempt
@@ -194,16 +197,16 @@ def _(patch: Patch) -> None:
 
 @bug("joiner left out")
 def _(patch: Patch) -> None:
-    original = reduction_driver.ReductionDriver._receivers
+    original = reduction_orders.ReductionOrders._receivers
 
     def receivers(
-        self: reduction_driver.ReductionDriver, adding: set[str], fragment: int
+        self: reduction_orders.ReductionOrders, adding: set[str], fragment: int
     ) -> tuple[str, ...]:
         members = self.context.roster.members
         all_ = original(self, adding, fragment)
         return tuple(p for p in all_ if p in adding or members[p].in_sync)
 
-    patch.setattr(reduction_driver.ReductionDriver, "_receivers", receivers)
+    patch.setattr(reduction_orders.ReductionOrders, "_receivers", receivers)
 
 
 @bug("transfer too early")
@@ -327,12 +330,12 @@ def _(patch: Patch) -> None:
     ) -> Any:
         return original(owners, lost, left, receivers, dict.fromkeys(left, b""), apart)
 
-    patch.setattr(reduction_driver, "plan_repair", plan_repair)
+    patch.setattr(repairer, "plan_repair", plan_repair)
 
 
 @bug("dead heirs")
 def _(patch: Patch) -> None:
-    patch.setattr(reduction_driver, "plan_repair", lambda *_: ())
+    patch.setattr(repairer, "plan_repair", lambda *_: ())
 
 
 @bug("keeps accepting")
@@ -379,20 +382,20 @@ def _(patch: Patch) -> None:
 
 @bug("same number")
 def _(patch: Patch) -> None:
-    original = reduction_driver.ReductionDriver.begin
+    original = reduction_orders.ReductionOrders.begin
 
-    def begin(self: reduction_driver.ReductionDriver, round_: Round, contributors: Any) -> None:
+    def begin(self: reduction_orders.ReductionOrders, round_: Round, contributors: Any) -> None:
         if round_.attempt is not None:
             round_.attempt.number = round_.attempt.flush_number = round_.attempt.number - 1
         original(self, round_, contributors)
 
-    patch.setattr(reduction_driver.ReductionDriver, "begin", begin)
+    patch.setattr(reduction_orders.ReductionOrders, "begin", begin)
 
 
 @bug("below the quorum")
 def _(patch: Patch) -> None:
     patch.setattr(
-        reduction_driver.ReductionDriver,
+        reduction_orders.ReductionOrders,
         "_too_few",
         lambda self, round_: not round_.running().survivors(),
     )
@@ -421,7 +424,7 @@ def _(patch: Patch) -> None:
     test_rounds.test_one_alone_does_not_get_an_update_refused_and_nobody_is_removed,
 )
 def _(patch: Patch) -> None:
-    patch.setattr(reduction_driver, "ACCUSERS_MIN", 1)
+    patch.setattr(accusations, "ACCUSERS_MIN", 1)
 
 
 @conversation("finds everywhere", test_rounds.test_who_owned_no_chunk_has_found_nothing)

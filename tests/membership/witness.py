@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from holdfast.membership.manifest import is_everywhere
-from holdfast.membership.master.rounds.reduction_driver import ACCUSERS_MIN
+from holdfast.membership.master.rounds.accusations import ACCUSERS_MIN
 from holdfast.membership.master.state.journal import (
     JournalRecord,
     PlaceTaken,

@@ -76,6 +76,24 @@ class Attempt:
     two_faced: list[str] = Factory(list)  # owners that gave two or more others different results
     misled: dict[str, str] = Factory(dict)  # who holds another result: by which owner
 
+    @classmethod
+    def of(
+        cls, order: Reduce, estimate: PlanEstimate, now_s: float, *, adopted: bool = False
+    ) -> Attempt:
+        """Return the attempt that begins, or goes on, with this order."""
+        return cls(
+            order.attempt,
+            order.contributors,
+            order.receivers,
+            [run.peer for run in order.plan.owners for _ in range(run.chunk_count)],
+            estimate,
+            tuple(site.members for site in order.plan.sites),
+            started_s=now_s,
+            moved_s=now_s,
+            order=order,
+            adopted=adopted,
+        )
+
     @property
     def flushing(self) -> bool:
         return self.flush_s < math.inf
@@ -148,11 +166,19 @@ class Attempt:
         if peer in self.peers() or peer in self.owners:
             self.lose(peer, why)
 
+    def why_lost(self) -> str:
+        """Return the reasons for all losses."""
+        return "; ".join(self.lost.values())
+
     def accuse(self, peer: str, accuser: str, now_s: float) -> None:
         """Somebody has lost a peer that it needs; of the lost that is no news."""
         if peer not in self.lost:
             self.accusers.setdefault(peer, set()).add(accuser)
             self.accused_s = min(self.accused_s, now_s)
+
+    def is_accused(self) -> bool:
+        """Return whether a member is accused that the attempt has not lost."""
+        return any(peer not in self.lost and self.against(peer, {}) for peer in self.accusers)
 
     def most_accused(self, without: Mapping[str, Collection[str]] | None = None) -> str | None:
         """Whom most others lost; of equals the one that comes last in the attempt.

@@ -53,11 +53,9 @@ class Findings:
 
     Attributes:
       against: by member, who says that it is at fault.
-      lagging: members that wait for more than half of the others.
     """
 
     against: dict[str, set[str]] = Factory(dict)
-    lagging: set[str] = Factory(set)
 
     def by_voice(self, voices: Mapping[str, Hashable]) -> Findings:
         """The same, where several that count as one voice have said one thing once."""
@@ -65,7 +63,7 @@ class Findings:
         for peer, accusers in self.against.items():
             each = {voices.get(accuser, accuser): accuser for accuser in sorted(accusers)}
             heard[peer] = set(each.values())
-        return Findings(heard, self.lagging)
+        return Findings(heard)
 
     @property
     def culprits(self) -> list[str]:
@@ -138,7 +136,6 @@ def _weighed(named: Mapping[str, set[str]], others_count: int) -> Findings:
     findings = Findings()
     for speaker in sorted(named):
         if _most(named[speaker], others_count):
-            findings.lagging.add(speaker)
             continue
         for peer in sorted(named[speaker]):
             findings.against.setdefault(peer, set()).add(speaker)
