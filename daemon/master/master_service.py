@@ -336,7 +336,7 @@ class MasterService:
 
     async def _judge(self, case: CheckProof) -> None:
         fault = await self.network.run_sync(partial(fault_proven, case, self._notary))
-        self.decide(partial(self.coordinator.judged, case, fault))
+        self.decide(partial(self.coordinator.proof_checked, case, fault))
 
     async def _journal(self, record: JournalRecord) -> None:
         wait_s = WRITE_RETRY_S

@@ -354,16 +354,16 @@ class Coordinator:
         """Announce an event of the daemon; no decision depends on it."""
         return self._event(now_s, self.context.announce, kind, peer, text)
 
-    def judged(self, case: CheckProof, fault: str, now_s: float) -> list[Effect]:
+    def proof_checked(self, case: CheckProof, fault: str, now_s: float) -> list[Effect]:
         """Handle the result of a ``CheckProof``.
 
         Args:
           fault: what the proof shows to be wrong with the chunk; empty if it proves nothing.
         """
-        return self._event(now_s, self._judged, case, fault)
+        return self._event(now_s, self._proof_checked, case, fault)
 
-    def _judged(self, case: CheckProof, fault: str) -> bool:
-        self.scheduler.driver.audits.judged(case.order.round, case.attempt, fault)
+    def _proof_checked(self, case: CheckProof, fault: str) -> bool:
+        self.scheduler.driver.audits.proof_checked(case.order.round, case.attempt, fault)
         return True
 
     # ------------------------------------------------------------ events: time

@@ -429,7 +429,7 @@ def _(patch: Patch) -> None:
 
 @conversation("finds everywhere", test_rounds.test_who_owned_no_chunk_has_found_nothing)
 def _(patch: Patch) -> None:
-    patch.setattr(Attempt, "gauges", lambda self: dict(self.reports))
+    patch.setattr(Attempt, "norm_reports", lambda self: dict(self.reports))
 
 
 @conversation(

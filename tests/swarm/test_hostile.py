@@ -95,7 +95,7 @@ def _(patch: Patch) -> None:
         return [UnderstatedNorm(found.peer, "", found.why) for found in original(*arguments)]
 
     patch.setattr(contribution_checks, "understated", understated)
-    patch.setattr(Attempt, "gauges", lambda self: dict(self.reports))
+    patch.setattr(Attempt, "norm_reports", lambda self: dict(self.reports))
 
 
 lies("heads that lie", Falsehood.ROOT)

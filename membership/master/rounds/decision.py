@@ -76,7 +76,7 @@ class Decision:
         if why:
             self.orders.rerun(round_, why)
             return True
-        if attempt.look is not None and not attempt.look.over:
+        if attempt.audit is not None and not attempt.audit.over:
             return False
         self.repairer.serve_listeners(round_, outcome)
         self._commit(round_, outcome)

@@ -154,8 +154,8 @@ class ReductionDriver:
             if attempt.unreported():
                 if member.peer in attempt.served():
                     attempt.moved(member.peer, self.context.now_s)
-            elif attempt.look is not None:
-                self.audits.moved(member, attempt.look)
+            elif attempt.audit is not None:
+                self.audits.moved(member, attempt.audit)
 
     def _missed(self, member: Member, number: int, why: str) -> None:
         round_ = self.round_table.committed(number)

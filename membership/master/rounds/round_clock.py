@@ -76,19 +76,19 @@ class RoundClock:
         if step_s > 0.0:
             self._steps_s[peer] = min(step_s, LEAD_S_MAX)
         if peer in round_.nudged:
-            self._lead(peer, self.context.now_s - round_.nudged[peer])
+            self._note_lead(peer, self.context.now_s - round_.nudged[peer])
 
     def missed(self, round_: Round, peer: str) -> None:
         """A contributor was hurried, and the round went on without it."""
         if peer in round_.nudged:
             waited_s = self.context.now_s - round_.nudged[peer]
-            self._lead(peer, MISSED_FACTOR * waited_s)
+            self._note_lead(peer, MISSED_FACTOR * waited_s)
 
     def removed(self, peer: str) -> None:
         self._leads_s.pop(peer, None)
         self._steps_s.pop(peer, None)
 
-    def _lead(self, peer: str, lead_s: float) -> None:
+    def _note_lead(self, peer: str, lead_s: float) -> None:
         leads_s = self._leads_s.setdefault(peer, deque(maxlen=LEADS_KEPT))
         leads_s.append(min(lead_s, LEAD_S_MAX))
 
@@ -113,7 +113,7 @@ class RoundClock:
         step, at_s = self._reached
         return at_s + (round_.at_step - step) * self.step_s
 
-    def hurries(self, round_: Round, expected: Collection[str]) -> dict[str, float]:
+    def nudges(self, round_: Round, expected: Collection[str]) -> dict[str, float]:
         """Contributors that are late, or will be, and when to hurry each of them."""
         heard = round_.ready.keys() | round_.declined.keys() | round_.nudged.keys()
         late = [peer for peer in expected if peer not in heard]

@@ -231,7 +231,7 @@ class RoundScheduler:
 
     def _nudge(self, round_: Round, expected: list[str]) -> None:
         """Have those who are late contribute what they have trained by now, at their next step."""
-        for peer, due_s in self.clock.hurries(round_, expected).items():
+        for peer, due_s in self.clock.nudges(round_, expected).items():
             if self.context.now_s >= due_s:
                 round_.nudged[peer] = self.context.now_s
                 self.context.send(peer, Open(round_.number, round_.fragment, round_.version, 0))
@@ -311,7 +311,7 @@ class RoundScheduler:
         for round_ in self.round_table.opened():
             deadlines.append(self._limit_s(round_))
             if self.elastic:
-                deadlines += self.clock.hurries(round_, self.expected(round_)).values()
+                deadlines += self.clock.nudges(round_, self.expected(round_)).values()
         until_s = self.round_table.backoff.until_s
         if not self.round_table.opened() and until_s > self.context.settled_s:
             deadlines.append(until_s)
