@@ -169,7 +169,9 @@ class Coordinator:
             self._settle()
         effects = self.context.take_effects()
         if self.succession.superseded:
-            return [StandDown(self.succession.superseded)]  # nobody may hear of the others
+            return [
+                StandDown(self.succession.superseded)
+            ]  # no effect of a superseded master may be seen
         return effects
 
     # ------------------------------------------------------------ events: connections
@@ -215,7 +217,7 @@ class Coordinator:
             EventKind.JOIN,
             peer,
             f"{said(member)} joined as member {member.number}"
-            + ("" if reachable else "; nobody can dial it, it dials the others"),
+            + ("" if reachable else "; it cannot be dialled, it dials the others"),
         )
         self._view_due = True
         return True

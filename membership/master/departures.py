@@ -104,8 +104,8 @@ class Departures:
 
     def _give_up_s(self) -> float:
         """Return when missing contributors are given up; infinity if none is waited for."""
-        nobody = not (self.state_sync.missing or self.state_sync.votes.unheard)
-        if nobody or self._return_until_s is None or self.succession.waiting:
+        none = not (self.state_sync.missing or self.state_sync.votes.unheard)
+        if none or self._return_until_s is None or self.succession.waiting:
             return math.inf
         return self._return_until_s
 

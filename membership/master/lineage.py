@@ -63,7 +63,7 @@ class Lineage:
         self.useless_since_s: float | None = None
         self._announced_lost = False
 
-    # ------------------------------------------------------------ what the journal has lost
+    # ------------------------------------------------------------ versions that the journal has lost
 
     def adopt(self) -> bool:
         """Adopt a version beyond the journal's that was the run's. Returns True if there was one."""
@@ -131,11 +131,11 @@ class Lineage:
         """
         history, roster = self.context.history, self.context.roster
         admitted = [a for peer, a in history.admitted.items() if not history.is_out(peer)]
-        anew = not history.behind and all(
+        begun_again = not history.behind and all(
             record.peer in roster.members and record.number >= history.number_at_commit
             for record in admitted
         )
-        return since_s if anew else self._until_s(since_s)
+        return since_s if begun_again else self._until_s(since_s)
 
     def _adopt(self, head: FragmentHead, count: int) -> None:
         history = self.context.history
@@ -152,7 +152,7 @@ class Lineage:
         )
         self.state_sync.judge_again(head.fragment)
 
-    # ------------------------------------------------------------ what nobody holds any more
+    # ------------------------------------------------------------ versions that no member holds any more
 
     def lost(self) -> list[int]:
         """Return the fragments whose newest version no member holds, or is about to hold."""
@@ -227,7 +227,9 @@ class Lineage:
             if any(member.copies[fragment].mute for fragment in self.lost())
         ]
         for member in mute:
-            reason = "it has never said whether it holds the newest version, and nobody else does"
+            reason = (
+                "it has not reported whether it holds the newest version, and no other peer does"
+            )
             self._evict(member.peer, RefusalCode.LAGGING, reason)
         if mute:
             self.lost_since_s = self.context.now_s  # they have time to return
@@ -264,7 +266,7 @@ class Lineage:
         self.context.announce(
             EventKind.RUN,
             None,
-            f"REWOUND by {found.undone} rounds, which nobody who came holds; the run goes on from versions "
+            f"REWOUND by {found.undone} rounds, which no connected peer holds; the run goes on from versions "
             f"{history.versions} (it was at {before}), which {names} hold",
         )
         for fragment, version in enumerate(before):
@@ -304,7 +306,9 @@ class Lineage:
         if len(lost) > 3:
             which += f" and of {len(lost) - 3} more fragments"
         names = self._last_holders(lost)
-        text = f"nobody here holds {which}: waiting for {', '.join(names) or 'a peer that does'}"
+        text = (
+            f"no connected peer holds {which}: waiting for {', '.join(names) or 'a peer that does'}"
+        )
         if self.lost_since_s is not None:
             found = self.fallback()
             undone = found.undone if found is not None else 0
@@ -318,8 +322,8 @@ class Lineage:
             others = ", ".join(sorted(map(self.context.name, absent))[:NAMES_SAID_MAX])
             left_s = self._until_s(self.useless_since_s) - now_s
             text = (
-                f"{text}, or for {others}: those who are here hold versions that the journal has "
-                f"lost, each another one; in {max(0.0, left_s):.0f} s the newest becomes the run's"
+                f"{text}, or for {others}: connected peers hold versions that the journal has "
+                f"lost, and they differ; in {max(0.0, left_s):.0f} s the newest becomes the run's"
             )
         elif self.context.spec.membership.rewind_s:
             needed = self.context.spec.membership.min_members

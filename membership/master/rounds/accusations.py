@@ -39,7 +39,7 @@ class Exclusion:
 
     Attributes:
       others: the members that accuse it; if ``alone``, those that it accuses.
-      alone: it is the only accuser of ``others``, and nobody accuses it.
+      alone: it is the only accuser of ``others``, and is not accused itself.
     """
 
     peer: str
@@ -66,7 +66,7 @@ class Accusations:
         elif bad:
             named = self._believed(member.peer, named, message.round)
         if not named:
-            # To accuse nobody, most of the others or an impossible member tells of the accuser itself.
+            # An accusation of none, of most others or of an impossible member is about the accuser.
             why = f"it cannot finish the round: {quoted(message.reason)}"
             attempt.lose(member.peer, why)
             attempt.missed[member.peer] = why  # it is alive, and is synced again afterwards
@@ -132,7 +132,7 @@ class Accusations:
     def limit_s(self, attempt: Attempt) -> float:
         """Return when the most accused member is left out.
 
-        An accusation that nobody joins and nobody returns has longer to be confirmed.
+        A single accusation that is not returned gets more time to be confirmed.
         """
         exclusion = self._exclusion(attempt)
         if exclusion is None:
@@ -141,7 +141,7 @@ class Accusations:
         return attempt.accused_s + (spec.link_deadline_s if exclusion.alone else spec.settle_s)
 
     def _exclusion(self, attempt: Attempt) -> Exclusion | None:
-        """Return the member to go on without; None if nobody is accused."""
+        """Return the member to go on without; None if none is accused."""
         without = {peer: self.routes.without(peer) for peer in attempt.accusers}
         peer = attempt.most_accused(without)
         if peer is None:
@@ -188,9 +188,9 @@ class Accusations:
                 self.routes.disputes.note(peer, other, self.context.now_s)
         others = quoted(", ".join(sorted(self.context.name(other) for other in exclusion.others)))
         if attempt.vain.get(peer) or any(peer in vain for vain in attempt.vain.values()):
-            alone, joined = f"it alone waits in vain for {others}", f"kept waiting: {others}"
+            alone, joined = f"it alone waits in vain for {others}", f"it kept {others} waiting"
         else:
-            alone, joined = f"it alone finds {others} unreachable", f"unreachable for {others}"
+            alone, joined = f"it alone cannot reach {others}", f"{others} cannot reach it"
         why = alone if exclusion.alone else joined
         attempt.lose(peer, f"{self.context.name(peer)}: {why}")
         attempt.missed[peer] = f"it was left out of round {round_.number}: {why}"

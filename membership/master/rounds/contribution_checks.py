@@ -29,10 +29,10 @@ class ContributionChecks:
         others_count = len(attempt.peers()) - 1
         if others_count > 1 and 2 * len(liars) > others_count:
             # More likely the members that added up are wrong than most of the contributors.
-            text = f"round {round_.number}: {len(liars)} of {len(announced)} seem to have sent more"
-            self.context.announce(
-                EventKind.ROUND, None, f"{text} than they had said; all are added"
+            text = (
+                f"round {round_.number}: {len(liars)} of {len(announced)} contributions seem longer"
             )
+            self.context.announce(EventKind.ROUND, None, f"{text} than announced; all are added")
             liars = []
         if not liars:
             self._note_directions(round_, found_in(reports.values(), attempt.peers()))

@@ -86,7 +86,7 @@ class Decision:
         attempt = round_.running()
         if not attempt.two_faced:
             self.round_table.abort(
-                round_, "the contributors hold different results and no majority"
+                round_, "the contributors' results differ, and none has a majority"
             )
             return
         self._announce_two_faced(round_)
@@ -94,7 +94,7 @@ class Decision:
             attempt.lose(peer, f"{self.context.name(peer)} gave others different results")
         if not self.orders.abort_below_quorum(round_):
             names = ", ".join(self.context.name(peer) for peer in attempt.two_faced)
-            self.orders.rerun(round_, f"what {names} made came to others differently")
+            self.orders.rerun(round_, f"{names} gave others different results")
 
     def _announce_two_faced(self, round_: Round) -> None:
         attempt = round_.running()

@@ -1,6 +1,6 @@
 """Inquiries of the master: who is asked, and what follows from the answers.
 
-If nothing moves and nobody is accused, or if the results differ, the master asks the members what they
+If nothing moves and no member is accused, or if the results differ, the master asks the members what they
 wait for and what they hold (see ``inquiry``). What the answers say of other members counts as if a link
 to them had broken.
 """

@@ -118,7 +118,7 @@ def understated(
         limit = (slack * announced[peer]) ** 2
         most = max(parts, key=lambda by: parts[by])
         whole = sum(parts.values())
-        why = f"its norm is {math.sqrt(whole):.4g}, and it had said {announced[peer]:.4g}"
+        why = f"its norm is {math.sqrt(whole):.4g}, and it had announced {announced[peer]:.4g}"
         if whole - parts[most] > limit:
             found.append(UnderstatedNorm(peer, "", why))
         elif parts[most] > limit:

@@ -98,10 +98,10 @@ class ReductionDriver:
         if member.peer not in attempt.served():
             return
         if not fits(message.manifest, len(attempt.owners), len(attempt.contributors)):
-            self._violation(member, "its manifest is not of the round that it reports")
+            self._violation(member, "its manifest does not fit the round that it reports")
             return
         if not makes_sense(message.norm_sums, len(attempt.contributors)):
-            self._violation(member, "what it has found is not of the round's contributors")
+            self._violation(member, "its norm report does not fit the round's contributors")
             return
         attempt.outcomes[member.peer] = ReductionOutcome(message.digest, message.manifest)
         attempt.reports[member.peer] = message.norm_sums, message.momentum_square

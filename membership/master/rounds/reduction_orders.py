@@ -97,7 +97,7 @@ class ReductionOrders:
     ) -> tuple[Contributor, ...]:
         for contributor in contributors:
             if contributor.peer not in adding:
-                why = "it has no route to those who add up"
+                why = "it has no route to the members that add up"
                 round_.declined[contributor.peer] = why
                 self.context.announce(
                     EventKind.ROUTE,

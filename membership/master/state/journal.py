@@ -48,7 +48,7 @@ class RunCreated(JournalRecord):
 
 @frozen
 class TermStarted(JournalRecord):
-    """A master process took over; written by the daemon, before anybody may attach.
+    """A master process took over; written by the daemon, before any peer may attach.
 
     Attributes:
       nonce: random; distinguishes masters that began the same term from copies of one journal.

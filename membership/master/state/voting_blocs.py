@@ -102,6 +102,6 @@ def large_invites(members: Sequence[Member]) -> dict[str, int]:
 def format_invite_warning(invite: str, count: int) -> str:
     """Return a warning for the run's operator."""
     return (
-        f"{count} contributors came by one invite ({invite}), at least a third: whoever has it could come "
-        "to outvote the others; `holdfast invite` makes one for each machine, or for each owner"
+        f"{count} contributors came by one invite ({invite}), at least a third: its holder could "
+        "outvote the others; `holdfast invite` makes one for each machine, or for each owner"
     )
