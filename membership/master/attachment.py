@@ -12,7 +12,7 @@ from __future__ import annotations
 from ...protocol.messages import VERSION_MAX, Commit, Hello, RefusalCode, Welcome
 from .hello_checks import Processes, Refusal, refusal
 from .removal import Removal
-from .state.context import Context, quoted, said
+from .state.context import Context, format_member, quoted
 from .state.journal import PeerAdmitted
 from .state.master_effects import EventKind
 from .state.roster import Grant, Member, new_member
@@ -51,7 +51,7 @@ class Attachment:
         again = old.incarnation == hello.incarnation
         reason = "it connected again" if again else "another process of this peer connected"
         self.context.drop(peer, RefusalCode.DUPLICATE, reason, previous=True)
-        self.context.announce(EventKind.JOIN, peer, f"{said(old)}: {reason}")
+        self.context.announce(EventKind.JOIN, peer, f"{format_member(old)}: {reason}")
         self.removal.remove(old, reason, keep_place=again)
         return True
 

@@ -53,7 +53,7 @@ from .rounds.round import RoundPhase
 from .rounds.round_scheduler import RoundScheduler
 from .routes.probing import Probing
 from .routes.routes import Routes
-from .state.context import Context, quoted, said
+from .state.context import Context, format_member, quoted
 from .state.journal import (
     JournalRecord,
     PeerCleared,
@@ -216,7 +216,7 @@ class Coordinator:
         self.context.announce(
             EventKind.JOIN,
             peer,
-            f"{said(member)} joined as member {member.number}"
+            f"{format_member(member)} joined as member {member.number}"
             + ("" if reachable else "; it cannot be dialled, it dials the others"),
         )
         self._view_due = True
@@ -255,7 +255,9 @@ class Coordinator:
         member = self.context.roster.get(peer)
         if member is None:
             return False
-        self.context.announce(EventKind.LEAVE, peer, f"{said(member)} is gone: {quoted(reason)}")
+        self.context.announce(
+            EventKind.LEAVE, peer, f"{format_member(member)} is gone: {quoted(reason)}"
+        )
         self.removal.remove(member, reason)
         return True
 
@@ -275,7 +277,7 @@ class Coordinator:
             return False
         member.addresses = addresses
         self.context.announce(
-            EventKind.ROUTE, peer, f"{said(member)} is at {', '.join(addresses)} now"
+            EventKind.ROUTE, peer, f"{format_member(member)} is at {', '.join(addresses)} now"
         )
         self.routes.classed(member)
         return True
@@ -290,7 +292,7 @@ class Coordinator:
             return False
         member.reachable = reachable
         reach = "can be dialled now" if reachable else "cannot be dialled any more"
-        self.context.announce(EventKind.ROUTE, peer, f"{said(member)} {reach}")
+        self.context.announce(EventKind.ROUTE, peer, f"{format_member(member)} {reach}")
         self.routes.classed(member)
         return True
 
@@ -410,7 +412,7 @@ class Coordinator:
         self.probing.removed(member)
         self.state_sync.removed(member)
         self.adoption.removed(member.peer)
-        self.scheduler.removed(member.peer, f"{said(member)} is gone: {quoted(why)}")
+        self.scheduler.removed(member.peer, f"{format_member(member)} is gone: {quoted(why)}")
 
     def _settle(self) -> None:
         for _pass in range(SETTLE_PASSES_MAX):

@@ -7,7 +7,7 @@ import math
 from ...protocol.messages import Leaving, RefusalCode, Released
 from .removal import Removal
 from .rounds.round_scheduler import RoundScheduler
-from .state.context import Context, quoted, said
+from .state.context import Context, format_member, quoted
 from .state.journal import PlaceVacated
 from .state.master_effects import EventKind
 from .state.roster import Member
@@ -44,7 +44,9 @@ class Departures:
             member.draining_s = self.context.now_s
             member.draining_why = message.reason
             self.context.announce(
-                EventKind.LEAVE, member.peer, f"{said(member)} leaves: {quoted(message.reason)}"
+                EventKind.LEAVE,
+                member.peer,
+                f"{format_member(member)} leaves: {quoted(message.reason)}",
             )
 
     def release(self) -> bool:
@@ -63,7 +65,7 @@ class Departures:
             ):
                 continue
             self.context.send(member.peer, Released())
-            self.context.announce(EventKind.LEAVE, member.peer, f"{said(member)} has left")
+            self.context.announce(EventKind.LEAVE, member.peer, f"{format_member(member)} has left")
             self.context.drop(member.peer, RefusalCode.LEFT, "you asked to leave")
             self.removal.remove(member, f"it left: {quoted(member.draining_why)}")
             return True

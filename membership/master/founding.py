@@ -6,7 +6,7 @@ from ...protocol.messages import SupplyWeights, WeightsSupplied
 from .attachment import Attachment
 from .hello_checks import founding_fault, layout_refusal
 from .removal import Removal
-from .state.context import Context, said
+from .state.context import Context, format_member
 from .state.journal import RunFounded
 from .state.master_effects import EventKind
 from .state.roster import Member
@@ -69,7 +69,7 @@ class Founding:
         )
         self.state_sync.founded(member)
         self.context.announce(
-            EventKind.RUN, member.peer, f"{said(member)} gave the run its first weights"
+            EventKind.RUN, member.peer, f"{format_member(member)} gave the run its first weights"
         )
         for other in self.context.roster.by_number():
             refused = layout_refusal(self.context, other.layout)

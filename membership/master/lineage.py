@@ -25,7 +25,7 @@ from attrs import frozen
 
 from ...protocol.messages import FragmentHead, RefusalCode
 from .rounds.round_table import Evict
-from .state.context import Context, said
+from .state.context import Context, format_member
 from .state.journal import RunRewound, VersionAdopted
 from .state.master_effects import EventKind
 from .state.roster import CopyState, Member
@@ -341,7 +341,7 @@ class Lineage:
                 and member.copies[fragment].version == history.versions[fragment]
                 for fragment in lost
             ):
-                found.setdefault(member.peer, said(member))
+                found.setdefault(member.peer, format_member(member))
         for fragment in lost:
             commit = history.commits.get(fragment)
             for contributor in commit.contributors if commit is not None else ():

@@ -41,7 +41,7 @@ from .removal import Removal
 from .rounds.round_scheduler import RoundScheduler
 from .routes.probing import Probing
 from .routes.routes import Routes
-from .state.context import Context, quoted, said
+from .state.context import Context, format_member, quoted
 from .state.master_effects import EventKind
 from .state.roster import Member
 from .sync.state_sync import ROOT_BYTES, StateSync
@@ -125,7 +125,9 @@ class MessageHandlers:
             self.removal.evict(member.peer, *refused)
             return
         if member.layout is None:  # peers repeat the message after a reconnect
-            self.context.announce(EventKind.ROLE, member.peer, f"{said(member)} has a trainer")
+            self.context.announce(
+                EventKind.ROLE, member.peer, f"{format_member(member)} has a trainer"
+            )
         member.layout, member.trainerless_s, member.failed = message.layout, None, None
 
     def _on_trainer_failed(self, member: Member, message: TrainerFailed) -> None:
@@ -138,7 +140,7 @@ class MessageHandlers:
         self.context.announce(
             EventKind.ROLE,
             member.peer,
-            f"{said(member)} has lost its trainer: {quoted(message.reason)}",
+            f"{format_member(member)} has lost its trainer: {quoted(message.reason)}",
         )
 
     def _on_reduced(self, member: Member, message: Reduced) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from . import trainers
-from .state.context import Context, said
+from .state.context import Context, format_member
 from .state.journal import PlaceTaken, PlaceVacated
 from .state.master_effects import EventKind
 from .state.roster import Member, next_to_seat
@@ -49,14 +49,14 @@ class Places:
                 return changed
             self.context.record(PlaceTaken(member.peer))
             self.context.announce(
-                EventKind.ROLE, member.peer, f"{said(member)} is now a contributor"
+                EventKind.ROLE, member.peer, f"{format_member(member)} is now a contributor"
             )
             changed = True
 
     def _vacate(self, member: Member, why: str) -> None:
         self.context.record(PlaceVacated(member.peer))
         self.context.announce(
-            EventKind.ROLE, member.peer, f"{said(member)} gives up its place: {why}"
+            EventKind.ROLE, member.peer, f"{format_member(member)} gives up its place: {why}"
         )
 
     def warn_of_invites(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...protocol.messages import RefusalCode
-from .state.context import Context, said
+from .state.context import Context, format_member
 from .state.journal import PlaceVacated
 from .state.master_effects import EventKind
 from .state.roster import Member
@@ -27,7 +27,9 @@ class Removal:
         member = self.context.roster.get(peer)
         if member is None:
             return
-        self.context.announce(EventKind.LEAVE, peer, f"{said(member)} was removed: {reason}")
+        self.context.announce(
+            EventKind.LEAVE, peer, f"{format_member(member)} was removed: {reason}"
+        )
         self.context.drop(peer, code, reason)
         self.remove(member, reason)
 

@@ -15,7 +15,7 @@ import itertools
 import math
 
 from ...protocol.messages import Remedy, TrainerFailed
-from .state.context import Context, quoted, said
+from .state.context import Context, format_member, quoted
 from .state.master_effects import EventKind
 from .state.roster import Member, can_contribute, next_to_seat
 
@@ -35,7 +35,9 @@ def failed(context: Context, member: Member, message: TrainerFailed) -> None:
         then = f"restarting in {message.restart_s:.0f} s, failure {message.failure_count} in a row"
         if message.remedy is Remedy.NONE:
             then = f"given up after {message.failure_count} failures in a row"
-    context.announce(EventKind.ROLE, member.peer, f"{said(member)}'s trainer: {what}; {then}")
+    context.announce(
+        EventKind.ROLE, member.peer, f"{format_member(member)}'s trainer: {what}; {then}"
+    )
 
 
 def lost(context: Context, member: Member) -> None:

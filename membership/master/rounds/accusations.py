@@ -21,7 +21,7 @@ from attrs import frozen
 
 from ....protocol.messages import ReduceFailed
 from ..routes.routes import Routes
-from ..state.context import Context, quoted, said
+from ..state.context import Context, format_member, quoted
 from ..state.master_effects import EventKind
 from ..state.roster import Member
 from ..state.voting_blocs import voices_of
@@ -70,7 +70,7 @@ class Accusations:
             why = f"it cannot finish the round: {quoted(message.reason)}"
             attempt.lose(member.peer, why)
             attempt.missed[member.peer] = why  # it is alive, and is synced again afterwards
-            self.context.announce(EventKind.ROUND, member.peer, f"{said(member)}: {why}")
+            self.context.announce(EventKind.ROUND, member.peer, f"{format_member(member)}: {why}")
             return
         if bad:
             attempt.ended.add(member.peer)
@@ -197,5 +197,5 @@ class Accusations:
         self.context.announce(
             EventKind.ROUTE,
             peer,
-            f"{said(self.context.roster.members[peer])} is left out of round {round_.number}: {why}",
+            f"{format_member(self.context.roster.members[peer])} is left out of round {round_.number}: {why}",
         )

@@ -116,12 +116,12 @@ class Context:
         """Return a peer's label: its name and the first digits of its id."""
         member = self.roster.get(peer)
         if member is not None:
-            return said(member)
+            return format_member(member)
         name = self.history.name_of(peer)
         return f"{name} ({peer[:8]})" if name else peer[:8]
 
 
-def said(member: Member) -> str:
+def format_member(member: Member) -> str:
     """Return a member's label: its name and the first digits of its peer id."""
     return f"{member.name} ({member.peer[:8]})"
 
