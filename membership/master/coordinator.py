@@ -112,9 +112,7 @@ class Coordinator:
         self.departures = Departures(
             context, self.scheduler, self.state_sync, self.succession, self.removal
         )
-        self._finish_due_s = (
-            math.inf
-        )  # when Finish is sent though not all have applied the last round
+        self._finish_due_s = math.inf  # when Finish is sent even if the last round is not applied
         self._finish_sent = False
         self._view_due = False  # a new member needs the view even if nothing in it changed
         self.handlers = MessageHandlers(

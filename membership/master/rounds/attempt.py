@@ -53,14 +53,11 @@ class Attempt:
     lost: dict[str, str] = Factory(dict)  # contributors and owners that it goes on without, and why
     gone: set[str] = Factory(set)  # receivers whose connection ended
     missed: dict[str, str] = Factory(dict)  # receivers that will not get the result, and why
-    blind: dict[str, set[str]] = Factory(
-        dict
-    )  # of these, those that only cannot reach these members
+    # Of these, the receivers that only cannot reach some members, with those members.
+    blind: dict[str, set[str]] = Factory(dict)
     accusers: dict[str, set[str]] = Factory(dict)  # by accused member
     accused_s: float = math.inf  # time of the first accusation
-    ended: set[str] = Factory(
-        set
-    )  # accusers of a bad update: their reduction is over, unrepairable
+    ended: set[str] = Factory(set)  # accusers of a bad update; they have nothing to repair with
     moves: dict[str, float] = Factory(dict)  # by receiver: when it last reported that bytes move
     quorum_s: float | None = None  # when the quorum had reported
     shut: set[str] = Factory(set)  # the lost that the others were told to shut out
@@ -72,9 +69,7 @@ class Attempt:
     audit: Audit | None = None  # of the result, before it is committed
     inquiry: Inquiry | None = None  # in progress
     inquired: set[Question] = Factory(set)  # asked under this number
-    vain: dict[str, set[str]] = Factory(
-        dict
-    )  # by accused: members that wait for it over a working link
+    vain: dict[str, set[str]] = Factory(dict)  # by accused: members that wait over a working link
     patience_s: float = -math.inf  # until then no member is left behind
     adopted: bool = False  # begun under the previous master: its duration is not known
     two_faced: list[str] = Factory(list)  # owners that gave two or more others different results
