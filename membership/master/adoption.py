@@ -78,7 +78,7 @@ class Adoption:
         if peer in _needed(self._orders[number]):
             self._void(number, f"{self.context.name(peer)} does not have it any more")
 
-    # ------------------------------------------------------------ what follows
+    # ------------------------------------------------------------ conclusions
 
     def settle(self, missing: bool) -> bool:
         """Go on with the reductions that all needed members still run.

@@ -25,9 +25,9 @@ and about repairs:
 
     repairs too early          a repair does not wait for all to have shut out the lost
     keeps accepting            a survivor takes results from the lost after its flush
-    throws away                a lost owner's chunks are all made anew, held or not
-    heir adds again            an heir adds up again instead of spreading what it holds
-    dead heirs                 a lost owner's chunks stay where they are
+    throws away                a lost owner's chunks are all added up again, held or not
+    successor adds again       a successor adds up again instead of spreading what it holds
+    dead successors            a lost owner's chunks stay where they are
     same number                a rerun with fewer contributors goes on under the old number
     below the quorum           a result that too few are left to hold is committed
 
@@ -333,7 +333,7 @@ def _(patch: Patch) -> None:
     patch.setattr(repairer, "plan_repair", plan_repair)
 
 
-@bug("dead heirs")
+@bug("dead successors")
 def _(patch: Patch) -> None:
     patch.setattr(repairer, "plan_repair", lambda *_: ())
 
@@ -350,7 +350,7 @@ def _(patch: Patch) -> None:
     patch.setattr(ModelPeer, "handle", handle)
 
 
-@bug("heir adds again")
+@bug("successor adds again")
 def _(patch: Patch) -> None:
     original = ModelPeer.handle
 

@@ -147,7 +147,7 @@ def test_a_trainer_that_is_ahead_trains_half_a_rounds_steps_before_it_posts_agai
     assert isinstance(ended, RoundEnded)
     assert ended.step_limit == 47 + half, "it waits where the round is opened again"
     assert opened_at(replica.receive(Open(3, 0, 1, 10))) == (47 + half, 50)
-    assert opened_at(replica.receive(Open(3, 0, 1, 0))) == (0, 15), "hurried: the others wait"
+    assert opened_at(replica.receive(Open(3, 0, 1, 0))) == (0, 15), "nudged: the others wait"
 
 
 def test_a_trainer_that_is_not_ahead_posts_at_the_rounds_step() -> None:

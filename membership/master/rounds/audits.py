@@ -193,7 +193,7 @@ class Auditing:
         """Return when the present auditors' time is over."""
         return attempt.audit.due_s if attempt.audit is not None else math.inf
 
-    # ------------------------------------------------------------ what follows
+    # ------------------------------------------------------------ conclusions
 
     def advance(self, round_: Round, outcome: ReductionOutcome) -> str:
         """Continue the audit of a result, which may be committed once ``attempt.audit.over``.

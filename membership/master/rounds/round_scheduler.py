@@ -143,7 +143,7 @@ class RoundScheduler:
         places = self.context.history.places
         return [m for m in self.context.roster.by_number() if can_contribute(m, places)]
 
-    # ------------------------------------------------------------ what follows from the facts
+    # ------------------------------------------------------------ conclusions
 
     def advance(self) -> bool:
         """Do one thing that the facts call for. Returns True if it did; then call again."""
