@@ -13,7 +13,6 @@ none of theirs is in it. What is not in it is what TLS and the kernel would add 
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import struct
 import sys
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
+import msgspec
 import trio
 from attrs import Factory, asdict, define, frozen
 from blake3 import blake3
@@ -242,11 +242,11 @@ class LightPeer:
 
     # ------------------------------------------------------------ what the master says
 
-    async def _on_found(self, _: dict[str, Any]) -> None:
+    async def _on_supplyweights(self, _: dict[str, Any]) -> None:
         self.version = 0
         heads = [{"fragment": 0, "version": 0, "root": root_of(0)}]
         fields = {"layout": wire.to_plain(LAYOUT), "sizes": [wire.to_plain(SIZE)]}
-        await self._say("Founded", {**fields, "heads": heads, "lineage": root_of(0)})
+        await self._say("WeightsSupplied", {**fields, "heads": heads, "lineage": root_of(0)})
 
     async def _on_syncfragment(self, message: dict[str, Any]) -> None:
         await self._wait(FETCH_S)
@@ -384,7 +384,7 @@ async def _measured(peers: int) -> Scale:
             await trio.sleep(2.0)
             death = meter.take()
             before_s = time.thread_time()
-            json.dumps(describe(coordinator, trio.current_time()))
+            msgspec.json.encode(describe(coordinator, trio.current_time()))
             status_s = time.thread_time() - before_s
             nursery.cancel_scope.cancel()
     return Scale(
