@@ -37,11 +37,11 @@ def run_toml() -> str:
     lines = [
         "# run.toml",
         "",
-        "What the run's owner decides. Every key has a default; unknown tables and keys are refused, with the",
-        "one that was probably meant. Peers get the file from the master when they attach. A master that is",
-        "started again with a changed file goes on with the changed values, except for `fragments`, `pattern`",
-        "and `groups`, which belong to the state: that is refused. `holdfast config check run.toml` says what a",
-        "master would refuse, and what is allowed and probably not meant.",
+        "The settings that the run's operator decides. Every key has a default. Unknown tables and keys are",
+        "refused; the error names the most similar one. Peers get the file from the master when they attach. A",
+        "master that is started again with a changed file uses the changed values, except for `fragments`,",
+        "`pattern` and `groups`, which belong to the state: there a change is refused. `holdfast config check",
+        "run.toml` prints what a master would refuse, and warnings.",
     ]
     spec = RunSpec()
     for table in attrs.fields(RunSpec):

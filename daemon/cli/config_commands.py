@@ -37,10 +37,10 @@ def check(run_toml: Path, as_json: bool) -> None:
       holdfast config check run.toml
       holdfast config check run.toml --json
     """
-    from ...membership.spec.spec_faults import look_at
+    from ...membership.spec.spec_faults import find_faults
     from ..spec_file import read_text
 
-    errors, warnings = look_at(read_text(run_toml))
+    errors, warnings = find_faults(read_text(run_toml))
     if as_json:
         told = {
             "valid": not errors,

@@ -93,8 +93,8 @@ class Checkpointer:
         self._since, self._branch = (rounds, now_s), parts.replica.branch
         if (
             parts.spec.checkpoint.trainer
-            and parts.replica.trainer_loaded
-            and parts.replica.training
+            and parts.replica.trainer.loaded
+            and parts.replica.trainer.training
         ):
             parts.trainer.tell(KeepState())
 

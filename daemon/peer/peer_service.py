@@ -305,7 +305,6 @@ class PeerService:
         self.number = message.number
         self._progress_sent = None
         spec = self.parts.known_spec = RunSpec.parse(message.spec_toml)
-        self.replica.sync_every = spec.diloco.sync_every
         self.hub.silence_s = spec.link_silence_s
         reduce = spec.reduce
         self.hub.rules = LaneRules(reduce.lanes, reduce.lanes_max, reduce.congestion)
@@ -317,7 +316,7 @@ class PeerService:
             self._use_layout(message.layout)
         for commit in message.committed:
             self.reducer.settle(commit)
-        self._perform(self.replica.welcome(message, spec.diloco.fragments))
+        self._perform(self.replica.welcome(message, spec.diloco.sync_every, spec.diloco.fragments))
         if self.relay is not None:
             self.relay.welcome()
         if self.training.layout is not None:
@@ -328,13 +327,13 @@ class PeerService:
 
     def _master_lost(self) -> None:
         self._session_begins = True
-        self._perform(self.replica.master_gone())
-        self.parts.start(self._bound_lift, self.replica.lift_count)
+        self._perform(self.replica.trainer.extend_limit())
+        self.parts.start(self._bound_extension, self.replica.trainer.extension_count)
 
-    async def _bound_lift(self, lift_count: int) -> None:
+    async def _bound_extension(self, extension: int) -> None:
         """Without a master the trainer goes on for a deadline at least, and then some steps."""
         await trio.sleep(self.parts.spec.membership.deadline_s)
-        self._perform(self.replica.bound_lift(lift_count))
+        self._perform(self.replica.trainer.bound_extension(extension))
 
     def _hear(self, message: Message) -> None:
         match message:

@@ -129,7 +129,7 @@ class TrainerService:
         """Look whether the trainer moves; away with one that does not. Once in a while."""
         parts, posted = self._parts, self._state_service.known_posted
         replica, spec = parts.replica, parts.known_spec
-        if posted is None or spec is None or not replica.trainer_loaded or replica.finished:
+        if posted is None or spec is None or not replica.trainer.loaded or replica.finished:
             self._watch = StepWatch()
             return
         waiting = int(posted.slots[WAITING_SLOT])

@@ -21,7 +21,7 @@ from ...collectives.gather_tree import ChunkRole
 from ...collectives.links.send_queue import Frame
 from ...collectives.reduction import OnLost, Reduction
 from ...protocol.messages import (
-    GAUGED_BYTES,
+    NORM_SUMS_BYTES,
     Applied,
     Audited,
     ContributorRun,
@@ -216,7 +216,7 @@ class Hostile:
         if self.does(Falsehood.FOUND):
             square = 10 ** self.rng.uniform(0, 12)
             quarry = self.quarry_of(service)
-            found = message.norm_sums or bytes(GAUGED_BYTES * len(peers))
+            found = message.norm_sums or bytes(NORM_SUMS_BYTES * len(peers))
             sums = list(struct.unpack(f"<{3 * len(peers)}f", found))
             if quarry in peers:
                 sums[3 * peers.index(quarry)] = square

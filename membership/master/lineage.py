@@ -150,7 +150,7 @@ class Lineage:
             f"{len(self.succession.electorate)} contributors hold it, the journal had lost what "
             f"came after version {before}",
         )
-        self.state_sync.judge_again(head.fragment)
+        self.state_sync.compare_again(head.fragment)
 
     # ------------------------------------------------------------ versions that no member holds any more
 
@@ -271,7 +271,7 @@ class Lineage:
         )
         for fragment, version in enumerate(before):
             if version != history.versions[fragment]:
-                self.state_sync.judge_again(fragment)
+                self.state_sync.compare_again(fragment)
         return True
 
     def _possible(self) -> Fallback | None:

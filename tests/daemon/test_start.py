@@ -14,7 +14,7 @@ import pytest
 
 from holdfast.daemon.exit_codes import ExitCode
 from holdfast.membership.spec.spec import RunSpec
-from holdfast.membership.spec.spec_faults import look_at
+from holdfast.membership.spec.spec_faults import find_faults
 from tests.processes.harness import Fleet, environment
 
 HOLDFAST = (sys.executable, "-m", "holdfast")
@@ -45,7 +45,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_setting_is_in_the_file_with_its_default(started: Path) -> None:
     text = (started / "run.toml").read_text()
-    assert look_at(text) == ([], [])
+    assert find_faults(text) == ([], [])
     live = RunSpec.parse(text)
     spelt = RunSpec.parse(re.sub(r"^# (\w+ = )", r"\1", text, flags=re.MULTILINE))
     assert attrs.evolve(spelt, toml_text="") == attrs.evolve(live, toml_text="")

@@ -66,9 +66,7 @@ def test_it_fits_and_shows_members_and_events(members: int, height: int) -> None
     lines = screen(a_run(members), 80, height)
     assert len(lines) <= height
     assert max(len(line) for line in lines) <= 80
-    assert lines[0].startswith("[b]first[/b]  waiting for weights  round 0"), (
-        "and no markup"
-    )
+    assert lines[0].startswith("[b]first[/b]  waiting for weights  round 0"), "and no markup"
     assert lines[-1].startswith("q: ")
     if members:
         assert lines[4].split()[0] == "a"
@@ -97,9 +95,7 @@ def test_lines_are_for_what_changes() -> None:
     table.join("a" * 32)
     first = told()
     assert len(first) == 1, "what was before is not told"
-    assert first[0].startswith(
-        "first  waiting for weights, 1 member: initial weights: waiting"
-    )
+    assert first[0].startswith("first  waiting for weights, 1 member: initial weights: waiting")
     assert told() == []
     table.join("b" * 32)
     state, event = told()

@@ -1,4 +1,4 @@
-"""Pairs without a link, as the master hears of them: what plans make of that, and for how long."""
+"""Pairs without a link: reports to the master, and how long plans avoid the pair."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_that_two_had_no_link_outlives_a_return() -> None:
     assert owners(round_of(table)) == {A}
 
 
-def test_who_returns_after_long_begins_anew() -> None:
+def test_a_member_that_returns_late_starts_with_default_routes() -> None:
     table = a_table()
     table.say(B, RouteWanted(A, 0, False, "no answer"))
     table.leave(B)
@@ -74,7 +74,7 @@ def test_who_returns_after_long_begins_anew() -> None:
     assert owners(round_of(table)) == {A}
 
 
-def test_who_had_links_begins_anew_as_well() -> None:
+def test_a_member_with_links_starts_with_default_routes_too() -> None:
     table = a_table()
     table.say(A, LinkBroken(B))
     table.leave(B)  # it has lost its link to C too, and says so no more

@@ -228,7 +228,7 @@ class Witness:
             return
         if head.root == self.truth[head.fragment]:
             return
-        votes = world.master.state_sync.votes.of(head.fragment, head.version)
+        votes = world.master.state_sync.votes.by_peer(head.fragment, head.version)
         assert len(votes) > 1 or len(world.master.scheduler.contributors()) < 2, "one decided alone"
         self.true.add((head.fragment, head.version, head.root))
         self.truth[head.fragment] = head.root  # from now on this is what the run goes by

@@ -1,4 +1,4 @@
-"""How large a message can be follows from its fields; nothing is built of what cannot be one."""
+"""Message sizes: limits follow from the fields, and nothing is built from bytes that cannot be a message."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def array(count: int) -> bytes:
 
 
 def nested(name: str, size_bytes: int) -> bytes:
-    """Arrays in arrays, each of which says that it is long; then maps, for as long as there is room."""
+    """Make nested arrays that each claim to be long, then maps, as long as there is room."""
     frame: bytes = b"\x92" + msgpack.packb(name) + b"\xdc\x7d\x00" * 1_000
     return frame.ljust(size_bytes, b"\x80")
 
@@ -62,7 +62,7 @@ def test_the_largest_of_a_type_is_within_its_limits() -> None:
 
 
 def test_what_matches_a_pattern_is_short() -> None:
-    """The limit of such a text is not its validator's, which has none."""
+    """Their limit is not their validator's, which has none."""
     accepted = {
         "[0-9a-f]{32}": 32,
         "([0-9a-f]{32})?": 32,

@@ -1,4 +1,4 @@
-"""A conversation over many connections: nothing is lost, nothing comes twice."""
+"""A session over many connections: nothing is lost, nothing comes twice."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import trio
 
 from holdfast.daemon.simulation.drifting_trainer import small_layout
 from holdfast.daemon.simulation.swarm import Swarm
-from holdfast.membership.peer.replica import WORTH_SHARE
+from holdfast.membership.peer.trainer_control import WORTH_SHARE
 from tests.swarm.test_swarm import a_swarm, settled, spec
 
 STEP_S = 0.05
@@ -139,7 +139,11 @@ async def test_a_reduction_outlives_the_master_and_is_committed_by_the_next_one(
 async def test_a_healthy_run_is_not_lifted() -> None:
     async with a_swarm("abc") as swarm:
         await settled(swarm, "abc", more=10)
-        assert [sim.service.replica.lift_count for sim in swarm.peers.values()] == [0, 0, 0]
+        assert [sim.service.replica.trainer.extension_count for sim in swarm.peers.values()] == [
+            0,
+            0,
+            0,
+        ]
 
 
 async def test_a_trainer_that_comes_while_the_master_is_away_goes_on_too() -> None:

@@ -104,7 +104,7 @@ lies("heads that lie", Falsehood.ROOT)
 @bug("heads that lie", seed=18)
 def _(patch: Patch) -> None:
     def winner(self: RootVotes, fragment: int, version: int, *, force: bool) -> bytes:
-        return next(iter(self.of(fragment, version).values()), b"")
+        return next(iter(self.by_peer(fragment, version).values()), b"")
 
     patch.setattr(RootVotes, "winner", winner)
 

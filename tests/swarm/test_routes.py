@@ -314,10 +314,10 @@ async def test_a_peer_whose_network_is_away_for_a_moment_keeps_its_session() -> 
 async def test_a_session_of_which_nothing_is_confirmed_ends_as_one_whose_master_is_gone() -> None:
     async with a_swarm("abc", toml=spec(contributors=0)) as swarm:
         service = swarm.peers["b"].service
-        lifted = service.replica.lift_count
+        lifted = service.replica.trainer.extension_count
         for _ in range(KEPT_MAX + 1):
             service.session.tell(service.progress())
-        await swarm.until(lambda: service.replica.lift_count > lifted)
+        await swarm.until(lambda: service.replica.trainer.extension_count > lifted)
         await swarm.until(lambda: service.session.connected and swarm.in_sync("b"))
         await settled(swarm, "abc")
 

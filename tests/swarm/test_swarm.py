@@ -21,7 +21,7 @@ from holdfast.daemon.simulation.drifting_trainer import small_layout
 from holdfast.daemon.simulation.swarm import Swarm
 from holdfast.membership.master.state.master_effects import Effect
 from holdfast.membership.master.status.invariants import check_invariants
-from holdfast.membership.peer.replica import RoundState
+from holdfast.membership.peer.local_round import RoundState
 from holdfast.protocol.messages import ModelLayout, Role, TensorSpec
 
 SPEC = """

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from attrs import frozen
 
-from ....protocol.messages import GAUGED_BYTES
+from ....protocol.messages import NORM_SUMS_BYTES
 
 # Allowed ratio of a contribution's norm to the announced one: what rounding by the codec may add.
 NORM_SLACK = {"fp32": 1.01, "bf16": 1.1, "int8": 1.1}
@@ -47,7 +47,7 @@ def makes_sense(norm_sums: bytes, contributor_count: int) -> bool:
     """Return whether ``norm_sums`` can be a report about this number of contributors."""
     if not norm_sums:
         return True
-    if len(norm_sums) != GAUGED_BYTES * contributor_count:
+    if len(norm_sums) != NORM_SUMS_BYTES * contributor_count:
         return False
     sums = _numbers(norm_sums)
     return all(map(math.isfinite, sums)) and min(sums[0::3]) >= 0 and min(sums[1::3]) >= 0

@@ -9,7 +9,7 @@ from attrs import evolve
 from ....protocol.messages import Contributor, Reduce
 from ...planning.bandwidth import Bandwidths, LineCapacities
 from ...planning.plan import make_plan
-from ...planning.shares import NobodyReachableError
+from ...planning.shares import NoReachableOwnerError
 from ..routes.routes import Routes
 from ..state.context import Context
 from ..state.journal import RoundOrdered
@@ -70,7 +70,7 @@ class ReductionOrders:
                 star_only=before is not None,  # a star can be repaired if something fails again
                 barred=self.audits.barred() | round_.barred,
             )
-        except NobodyReachableError as error:
+        except NoReachableOwnerError as error:
             self.round_table.abort(round_, str(error))
             return
         number = 1 if before is None else max(before.number, before.flush_number) + 1

@@ -196,7 +196,7 @@ def _routes(coordinator: Coordinator) -> tuple[RouteRow, ...]:
         RouteRow(
             peers=ends,
             names=(context.name(ends[0]), context.name(ends[1])),
-            route="none" if pair.route is None else routes.word(pair.route),
+            route="none" if pair.route is None else routes.format_kind(pair.route),
             dials=None if pair.route is None else pair.route.dials,
             relay=None if pair.route is None else pair.route.relay or None,
             works=pair.works,
