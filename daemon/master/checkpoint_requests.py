@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import trio
 
-from ...membership.master.state.context import Context, quoted, said
+from ...membership.master.state.context import Context, format_member, quoted
 from ...protocol.errors import UserError
 from ...protocol.messages import CheckpointTold, Message, WriteCheckpoint
 from ..exit_codes import ExitCode
@@ -95,7 +95,7 @@ class CheckpointAsker:
                     "why": "no answer yet" if told is None else told.reason,
                 }
             )
-        writers = [said(m) for m, row in zip(members, rows, strict=True) if row["writes"]]
+        writers = [format_member(m) for m, row in zip(members, rows, strict=True) if row["writes"]]
         if not writers:
             whys = (
                 "; ".join(f"{row['name']}: {row['why']}" for row in rows)

@@ -233,7 +233,7 @@ class MasterService:
 
     async def _check_proof(self, case: CheckProof) -> None:
         fault = await self.network.run_sync(partial(fault_proven, case, self._notary))
-        self.decide(partial(self.coordinator.judged, case, fault))
+        self.decide(partial(self.coordinator.proof_checked, case, fault))
 
     def _note(self, text: str) -> None:
         self.decide(partial(self.coordinator.note, text))

@@ -96,7 +96,7 @@ def prove(table: Table, auditor: str, audit: AuditOrder, fault: str) -> CheckPro
     table.say(auditor, piece(audit, b" it", 7, 10))
     (case,) = [effect for effect in table.effects if isinstance(effect, CheckProof)]
     assert case.proof == b"half of it"
-    table.take(table.master.judged(case, fault, table.now_s))
+    table.take(table.master.proof_checked(case, fault, table.now_s))
     return case
 
 

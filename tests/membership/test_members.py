@@ -586,7 +586,7 @@ def test_without_a_holder_of_the_newest_version_the_run_waits_and_says_so() -> N
     table.hears_no(B, SyncFragment)
     status = describe(table.master, table.now_s)
     assert status["state"] == "waiting for members"
-    assert "nobody here holds version 1 of fragment 0" in status["why_waiting"]
+    assert "no connected peer holds version 1 of fragment 0" in status["why_waiting"]
     assert "holds version 0, the run is at 1" in table.why(B)
     table.wait(1000.0, B)
     table.join(A, hello=hello_of(A, heads=[head_of(0, 1)], lineage=LINEAGE))

@@ -142,7 +142,7 @@ def test_what_only_a_spare_holds_is_spread_by_the_spare() -> None:
         Assignment(0, 1, A, anew=True, lacking=b"\x00"),
         Assignment(1, 1, D, anew=False, lacking=b"\x07"),
     )
-    table.leave(D)  # an heir's death is repaired as an owner's
+    table.leave(D)  # a successor's death is repaired like an owner's
     second = table.hear(A, Flush)
     assert second.lost == (B, D)
     table.hold(second, A, results=b"\x03")

@@ -347,7 +347,7 @@ def test_who_sends_more_than_it_said_is_refused_and_in_the_end_removed() -> None
         again = table.hear(A, Reduce)
         assert [c.peer for c in again.contributors] == [A, B, D]
         if time < BAD_MAX:
-            assert "its norm is 1.2, and it had said 1" in table.hear(C, Notice).text
+            assert "its norm is 1.2, and it had announced 1" in table.hear(C, Notice).text
         table.reduced(again, A, B, D)
         table.applied(again, A, B, D, *([C] if time < BAD_MAX else []))
     assert C not in table.master.context.roster
@@ -368,7 +368,7 @@ def test_who_finds_that_most_others_lie_is_not_believed() -> None:
     order = table.reduce(A, B, C, D)
     norm_sums(table, order, {A: 1.0, B: 7.0, C: 7.0, D: 1.0})
     assert len(table.hear(A, Commit).contributors) == 4
-    assert "2 of 4 seem to have sent more" in table.announced()
+    assert "2 of 4 contributions seem longer" in table.announced()
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ import pytest
 from holdfast.daemon.simulation.batch import BatchOptions, try_seed
 from holdfast.daemon.simulation.hostile_peer import Falsehood, Hostile
 from holdfast.daemon.simulation.hostile_run import live_with_hostile
-from holdfast.membership.master.rounds import contribution_checks, norms, reduction_driver
+from holdfast.membership.master.rounds import accusations, contribution_checks, inquirer, norms
 from holdfast.membership.master.rounds.attempt import Attempt
 from holdfast.membership.master.rounds.inquiry import Findings
 from holdfast.membership.master.rounds.norms import UnderstatedNorm
@@ -81,7 +81,7 @@ lies("lone words", Falsehood.BAD_ONE)
 
 @bug("lone words", seed=14)
 def _(patch: Patch) -> None:
-    patch.setattr(reduction_driver, "ACCUSERS_MIN", 1)
+    patch.setattr(accusations, "ACCUSERS_MIN", 1)
 
 
 lies("found elsewhere", Falsehood.FOUND)
@@ -95,7 +95,7 @@ def _(patch: Patch) -> None:
         return [UnderstatedNorm(found.peer, "", found.why) for found in original(*arguments)]
 
     patch.setattr(contribution_checks, "understated", understated)
-    patch.setattr(Attempt, "gauges", lambda self: dict(self.reports))
+    patch.setattr(Attempt, "norm_reports", lambda self: dict(self.reports))
 
 
 lies("heads that lie", Falsehood.ROOT)
@@ -159,7 +159,7 @@ lies("nobody is asked", Falsehood.OWES_ONE, Falsehood.OWES_ALL)
 
 @bug("nobody is asked", seed=50)
 def _(patch: Patch) -> None:
-    patch.setattr(reduction_driver, "waiting", lambda *_: Findings())
+    patch.setattr(inquirer, "waiting", lambda *_: Findings())
 
 
 lies("nobody compares", Falsehood.TWO_FACED)
@@ -167,7 +167,7 @@ lies("nobody compares", Falsehood.TWO_FACED)
 
 @bug("nobody compares", seed=1)
 def _(patch: Patch) -> None:
-    patch.setattr(reduction_driver, "differing", lambda *_: Findings())
+    patch.setattr(inquirer, "differing", lambda *_: Findings())
 
 
 lies("nothing is noted", Falsehood.KEEPS_ONE, Falsehood.OWES_ONE)
@@ -184,7 +184,7 @@ lies("heard again", Falsehood.BAD_ONE)
 @bug("heard again", seed=FAILED[0])
 def _(patch: Patch) -> None:
     patch.setattr(
-        reduction_driver.ReductionDriver,
+        accusations.Accusations,
         "_believed",
         lambda _self, _accuser, named, _number: list(named),
     )

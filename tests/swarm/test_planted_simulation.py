@@ -39,7 +39,7 @@ from holdfast.daemon.master.journal_store import JournalStore
 from holdfast.daemon.master.journal_writer import JournalWriter
 from holdfast.daemon.simulation.batch import broken_by
 from holdfast.daemon.simulation.scenario import Scenario
-from holdfast.membership.master import coordinator as rules
+from holdfast.membership.master import places as places_rules
 from holdfast.membership.master.rounds.attempt import Attempt
 from holdfast.membership.master.rounds.outcome import ReductionOutcome
 from holdfast.membership.master.state.journal import JournalRecord, RoundCommitted
@@ -159,17 +159,22 @@ def _(patch: Patch) -> None:
     patch.setattr(Attempt, "agreed", agreed)
 
 
-@bug("unready promoted", seed=0)
+@bug("unready promoted", seed=3)
 def _(patch: Patch) -> None:
     def first_that_waits(
-        roster: Roster, places: set[str], vacancies: int, place_count: int, versions: list[int]
+        roster: Roster,
+        places: set[str],
+        vacancies: int,
+        place_count: int,
+        versions: list[int],
+        now_s: float,
     ) -> Member | None:
         if place_count and len(places) >= place_count:
             return None
         waiting = [m for m in roster if m.peer not in places and m.layout is not None]
         return min(waiting, key=lambda member: member.number, default=None)
 
-    patch.setattr(rules, "next_to_seat", first_that_waits)
+    patch.setattr(places_rules, "next_to_seat", first_that_waits)
 
 
 @bug("flush not awaited", seed=5)

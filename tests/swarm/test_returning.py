@@ -57,7 +57,7 @@ async def test_who_comes_first_with_an_old_state_does_not_make_it_the_runs(tmp_p
         await trio.sleep(15.0)
         assert swarm.committed == committed, "the run waits"
         why = describe(swarm.master.coordinator, trio.current_time())["why_waiting"]
-        assert f"nobody here holds version {committed}" in why
+        assert f"no connected peer holds version {committed}" in why
         swarm.restart("b", disk=disks["b"])
         swarm.restart("c", disk=disks["c"])
         await settled(swarm, "abc")

@@ -91,7 +91,7 @@ def describe(coordinator: Coordinator, now_s: float, *, past: bool = True) -> Ru
         audited=scheduler.driver.audits.passed_count,
         warnings=tuple(
             format_invite_warning(invite, count)
-            for invite, count in large_invites(coordinator.contributing()).items()
+            for invite, count in large_invites(coordinator.places.contributing()).items()
         ),
         past_rounds=tuple(map(past_round_row, round_table.past)) if past else None,
         events=tuple(

@@ -17,7 +17,7 @@ from attrs import define
 
 from ....protocol.messages import ROUNDS_HELD_MAX
 from ...planning.plan import wire_bytes_per_value
-from ..state.context import Context, said
+from ..state.context import Context, format_member
 from ..state.master_effects import EventKind
 from ..state.roster import Fetch, Member
 
@@ -151,7 +151,9 @@ class CatchUp:
         behind.waiting, behind.outrun = True, None
         again = f"tried again in {wait_s:g} s, or when the run needs less"
         self.context.announce(
-            EventKind.SYNC, member.peer, f"{said(member)} cannot keep up: {behind.text}; {again}"
+            EventKind.SYNC,
+            member.peer,
+            f"{format_member(member)} cannot keep up: {behind.text}; {again}",
         )
         self.context.tell(member.peer, f"you cannot keep up with the run: {behind.text}; {again}")
         return behind.text

@@ -25,7 +25,7 @@ class RootVotes:
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self.unheard: set[str] = set()
+        self.unheard = set(context.history.places)
         self._cast: dict[tuple[int, int], dict[str, bytes]] = {}  # (fragment, version) -> by peer
 
     def cast(self, member: Member, head: FragmentHead) -> None:

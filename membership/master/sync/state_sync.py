@@ -27,7 +27,7 @@ from ....protocol.messages import (
 )
 from ...planning.bandwidth import Bandwidths
 from ..routes.routes import Routes
-from ..state.context import Context, quoted, said
+from ..state.context import Context, format_member, quoted
 from ..state.journal import RootKnown
 from ..state.master_effects import EventKind
 from ..state.roster import Copy, CopyState, Fetch, Member, holds_newest
@@ -71,7 +71,7 @@ class StateSync:
         self.routes = routes
         self.catch_up = CatchUp(context)
         self.votes = RootVotes(context)
-        self.missing: set[str] = set()
+        self.missing = set(context.history.places)
 
     # ------------------------------------------------------------ coming and going
 
@@ -221,11 +221,13 @@ class StateSync:
             member.bad_donors.add(peer)
             donor.bad_blocks_count += 1
             donor.called_bad_donor.add(member.peer)
-            text = f"{said(donor)} served wrong blocks of fragment {fetch.head.fragment} to "
+            text = (
+                f"{format_member(donor)} served wrong blocks of fragment {fetch.head.fragment} to "
+            )
             if len(donor.called_bad_donor) > 1:
-                self.context.announce(EventKind.BAD, peer, f"{text}{said(member)}")
+                self.context.announce(EventKind.BAD, peer, f"{text}{format_member(member)}")
             else:
-                text = f"{text}{said(member)}, which alone says so"
+                text = f"{text}{format_member(member)}, which alone says so"
                 self.context.announce(EventKind.SYNC, peer, text)
 
     def moved(self, member: Member, *, state: bool) -> None:
@@ -350,11 +352,15 @@ class StateSync:
             member.kept.clear()
             member.sync_failures = 0
             self.catch_up.in_sync(member)
-            self.context.announce(EventKind.SYNC, member.peer, f"{said(member)} is in sync")
+            self.context.announce(
+                EventKind.SYNC, member.peer, f"{format_member(member)} is in sync"
+            )
         else:
             whys = [copy.why for copy in member.copies if copy.state not in RECEIVED_STATES]
             self.context.announce(
-                EventKind.SYNC, member.peer, f"{said(member)} is no longer in sync: {whys[0]}"
+                EventKind.SYNC,
+                member.peer,
+                f"{format_member(member)} is no longer in sync: {whys[0]}",
             )
         return True
 
@@ -436,7 +442,7 @@ class StateSync:
         behind = history.versions[fragment] - copy.version
         if known and known != copy.root:
             why = f"its version {copy.version} of fragment {fragment} differs from the run's"
-            self.context.announce(EventKind.SYNC, member.peer, f"{said(member)}: {why}")
+            self.context.announce(EventKind.SYNC, member.peer, f"{format_member(member)}: {why}")
             if copy.fetch is not None:
                 self._fail(member, fragment, why)
             else:
@@ -454,7 +460,7 @@ class StateSync:
         self.context.announce(
             EventKind.SYNC,
             member.peer,
-            f"{said(member)} could not fetch fragment {fragment}: {why} "
+            f"{format_member(member)} could not fetch fragment {fragment}: {why} "
             f"(failure {member.sync_failures} of {SYNC_ATTEMPTS_MAX})",
         )
         self._move(member, fragment, CopyEvent.FAILED, why)
