@@ -22,6 +22,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+import attrs
 import httpx
 import trio
 from starlette.routing import Route
@@ -35,7 +36,8 @@ from holdfast.daemon.master.master_service import MasterService
 from holdfast.daemon.master.run_recorder import POINT_S, RunRecorder
 from holdfast.daemon.metrics_store import HISTORY_FILE, MetricsStore, PastEvent, Point
 from holdfast.daemon.simulation.memory_network import MemoryNetwork, MemoryWorld
-from holdfast.daemon.web.app import Json, make_app
+from holdfast.daemon.status_records import MasterStatus
+from holdfast.daemon.web.app import make_app
 from holdfast.daemon.web.http_server import bind_http, serve_http
 from holdfast.daemon.web.json_answers import compact
 from holdfast.daemon.web.live_stream import LiveStream
@@ -257,10 +259,21 @@ async def measure(folder: Path, run: Run) -> dict[str, Any]:
     recorder = RunRecorder.open(run.service, folder)
     measured: dict[str, Any] = {"open_s": time.perf_counter() - before_s}
 
-    def status(*, past: bool = True) -> Json:
+    def status(*, past: bool = True) -> MasterStatus:
         told = describe(run.coordinator, time.monotonic(), past=past)
-        more = {"kind": "master", "version": "0", "run_id": RUN_ID, "name": "x", "uptime_s": 0.0}
-        return {**told, **more, "headline": recorder.headline(told["headline"])}
+        told = attrs.evolve(told, headline=recorder.headline(told.headline))
+        return MasterStatus(
+            **attrs.asdict(told, recurse=False),
+            kind="master",
+            version="0",
+            journal_cut=None,
+            run_id=RUN_ID,
+            name="x",
+            uptime_s=0.0,
+            value_count=0,
+            addresses=(),
+            pending=(),
+        )
 
     live = recorder.live = LiveStream(
         lambda: status(past=False), lambda: run.coordinator.context.change_count

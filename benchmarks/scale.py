@@ -13,7 +13,6 @@ none of theirs is in it. What is not in it is what TLS and the kernel would add 
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import struct
 import sys
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
+import msgspec
 import trio
 from attrs import Factory, asdict, define, frozen
 from blake3 import blake3
@@ -384,7 +384,7 @@ async def _measured(peers: int) -> Scale:
             await trio.sleep(2.0)
             death = meter.take()
             before_s = time.thread_time()
-            json.dumps(describe(coordinator, trio.current_time()))
+            msgspec.json.encode(describe(coordinator, trio.current_time()))
             status_s = time.thread_time() - before_s
             nursery.cancel_scope.cancel()
     return Scale(

@@ -1,13 +1,13 @@
 """All-reduce of chunks over links of encrypted lanes.
 
-    codecs       values of a chunk <-> bytes                       pure
-    arithmetic   how a fragment is cut, added up and decoded       pure
-    limiter      the node's upload cap
-    routing      which frame goes to whom
-    link         one member: a control stream and its lanes
-    hub          all links of a node, kept up as the view says
-    allreduce    one attempt at a reduction over them
+    codecs/             values of a chunk <-> bytes                                  pure
+    arithmetic, combine, robust_rules   how a fragment is cut, added up and encoded  pure
+    gather_tree         which peer sends which chunk to which peer                   pure
+    links/              connections to the other members, kept up as the view says
+    result, chunk_tracker   the bytes and the state of each chunk
+    chunk_sender, chunk_adder   frames that go out, frames that come in
+    reduction           the life of one reduction: start, flush, repair, finish, fail
+    evidence, audit_log what peers sign, and what audits find
 
-Each knows only those above it. State transfer uses links, too: it registers for BLOCK frames and
-takes the control messages that the hub does not know.
+State transfer (``checkpoint``) uses ``links`` only.
 """

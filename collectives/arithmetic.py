@@ -1,7 +1,7 @@
-"""The numbers of a reduction: how a fragment is cut, what is added in which order, what is hashed.
+"""The numbers of a reduction: how a fragment is cut into chunks, and the order of additions.
 
 Pure functions and records over numpy arrays: no I/O, no waiting. Everything that decides a bit of
-the result is in this file, in ``combine``, which owners call, in ``robust_rules`` and in ``codecs``.
+the result is in this file, in ``combine``, in ``robust_rules`` and in ``codecs``.
 
 The weighted mean of a chunk, for contributors 1..n *in the order of the Reduce message*, which is
 member order, with weights w_i, clip factors s_i and decoded values x_i:
@@ -14,8 +14,8 @@ member order, with weights w_i, clip factors s_i and decoded values x_i:
 Values are float32 and every multiply, add and divide is rounded by itself (numpy ufuncs). A multiply
 by exactly 1.0 is left out, which changes no bit. Clipping shrinks what is added, not the divisor.
 
-A contributor that is lost before its part of a chunk has arrived is left out of that chunk: there i
-runs over those that are in, while max w stays that of all.
+A contributor that is lost before its contribution to a chunk has arrived is left out of that chunk:
+there i runs over the contributors that are in, while max w stays that of all.
 """
 
 from __future__ import annotations
@@ -75,14 +75,14 @@ class ChunkCut:
 
 @frozen
 class ChunkLayout:
-    """A plan applied to a fragment of a certain size: every chunk, where it lies and whose it is.
+    """A plan applied to a fragment of a certain size: the place and the owner of every chunk.
 
     Encoded chunks have their room one after the other, in chunk order, counters last. With a codec
     of variable length an encoding may leave the end of its room empty.
 
     Attributes:
-      zstd_up: whether contributions may be compressed on their way.
-      zstd_down: whether results may.
+      zstd_up: whether frames of contributions may be compressed.
+      zstd_down: whether frames of results may be.
     """
 
     size: FragmentSize
@@ -96,7 +96,7 @@ class ChunkLayout:
 
     @classmethod
     def of(cls, plan: Plan, size: FragmentSize) -> ChunkLayout:
-        """Lay the fragment out.
+        """Cut a fragment of this size as the plan says.
 
         Raises:
           RemoteProtocolError: the plan does not fit the fragment, or chunks do not fit a frame.
@@ -133,7 +133,7 @@ class ChunkLayout:
         return cls(size, up, down, tuple(cuts), up_at, down_at, zstd_up, zstd_down)
 
     def objection(self, kind: FrameKind, index: int, payload_bytes: int) -> str | None:
-        """What is wrong with the length of a frame of ours, as the end of a sentence."""
+        """Return what is wrong with a frame's length, as text that completes "peer X ..."."""
         cut = self.cuts[index]
         is_up = kind is FrameKind.CONTRIBUTION
         codec = self.codec_up if is_up else self.codec_down
@@ -147,7 +147,7 @@ class ChunkLayout:
 
 
 def _owners(plan: Plan, size: FragmentSize) -> list[str]:
-    """The owner of each chunk; the total is checked before anything is expanded."""
+    """Return the owner of each chunk. The total is checked before the runs are expanded."""
     chunk_count = -(-size.value_count // plan.chunk_elements) + (size.counter_count > 0)
     if chunk_count > CHUNKS_MAX:
         raise RemoteProtocolError(f"the plan cuts a fragment into {chunk_count} chunks")
@@ -173,10 +173,10 @@ class MeanFactors:
     def of(
         cls, contributors: Sequence[Contributor], present: Sequence[bool] | None = None
     ) -> MeanFactors:
-        """Those of the contributors that are ``present``; None: of all.
+        """Compute the factors of the contributors that are ``present``, or of all if that is None.
 
         Raises:
-          RemoteProtocolError: nobody contributes, or nobody has any weight.
+          RemoteProtocolError: there is no contributor, or none has any weight.
         """
         heaviest = max((c.weight for c in contributors), default=0)
         if heaviest == 0:
@@ -201,14 +201,14 @@ class MeanFactors:
 
 @frozen
 class SumTerm:
-    """One of the things that a chunk's sum is made of.
+    """One term of a chunk's sum: a contribution, or a site's sum.
 
     Attributes:
-      peer: who is to blame for it.
-      data: as it came.
+      peer: its sender, to blame if it cannot be added.
+      data: the encoding as it came.
       factor: what its values are multiplied by.
       codec, zstd: how it is encoded, and whether it may be compressed.
-      is_sum: of several contributors', by their leader; else it is the peer's own.
+      is_sum: a site's sum, made by its leader; else the peer's own contribution.
     """
 
     peer: str
@@ -220,12 +220,12 @@ class SumTerm:
 
 
 class Observer(Protocol):
-    """Who wants to see the values that are added up; see ``norm_report``."""
+    """A reader of the values that are added up; see ``norm_report``."""
 
     def take(self, peer: str, start: int, values: Values) -> None:
-        """Some of a peer's values as they came, from this place in the chunk on.
+        """Read some of a peer's decoded values, which begin at this place in the chunk.
 
-        Called where numpy does not warn of what is not finite.
+        Called where numpy does not warn of values that are not finite.
         """
         ...
 
@@ -241,16 +241,16 @@ def reduce_values(
     """Add up one chunk of ``n`` values, in order, divide and encode the sum.
 
     Args:
-      observer: sees the values of every term that is no sum.
+      observer: reads the values of every term that is no sum.
       out: shape ``(n,)``; becomes the *decoded encoded* result, as at every receiver.
       encoded_out: becomes the encoded result; may be the memory of ``out`` if ``codec`` is verbatim.
 
     Returns:
-      How many bytes of ``encoded_out`` that is.
+      The length of the encoded result in bytes.
 
     Raises:
-      BadContributionError: a term that is not finite or not an encoding; or one that is finite but
-        so large that the result cannot be expressed (the largest one is named).
+      BadContributionError: a term that is not finite or not an encoding; or the terms are finite but
+        so large that the result cannot be expressed (the sender of the largest one is named).
     """
     if all(t.codec.verbatim and len(t.data) == t.codec.encoded_bytes(out.size) for t in terms):
         finite = _add_verbatim(terms, divisor, out, observer)
@@ -262,10 +262,10 @@ def reduce_values(
 def encode_result(
     terms: Sequence[SumTerm], finite: bool, codec: Codec, out: Values, encoded_out: memoryview
 ) -> int:
-    """Encode what was made of these terms; otherwise as ``reduce_values``.
+    """Encode the result of these terms; arguments, return value and errors as of ``reduce_values``.
 
     Args:
-      finite: whether all of ``out`` is.
+      finite: whether all of ``out`` is finite.
     """
     try:
         if not finite:
@@ -289,10 +289,13 @@ def encode_result(
 def _add_verbatim(
     terms: Sequence[SumTerm], divisor: np.float32, out: Values, observer: Observer | None
 ) -> bool:
-    """The sum of terms that are float32 in memory, divided; False if it is not finite.
+    """Write the sum of terms that are float32 in memory, divided, to ``out``.
 
-    Terms are not checked by themselves: whatever is not finite stays so in a sum, and when it is
-    multiplied or divided by what is finite.
+    Terms are not checked one by one: a value that is not finite stays so in a sum, and when it is
+    multiplied or divided by a finite number.
+
+    Returns:
+      Whether all of ``out`` is finite.
     """
     inputs = [(np.frombuffer(term.data, np.float32), term) for term in terms]
     scratch = np.empty(min(BLOCK_VALUES, out.size), np.float32)
@@ -323,7 +326,7 @@ def _add_verbatim(
 def _add_decoded(
     terms: Sequence[SumTerm], divisor: np.float32, out: Values, observer: Observer | None
 ) -> bool:
-    """The sum of terms that must be decoded, divided; False if it is not finite."""
+    """Write the sum of terms that must be decoded, divided; returns whether it is finite."""
     scratch = np.empty_like(out)
     with np.errstate(over="ignore", invalid="ignore"):  # what came out is checked
         for position, term in enumerate(terms):
@@ -341,7 +344,7 @@ def _add_decoded(
 
 
 def reduce_counters(contributions: Sequence[memoryview], out: Counters) -> None:
-    """The elementwise maximum of the contributions, little-endian int64."""
+    """Write the elementwise maximum of the contributions, little-endian int64, to ``out``."""
     for position, data in enumerate(contributions):
         counters = np.frombuffer(data, "<i8")
         if position == 0:
@@ -351,18 +354,18 @@ def reduce_counters(contributions: Sequence[memoryview], out: Counters) -> None:
 
 
 def decode_checked(codec: Codec, zstd: bool, data: memoryview, out: Values, peer: str) -> None:
-    """Decode what ``peer`` sent.
+    """Decode an encoding that ``peer`` sent.
 
     Args:
-      zstd: whether it may be compressed; it is, if it is too short.
+      zstd: whether ``data`` may be compressed; it is, if it is shorter than an encoding.
 
     Raises:
-      BadContributionError: it is not an encoding, or not finite.
+      BadContributionError: ``data`` is not an encoding, or not finite.
     """
     try:
         wanted_bytes = codec.encoded_bytes(out.size)
-        squeezed = zstd and len(data) < wanted_bytes
-        codec.decode(expand(data, wanted_bytes) if squeezed else data, out)
+        compressed = zstd and len(data) < wanted_bytes
+        codec.decode(expand(data, wanted_bytes) if compressed else data, out)
     except ValueError as error:
         raise BadContributionError(peer, str(error)) from error
     if not np.isfinite(out).all():

@@ -1,8 +1,8 @@
-"""What a reduction whose contributions are sealed keeps, until its round is over.
+"""The data that a node keeps for audits of a round with sealed contributions, until its end.
 
-At an owner: all that it added up, as it came. Of a fragment that is one encoding in all, beside the
-encoded result that every receiver holds anyway. At everybody: which result it holds, so that it can
-say whether what an owner shows makes that.
+An owner keeps all that it added up, as it came. That is as large as one encoding of the fragment,
+beside the encoded result that every receiver holds anyway. Every receiver keeps the digests of its
+result, with which it checks whether the contributions that an owner shows make that result.
 """
 
 from __future__ import annotations
@@ -10,101 +10,77 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from ..protocol.errors import RemoteProtocolError
-from ..protocol.messages import Plan, Reduce
 from ..protocol.network.lane import Buffer
 from ..protocol.trust.notary import SEAL_BYTES, Notary
-from .arithmetic import ChunkLayout
-from .chunk_tracker import ChunkTracker
-from .encoded_input import EncodedInput
 from .evidence import ChunkEvidence, present_in, sealed, statement_of_sum, write_proof
-from .result import RoundResult
+from .reduction_context import ReductionContext
 
-SHOWN_MIN = (
-    8  # chunks that one peer is shown in a round, whatever the chance is that they are drawn
-)
-SHOWN_TIMES = 4  # as many as that chance makes of ours
+# A peer may be shown this many chunks in a round, however few of ours are likely to be audited,
+SHOWN_MIN = 8
+# or this many times the number that is likely.
+SHOWN_TIMES = 4
 
 
 class AuditLog:
-    """See the top of this file.
+    """The chunks that this node can show in an audit, and can ask other owners to show.
 
     Args:
-      encoded_input: ours, encoded in all chunks that we made; None: we give none.
+      notary: signs for this node.
 
     Attributes:
-      notary: signs for us.
-      proofs: of what we call wrong, by chunk.
+      proofs: by chunk, what proves that its owner made it wrong.
     """
 
-    def __init__(
-        self,
-        order: Reduce,
-        layout: ChunkLayout,
-        notary: Notary,
-        tracker: ChunkTracker,
-        result: RoundResult,
-        me: str,
-        encoded_input: EncodedInput | None,
-    ) -> None:
+    def __init__(self, context: ReductionContext, notary: Notary) -> None:
         self.notary = notary
-        self._shown: Counter[str] = Counter()  # chunks, by peer
-        self._own_count = sum(cut.owner == me for cut in layout.cuts)
         self.proofs: dict[int, bytes] = {}
-        self._order = order
-        self._layout = layout
-        self._tracker = tracker
-        self._result = result
-        self._me = me
-        self._encoded_input = encoded_input
+        self._context = context
+        self._shown: Counter[str] = Counter()  # chunks, by peer
+        self._own_count = sum(cut.owner == context.me for cut in context.layout.cuts)
 
     def may_see(self, peer: str, share: float) -> bool:
-        """Whether a peer may be shown one more chunk, if this share of all is audited.
+        """Return whether a peer may be shown one more chunk, if this share of all is audited.
 
-        We do not know what the master has drawn; who asks for much more wants our line busy.
+        Only the master knows which chunks were drawn. A peer that asks for many more than are likely
+        to be drawn only keeps this node's line busy.
         """
         self._shown[peer] += 1
         return self._shown[peer] <= SHOWN_MIN + SHOWN_TIMES * share * self._own_count
 
     def show(self, index: int) -> list[Buffer] | None:
-        """What we added to a chunk, each with its seal, then ours; None: we did not make it."""
-        if index >= len(self._layout.cuts) or not self._tracker.has_added(index):
+        """Return what this node added to a chunk, each with its seal, then this node's own seal.
+
+        Returns:
+          None if this node did not make the chunk.
+        """
+        context = self._context
+        if index >= len(context.layout.cuts) or not context.tracker.has_added(index):
             return None
-        pieces: dict[str, Buffer] = {**self._tracker.contributions(index)}
-        if self._encoded_input is not None:
-            own = self._encoded_input.chunk(index)
-            pieces[self._me] = sealed(self.notary, self._order, index, own)
-        shown = [pieces[c.peer] for c in self._order.contributors if c.peer in pieces]
-        return [*shown, self.notary.seal(statement_of_sum(self._order, index, shown))]
+        pieces: dict[str, Buffer] = {**context.tracker.contributions(index)}
+        if context.encoded_input is not None:
+            own = context.encoded_input.chunk(index)
+            pieces[context.me] = sealed(self.notary, context.order, index, own)
+        shown = [pieces[peer] for peer in context.contributors if peer in pieces]
+        return [*shown, self.notary.seal(statement_of_sum(context.order, index, shown))]
 
     def evidence(self, index: int) -> ChunkEvidence | None:
-        """A chunk that somebody else made, as it is in our result, which is whole; None: no such."""
-        owner = self._tracker.part(index).parent if index < len(self._layout.cuts) else None
+        """Return what this node holds of a chunk that another peer made; the result is whole.
+
+        Returns:
+          None if there is no such chunk.
+        """
+        context = self._context
+        layout, result = context.layout, context.result
+        owner = context.tracker.role(index).parent if index < len(layout.cuts) else None
         if owner is None:
             return None
-        present = present_in(self._result.present(index), len(self._order.contributors))
-        digest = self._result.digests()[index]
-        return ChunkEvidence(self._order, self._layout, index, owner, present, digest)
+        present = present_in(result.present(index), len(context.contributors))
+        return ChunkEvidence(context.order, layout, index, owner, present, result.digests()[index])
 
     def piece_bytes_max(self, index: int) -> int:
-        """How long a contribution to a chunk can be, with its seal."""
-        return self._layout.cuts[index].up_bytes + SEAL_BYTES
+        """Return how long a contribution to a chunk can be, with its seal."""
+        return self._context.layout.cuts[index].up_bytes + SEAL_BYTES
 
     def prove(self, index: int, shown: Sequence[memoryview]) -> None:
-        """Keep what shows that a chunk of our result, which is whole, is wrong."""
-        self.proofs[index] = write_proof(self._result.digests(), shown)
-
-
-def notary_for(plan: Plan, notary: Notary | None) -> Notary | None:
-    """The one that a plan needs; None: it wants no seals.
-
-    Raises:
-      RemoteProtocolError: it wants what cannot be.
-    """
-    if not plan.sealed:
-        return None
-    if plan.sites:
-        raise RemoteProtocolError("the plan wants seals in a tree, whose sums have none")
-    if notary is None:
-        raise RemoteProtocolError("the plan wants seals, and this node makes none")
-    return notary
+        """Store the proof that a chunk is wrong, of what its owner showed; the result is whole."""
+        self.proofs[index] = write_proof(self._context.result.digests(), shown)

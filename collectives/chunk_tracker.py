@@ -1,17 +1,17 @@
-"""What a reduction waits for, chunk by chunk, and from whom it accepts what.
+"""The state of each chunk of a reduction: which frames it waits for, and from which peers.
 
-Frames change these books from the lanes' threads, orders of the master from the event loop. One lock
-guards them; it is held for some microseconds, never while something is computed, and no other lock
-but a buffer pool's is taken under it.
+Frames change this state from lanes' threads, the master's orders from the event loop. One lock guards
+it. It is held for some microseconds, never during a computation, and no other lock but a buffer
+pool's is taken under it.
 
-    a chunk that we own       missing contributions arrive -> begun (all that can come is here) -> held
-    one that our site's       the same, then what was added up goes to the owner, whose result
-      leader, us, gathers       arrives -> held
-    any other                 its result arrives -> held
+    a chunk that we own             contributions arrive -> begun (none is missing) -> held
+    a chunk that we gather for      contributions arrive -> begun -> our site's sum goes to the owner
+      our site, as its leader         -> the owner's result arrives -> held
+    any other chunk                 its result arrives -> held
 
-A chunk is begun once, and a result that is held stays what it is. When peers are shut out, chunks
-stop waiting for them; when an owner is, somebody else takes its chunks over, under the number of a
-later attempt, so that what the former owner sent cannot be taken for the new one's.
+A chunk is begun once, and a result that is held never changes. When peers are shut out, chunks stop
+waiting for them. When an owner is shut out, another peer takes its chunks over under the number of a
+later attempt, so that the former owner's frames cannot be taken for the new owner's.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .result import RoundResult
 
 
 class FrameDuty(enum.Enum):
-    """What has to be done about a frame that was delivered."""
+    """The work that a delivered frame asks for."""
 
     NOTHING = enum.auto()
     ADD_UP = enum.auto()  # it was the last contribution that its chunk lacked
@@ -42,10 +42,10 @@ class FrameDuty(enum.Enum):
 
 
 class UnwantedFrameError(Exception):
-    """A frame that its sender should not have sent; the text is the end of a sentence about it.
+    """A frame that its sender should not have sent; the text completes "peer X ...".
 
     Attributes:
-      owing: whether the sender still owes us frames, so that we cannot go on without it.
+      owing: the sender still owes us frames, so the reduction cannot go on without it.
     """
 
     def __init__(self, reason: str, owing: bool) -> None:
@@ -55,26 +55,26 @@ class UnwantedFrameError(Exception):
 
 @define(eq=False)
 class _Chunk:
-    part: ChunkRole  # ours
-    since: int  # the attempt that made it that
-    missing: set[str]  # whose contributions it waits for; never our own
+    role: ChunkRole  # this node's
+    since: int  # the attempt that assigned this role
+    missing: set[str]  # peers whose contributions it waits for; never this node
     arrived: dict[str, memoryview] = field(factory=dict)
     begun: bool = False
     held: bool = False
 
 
 class ChunkTracker:
-    """See the top of this file.
+    """The chunks of one reduction on one node. Thread-safe.
 
     Args:
-      layout: of what crosses sites and of results.
+      layout: of what crosses sites, and of results.
       inner: of contributions within our site.
-      contributes: whether we do.
+      contributes: whether this node contributes.
       attempt: of the order.
-      result: where results go.
-      buffers: where memory for contributions comes from.
-      seal_bytes: behind each contribution. If there are seals, contributions are kept when they are
-        added up, for who asks what they were: of a fragment, one encoding in all.
+      result: memory for results.
+      buffers: memory for contributions.
+      seal_bytes: length of the seal behind each contribution. If there are seals, contributions are
+        kept for audits after they are added up: together as large as one encoding of the fragment.
     """
 
     def __init__(
@@ -105,11 +105,11 @@ class ChunkTracker:
         )
         self._lock = threading.Lock()  # guards all that follows
         self._shut: set[str] = set()
-        parts = [tree.part(index) for index in range(len(layout.cuts))]
-        self._chunks = [_Chunk(part, attempt, set(part.givers)) for part in parts]
-        self._makers = [part.parent or me for part in parts]
+        roles = [tree.role(index) for index in range(len(layout.cuts))]
+        self._chunks = [_Chunk(role, attempt, set(role.givers)) for role in roles]
+        self._makers = [role.parent or me for role in roles]
         self._placed: dict[tuple[int, str], memoryview] = {}  # by chunk and sender
-        # For contributions; used chunk after chunk, since all rooms but the last are equally long.
+        # For contributions. All chunks but the last are equally long, so buffers are used again.
         self._spare: list[memoryview] = []
         self._lent: dict[tuple[int, str], memoryview] = {}  # by chunk and contributor
         self._owed = self._count_owed()
@@ -117,7 +117,10 @@ class ChunkTracker:
     # ------------------------------------------------------------ frames
 
     def place(self, peer: str, header: FrameHeader) -> memoryview | None:
-        """Where a frame's payload goes; None: nowhere. What is wrong goes where nobody reads it."""
+        """Return memory for a frame's payload, or None to drop it.
+
+        The payload of a wrong frame gets memory that is never read: its header is not authentic yet.
+        """
         with self._lock:
             if peer in self._shut or self._is_repeated(peer, header):
                 return None
@@ -133,13 +136,13 @@ class ChunkTracker:
     def deliver(
         self, peer: str, header: FrameHeader, payload: memoryview
     ) -> tuple[FrameDuty, bool]:
-        """The payload is whole and authentic now, so its sender can be named.
+        """Record a frame whose payload is whole and authentic, so that its sender can be named.
 
         Returns:
-          What is to be done now, and whether this was the last frame that the peer owed.
+          The work to do now, and whether this was the last frame that the peer owed.
 
         Raises:
-          UnwantedFrameError: it should not have been sent.
+          UnwantedFrameError: the frame should not have been sent.
         """
         index = header.index
         with self._lock:
@@ -164,25 +167,25 @@ class ChunkTracker:
             return duty, paid
 
     def abandon(self, peer: str, header: FrameHeader, view: memoryview) -> None:
-        """The lane broke before the payload was whole; the frame may come again over another."""
+        """Free a frame's memory: its lane broke. The frame may come again over another lane."""
         with self._lock:
             if self._placed.get((header.index, peer)) is view:
                 del self._placed[header.index, peer]
                 self._take_back(header.index, peer)
 
     def _is_repeated(self, peer: str, header: FrameHeader) -> bool:
-        """Whether somebody spreads to us, after a repair, what we have already."""
+        """Return whether a peer spreads to us, after a repair, a result that we already hold."""
         if header.kind is FrameKind.CONTRIBUTION or header.index >= len(self._chunks):
             return False
         chunk = self._chunks[header.index]
         return (
             chunk.held
-            and chunk.part.parent == peer
+            and chunk.role.parent == peer
             and header.attempt == chunk.since > self._first_attempt
         )
 
     def _objection(self, peer: str, header: FrameHeader) -> str | None:
-        """What is wrong with a frame, as the end of a sentence about its sender."""
+        """Return what is wrong with a frame, as text that completes "peer X ..."."""
         index = header.index
         if header.transfer != self._fragment:
             return f"sent a chunk of fragment {header.transfer}"
@@ -190,13 +193,13 @@ class ChunkTracker:
             return f"sent chunk {index}, which does not exist"
         chunk = self._chunks[index]
         if header.kind is FrameKind.CONTRIBUTION:
-            if peer not in chunk.part.givers:
-                return f"sent a contribution to chunk {index} that nobody asked it for"
+            if peer not in chunk.role.givers:
+                return f"sent a contribution to chunk {index} that it does not owe"
             twice = peer not in chunk.missing
             layout = self._inner if self._tree.is_near(peer) else self._layout
             length = layout.objection(header.kind, index, header.payload_bytes - self._seal_bytes)
         else:
-            if chunk.part.parent != peer:
+            if chunk.role.parent != peer:
                 return f"sent a result for chunk {index}, which is not its to send"
             twice = chunk.held
             length = self._result.objection(header.kind, index, header.payload_bytes)
@@ -211,28 +214,28 @@ class ChunkTracker:
     # ------------------------------------------------------------ chunks that we add up
 
     def begin_complete(self, indices: Iterable[int]) -> list[int]:
-        """Those of the chunks that we add up and that lack nothing; they count as begun now."""
+        """Begin those of the chunks that this node adds up and that lack nothing, and return them."""
         with self._lock:
             return [index for index in indices if self._begin(self._chunks[index])]
 
     def _begin(self, chunk: _Chunk) -> bool:
-        if not chunk.part.gathers or chunk.missing or chunk.begun or chunk.held:
+        if not chunk.role.gathers or chunk.missing or chunk.begun or chunk.held:
             return False
         if not chunk.arrived and not self._contributes:
-            return False  # nobody who contributed is left
+            return False  # no contributor is left
         chunk.begun = True
         return True
 
     def contributions(self, index: int) -> dict[str, memoryview]:
-        """Others' contributions to a chunk that is begun, by peer; with their seals."""
+        """Return the other peers' contributions to a chunk that is begun, by peer, with their seals."""
         with self._lock:
             return dict(self._chunks[index].arrived)
 
     def added_up(self, index: int) -> None:
-        """A chunk that was begun is added up; its contributions are not needed any more."""
+        """Record that a begun chunk is added up, and free its contributions unless they are sealed."""
         with self._lock:
             chunk = self._chunks[index]
-            chunk.held = chunk.part.parent is None
+            chunk.held = chunk.role.parent is None
             if self._seal_bytes:
                 return
             for peer in chunk.arrived:
@@ -240,7 +243,7 @@ class ChunkTracker:
             chunk.arrived.clear()
 
     def has_added(self, index: int) -> bool:
-        """Whether the chunk's result was made here, of contributions that are kept."""
+        """Return whether the chunk's result was made here, of contributions that are kept."""
         with self._lock:
             chunk = self._chunks[index]
             return bool(self._seal_bytes) and chunk.begun and chunk.held
@@ -263,7 +266,7 @@ class ChunkTracker:
         What has fully arrived of their contributions stays in.
 
         Returns:
-          Chunks that lack nothing any more; they count as begun.
+          The chunks that lack nothing any more; they count as begun.
         """
         with self._lock:
             new = set(peers) - self._shut - {self._me}
@@ -271,7 +274,7 @@ class ChunkTracker:
             for peer in new:
                 self._owed.pop(peer, None)
             for index, peer in [key for key in self._placed if key[1] in new]:
-                # A lane may still write there: nobody else may use that memory.
+                # A lane may still write there, so that memory must not be used again.
                 del self._placed[index, peer]
                 if self._lent.pop((index, peer), None) is None:
                     self._result.move(index)
@@ -284,14 +287,11 @@ class ChunkTracker:
             return complete
 
     def take_over(self, assignment: Assignment, attempt: int) -> range:
-        """Chunks of a lost owner get another one.
-
-        Returns:
-          Which chunks these are.
+        """Give chunks of a lost owner to another owner, and return these chunks.
 
         Raises:
-          RemoteProtocolError: there are no such chunks; or they are to be made again, and one of
-            them is held here already.
+          RemoteProtocolError: there are no such chunks; their owner is not lost; or they are to be
+            made again, and one of them is held here already.
         """
         chunks = range(assignment.first_chunk, assignment.first_chunk + assignment.chunk_count)
         if chunks.stop > len(self._chunks):
@@ -299,14 +299,16 @@ class ChunkTracker:
         with self._lock:
             for index in chunks:
                 chunk = self._chunks[index]
-                if chunk.part.parent not in self._shut:
+                if chunk.role.parent not in self._shut:
                     raise RemoteProtocolError("a repair of chunks whose owner is not lost")
                 if assignment.anew and chunk.held:
-                    raise RemoteProtocolError(f"chunk {index} is made again, but we hold it")
-                chunk.part, chunk.since = self._tree.star(assignment.owner), attempt
+                    raise RemoteProtocolError(
+                        f"chunk {index} is made again, but its result is held here"
+                    )
+                chunk.role, chunk.since = self._tree.star(assignment.owner), attempt
                 if assignment.anew:
                     self._makers[index] = assignment.owner
-                    chunk.missing = set(chunk.part.givers) - self._shut
+                    chunk.missing = set(chunk.role.givers) - self._shut
             self._owed = self._count_owed()
         return chunks
 
@@ -314,49 +316,49 @@ class ChunkTracker:
         with self._lock:
             return peer in self._shut
 
-    # ------------------------------------------------------------ what there is
+    # ------------------------------------------------------------ state
 
     def attempt_of(self, index: int) -> int:
-        """The attempt under which a chunk's frames are sent."""
+        """Return the attempt under which a chunk's frames are sent."""
         return self._chunks[index].since
 
     def unheld(self) -> list[tuple[int, ChunkRole]]:
-        """The chunks that are not held here, in order, and our part in them."""
+        """Return the chunks whose results are not held here, in order, with this node's roles."""
         with self._lock:
-            return [(i, chunk.part) for i, chunk in enumerate(self._chunks) if not chunk.held]
+            return [(i, chunk.role) for i, chunk in enumerate(self._chunks) if not chunk.held]
 
-    def part(self, index: int) -> ChunkRole:
-        """Our part in a chunk, as it is now."""
-        return self._chunks[index].part
+    def role(self, index: int) -> ChunkRole:
+        """Return this node's present role in a chunk."""
+        return self._chunks[index].role
 
     def owing(self) -> list[str]:
-        """Peers that owe us frames."""
+        """Return the peers that owe this node frames."""
         with self._lock:
             return list(self._owed)
 
     def lacking(self) -> tuple[list[str], list[str]]:
-        """Whose contributions our own chunks lack, and who owes us results; sorted.
+        """Return the peers whose contributions this node lacks, and those that owe it results; sorted.
 
-        Of our chunks the first one that lacks anything counts: contributors send so far ahead of the results
-        only, and what comes after it waits for the same ones.
+        Of this node's chunks only the first one that lacks anything counts: contributors send only a
+        few chunks ahead of the results, so the chunks after it wait for the same peers.
         """
         contributors: set[str] = set()
         owners: set[str] = set()
         with self._lock:
             for chunk in self._chunks:
-                if chunk.part.gathers and not contributors:
+                if chunk.role.gathers and not contributors:
                     contributors = set(chunk.missing)
-                if not chunk.held and chunk.part.parent is not None:
-                    owners.add(chunk.part.parent)
+                if not chunk.held and chunk.role.parent is not None:
+                    owners.add(chunk.role.parent)
         return sorted(contributors), sorted(owners)
 
     def makers(self) -> list[str]:
-        """By chunk: who adds it up, or did; that may be us. Somebody else may spread it since."""
+        """Return for each chunk the peer that adds it up or did, even if another peer spreads it now."""
         with self._lock:
             return list(self._makers)
 
     def held(self) -> bytes:
-        """A bit for each chunk, the first one lowest: whether its result is here."""
+        """Return a bit for each chunk, the first one lowest: whether its result is here."""
         with self._lock:
             bits = np.array([chunk.held for chunk in self._chunks], np.bool_)
         return np.packbits(bits, bitorder="little").tobytes()
@@ -365,7 +367,7 @@ class ChunkTracker:
         owed: Counter[str] = Counter()
         for chunk in self._chunks:
             owed.update(chunk.missing)
-            parent = chunk.part.parent
+            parent = chunk.role.parent
             if parent is not None and not chunk.held and parent not in self._shut:
                 owed[parent] += 1
         return dict(owed)

@@ -1,13 +1,13 @@
-"""What an owner makes of a chunk's contributions: their mean, or a robust rule's result.
+"""The result of a chunk's contributions: their mean, or a robust rule's result.
 
-``combine_chunk`` is all that an owner does to a chunk's numbers, and a pure function: of the encoded
-contributions, of the order that names who contributes with what weight and clip factor, and of the
-plan. So whoever has the same contributions gets the same bytes, on any machine, in whatever order
-they came. ``combined`` is the same for who is not the owner and wants to compare.
+``combine_chunk`` is all that an owner does to a chunk's numbers. It is a pure function of the encoded
+contributions, of the order (contributors, weights, clip factors) and of the plan. So every peer that
+has the same contributions gets the same bytes, on any machine, in whatever order they came. Auditors
+call ``combined``, which does the same without an owner's buffers.
 
     mean          sum of c_i s_i x_i over sum of c_i; see ``arithmetic``
     trimmed:A     without the share A of the values at each end, coordinate by coordinate; see ``robust_rules``
-    clipped:R     who is farther away than R times the median distance counts less; see ``robust_rules``
+    clipped:R     a contribution farther away than R times the median distance counts less; see ``robust_rules``
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ AMOUNTS = {TRIMMED: 0.25, CLIPPED: 1.0}  # where the plan names none
 
 @frozen
 class Rule:
-    """How contributions become a result.
+    """A rule that makes a result of contributions.
 
     Attributes:
-      amount: ``A`` or ``R`` of the table at the top of this file; of a mean, nothing.
+      amount: ``A`` or ``R`` of the table at the top of this file; 0 for a mean.
     """
 
     kind: str = MEAN
@@ -51,7 +51,11 @@ class Rule:
 
     @classmethod
     def of(cls, plan: Plan, contributors: Sequence[Contributor] = ()) -> Rule:
-        """Raises RemoteProtocolError: there is no such rule, or not for a tree or such weights."""
+        """Parse a plan's rule.
+
+        Raises:
+          RemoteProtocolError: there is no such rule, or not for a tree or for these weights.
+        """
         kind, _, text = plan.combine.partition(":")
         if plan.combine == MEAN:
             return cls()
@@ -78,21 +82,21 @@ def combine_chunk(
     encoded_out: memoryview,
     observer: Observer | None = None,
 ) -> int:
-    """The result of one chunk of ``n`` values that is gathered as a star.
+    """Make the result of one chunk of ``n`` values that all contributors send to its owner.
 
     Args:
       contributors: of the order, in its order.
-      encoded: contributions by peer, as they came; whoever is missing is left out of this chunk.
+      encoded: contributions by peer, as they came; a missing contributor is left out of this chunk.
       out: shape ``(n,)``; becomes the *decoded encoded* result, as at every receiver.
       encoded_out: becomes the encoded result; may be the memory of ``out`` if the codec is verbatim.
-      observer: sees every contribution's values; changes nothing.
+      observer: reads every contribution's values.
 
     Returns:
-      How many bytes of ``encoded_out`` that is.
+      The length of the encoded result in bytes.
 
     Raises:
       BadContributionError: as ``reduce_values``.
-      RemoteProtocolError: the order's weights make no mean.
+      RemoteProtocolError: the order's weights have no mean.
     """
     present = [each.peer in encoded for each in contributors]
     factors = MeanFactors.of(contributors, None if all(present) else present)
@@ -124,9 +128,9 @@ def combined(
     index: int,
     rule: Rule,
 ) -> bytes:
-    """The encoded result that an honest owner of a chunk, of values or of counters, has.
+    """Return the encoded result that an honest owner makes of a chunk, of values or of counters.
 
-    What its frame carries before it is compressed; see ``combine_chunk``.
+    It is what a result's frame carries before it is compressed; see ``combine_chunk``.
     """
     cut = layout.cuts[index]
     if cut.is_counters:
@@ -140,7 +144,7 @@ def combined(
 
 
 def _row(term: SumTerm, scale: float, count: int, observer: Observer | None) -> Values:
-    """A contribution's values times its clip factor."""
+    """Return a contribution's values times its clip factor."""
     values = np.empty(count, np.float32)
     decode_checked(term.codec, term.zstd, term.data, values, term.peer)
     if observer is not None:

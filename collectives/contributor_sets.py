@@ -1,7 +1,7 @@
-"""Which contributors are in which chunks of a result: the manifest of a round that lost somebody.
+"""Sets of the contributors that are in a chunk, and the manifest: the sets of all chunks of a result.
 
 A set of contributors is one bit each, in the order's order, the first one lowest, in as few bytes as
-hold them all. Where nobody is missing there is no manifest.
+hold them all. A result in which no contributor is missing has no manifest.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from ..protocol.network.lane import Buffer
 
 
 def set_bytes(contributor_count: int) -> int:
-    """Length of a packed set."""
+    """Return the length of a packed set."""
     return (contributor_count + 7) // 8
 
 
 def pack_set(present: Sequence[bool]) -> bytes:
-    """A set of contributors as it follows a chunk's mean on the wire."""
+    """Pack a set of contributors as it follows a chunk's mean on the wire."""
     return np.packbits(np.array(present, np.bool_), bitorder="little").tobytes()
 
 
 def unpack_set(data: Buffer, contributor_count: int) -> list[bool]:
-    """The inverse.
+    """Unpack a set of contributors from the wire.
 
     Raises:
-      ValueError: nobody is in it, everybody is (then it is not sent), or somebody who does not exist.
+      ValueError: the set is empty, full (then it is not sent), or has bits beyond the contributors.
     """
     bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
     within = bits[:contributor_count]
@@ -40,7 +40,7 @@ def unpack_set(data: Buffer, contributor_count: int) -> list[bool]:
 
 
 def manifest_of(sets: Sequence[bytes], full: bytes) -> tuple[ContributorRun, ...]:
-    """The chunks' packed sets as runs; empty if they are all ``full``."""
+    """Return the chunks' packed sets as runs; empty if they are all ``full``."""
     if all(packed == full for packed in sets):
         return ()
     return tuple(ContributorRun(packed, len(list(run))) for packed, run in itertools.groupby(sets))
@@ -49,13 +49,16 @@ def manifest_of(sets: Sequence[bytes], full: bytes) -> tuple[ContributorRun, ...
 def sets_of(
     manifest: Sequence[ContributorRun], chunk_count: int, contributor_count: int
 ) -> list[bytes]:
-    """The inverse: every chunk's packed set."""
+    """Return every chunk's packed set."""
     full = pack_set([True] * contributor_count)
     runs = manifest or (ContributorRun(full, chunk_count),)
     return [run.contributors for run in runs for _chunk in range(run.chunk_count)]
 
 
 def digest_of(digests: Sequence[bytes], sets: Sequence[bytes]) -> bytes:
-    """A result's digest: BLAKE3 of all chunks' digests; if somebody is missing anywhere, of all sets
-    after them."""
+    """Return a result's digest: BLAKE3 of all chunks' digests, then of ``sets``.
+
+    Args:
+      sets: of all chunks if a contributor is missing in any; else empty.
+    """
     return blake3(b"".join([*digests, *sets])).digest()

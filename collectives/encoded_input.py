@@ -1,4 +1,4 @@
-"""What a node contributes to a round, encoded once."""
+"""A node's contribution to a round, encoded once."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from .links.buffer_pool import BufferPool
 class EncodedInput:
     """A contributor's own encoded chunks: made once, sent in every attempt of a round.
 
-    Chunks are encoded one by one, when they are first needed, by any thread. ``data`` outlives the reduction, so a
-    second attempt sends the same bytes even if the arrays that they came from have changed since,
-    for all chunks that ``complete`` covers.
+    Chunks are encoded one by one, when they are first needed, by any thread. The encoding outlives the
+    reduction: a second attempt sends the same bytes of a chunk that was encoded, even if the arrays
+    have changed since.
 
     Args:
       values: shape ``(value_count,)``, float32; read, never written.
       counters: shape ``(counter_count,)``, int64.
-      correction: of error feedback; None: the values are encoded as they are. See ``settle``.
+      correction: of error feedback; None to encode the values as they are. See ``settle``.
       values_stay: ``values`` will not change as long as this is in use; if the codec is verbatim they
-        are then sent as they lie, without a copy.
+        are then sent from where they are, without a copy.
       pool: where its memory comes from.
     """
 
@@ -52,18 +52,18 @@ class EncodedInput:
         self._values = values
         self._counters = counters
         self._done = [False] * len(self._layout.cuts)
-        # After a repair a chunk may go to its new owner while it is being encoded for the lost one.
+        # After a repair a chunk may be needed for its new owner while it is encoded for the lost one.
         self._locks = [threading.Lock() for _cut in self._layout.cuts]
         self._lengths = [cut.up_bytes for cut in self._layout.cuts]
         self._in_place = values_stay and self._layout.codec_up.verbatim
         if self._in_place or pool is None:
-            # Pages that are never written, because the values are sent as they lie, cost nothing.
+            # If values are sent from where they are, these pages are never written and cost nothing.
             self._data = np.empty(self._layout.up_bytes, np.uint8).data
         else:
             self._data = pool.take(self._layout.up_bytes)
 
     def fits(self, plan: Plan, size: FragmentSize) -> bool:
-        """Whether the bytes can be used under that plan; owners may differ, cuts may not."""
+        """Return whether the encoding can be used under a plan; owners may differ, cuts may not."""
         other = ChunkLayout.of(plan, size)
         mine = self._layout
         return (
@@ -77,7 +77,11 @@ class EncodedInput:
         return all(self._done)
 
     def encode(self, index: int) -> None:
-        """Encode one chunk unless it is done already; raises ValueError as the codec does."""
+        """Encode one chunk unless it is encoded already.
+
+        Raises:
+          ValueError: as the codec.
+        """
         with self._locks[index]:
             if not self._done[index]:
                 self._encode(index)
@@ -96,7 +100,7 @@ class EncodedInput:
                 self._lengths[index] = self._correction.encode(codec, cut.values, values, out)
 
     def chunk(self, index: int) -> memoryview:
-        """The encoded bytes of a chunk that is encoded."""
+        """Return the bytes of a chunk that is encoded."""
         if not self._done[index]:
             raise LocalProtocolError(f"chunk {index} is not encoded yet")
         cut = self._layout.cuts[index]
@@ -105,7 +109,7 @@ class EncodedInput:
         return self._data[cut.up][: self._lengths[index]]
 
     def settle(self) -> None:
-        """The round committed, and this input is in it: its residual counts from now on."""
+        """Settle the correction: the round committed with this input in it."""
         if self._correction is not None and self.complete:
             self._correction.settle()
 

@@ -1,17 +1,16 @@
-"""Whether an owner added up what it was given: who signs what, and what follows from it.
+"""Proof that a chunk owner returned a wrong sum: the statements that peers sign, and their check.
 
-    contributor --> owner        its encoded chunk, with its seal: "I gave this"
-    owner --> auditor, if asked  all that it added, each as it came, and its own seal: "I added these"
-    auditor --> master           where these do not make the owner's result: both, as a proof
+    contributor --> owner        its encoded chunk and its seal: "I gave this"
+    owner --> auditor, if asked  all contributions as they came, and its own seal: "I added these"
+    auditor --> master           both, as a proof, if they do not make the owner's result
 
 An owner takes no contribution without its contributor's seal, and signs nothing but what it added.
-So what an owner signed and what does not add up can only be the work of that owner: of the peers that
-are asked nobody has to be believed, however many of them lie. Whoever asks cannot put another
-contribution, of its own making perhaps, in the place of one: the owner has not signed that one.
+So a signed sum that is wrong can only be the work of its owner, and no peer's word is needed, however
+many peers lie. An auditor cannot replace a contribution by one of its own making: the owner has not
+signed that one.
 
-The statements are about a round's order (not about its repairs, which change no contribution).
-Nothing here does I/O; all of it but ``statement_of_gift`` and the seals themselves is done for chunks
-that are audited only.
+The statements name a round's order (not its repairs, which change no contribution). Nothing here does
+I/O. ``sealed`` and ``is_sealed`` are called for each contribution, the rest for audited chunks only.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _LENGTH = struct.Struct(">I")
 
 
 class UnsignedError(Exception):
-    """What is shown is not what its owner signed: nothing follows from it."""
+    """The contributions shown are not those that the owner signed: they prove nothing."""
 
 
 @frozen
@@ -44,7 +43,7 @@ class ChunkEvidence:
     """One chunk whose owner is asked what it added.
 
     Attributes:
-      present: by contributor of the order: whether the result has it in.
+      present: for each contributor of the order, whether it is in the result.
       digest: BLAKE3 of the chunk's encoded result, as all receivers have it.
     """
 
@@ -57,18 +56,18 @@ class ChunkEvidence:
 
     @property
     def givers(self) -> list[str]:
-        """Whose contributions are in it, in the order's order."""
+        """The peers whose contributions are in the chunk, in the order's order."""
         contributors = self.order.contributors
         return [c.peer for c, here in zip(contributors, self.present, strict=True) if here]
 
 
 def statement_of_gift(order: Reduce, index: int, payload: Buffer) -> bytes:
-    """What a contributor seals: a chunk's payload, as it travels."""
+    """Return the statement that a contributor seals: it gave this payload of a chunk."""
     return b"gave " + _where(order, index) + blake3(payload).digest()
 
 
 def statement_of_sum(order: Reduce, index: int, pieces: Sequence[Buffer]) -> bytes:
-    """What an owner seals: all that it added to a chunk, each with its seal."""
+    """Return the statement that an owner seals: it added these sealed contributions to a chunk."""
     digests = b"".join(blake3(piece).digest() for piece in pieces)
     return b"added " + _where(order, index) + blake3(digests).digest()
 
@@ -78,24 +77,27 @@ def _where(order: Reduce, index: int) -> bytes:
 
 
 def sealed(notary: Notary, order: Reduce, index: int, payload: Buffer) -> bytes:
-    """Our contribution as it travels: with our seal behind it."""
+    """Return a contribution as it is sent: the payload, then this node's seal."""
     return b"".join((payload, notary.seal(statement_of_gift(order, index, payload))))
 
 
 def is_sealed(notary: Notary, order: Reduce, index: int, peer: str, piece: memoryview) -> bool:
-    """Whether that is a contribution which this peer gave."""
+    """Return whether a sealed contribution was given by this peer."""
     statement = statement_of_gift(order, index, piece[:-SEAL_BYTES])
     return notary.holds(peer, statement, piece[-SEAL_BYTES:])
 
 
 def examine(evidence: ChunkEvidence, notary: Notary, shown: Sequence[memoryview]) -> str:
-    """What is wrong with a chunk; empty: nothing.
+    """Check a chunk against the contributions that its owner shows.
 
     Args:
       shown: contributions with their seals, in the order's order, then the owner's seal.
 
+    Returns:
+      What is wrong with the chunk; empty if nothing is.
+
     Raises:
-      UnsignedError: the owner has not signed that.
+      UnsignedError: the owner has not signed what is shown.
     """
     order, index = evidence.order, evidence.index
     pieces, seal = shown[:-1], shown[-1] if shown else b""
@@ -122,7 +124,7 @@ def examine(evidence: ChunkEvidence, notary: Notary, shown: Sequence[memoryview]
 
 
 def write_proof(digests: Sequence[bytes], shown: Sequence[memoryview]) -> bytes:
-    """What convinces who has seen none of it: all chunks' digests, and what the owner showed."""
+    """Return a proof for the master, which has no result: all chunks' digests, and what was shown."""
     parts: list[Buffer] = [_LENGTH.pack(len(digests)), *digests]
     for piece in shown:
         parts += (_LENGTH.pack(len(piece)), piece)
@@ -131,10 +133,10 @@ def write_proof(digests: Sequence[bytes], shown: Sequence[memoryview]) -> bytes:
 
 @frozen
 class WrongChunkClaim:
-    """That a chunk of a round's result is wrong, as the master has it.
+    """The claim that a chunk of a round's result is wrong, as the master has it.
 
     Attributes:
-      digest, manifest: what the round's receivers agree on.
+      digest, manifest: of the result that the round's receivers agree on.
     """
 
     order: Reduce
@@ -145,11 +147,14 @@ class WrongChunkClaim:
     manifest: tuple[ContributorRun, ...]
 
 
-def judge(claim: WrongChunkClaim, notary: Notary, proof: bytes) -> str:
-    """What is wrong with the chunk, proven; empty: nothing is.
+def check_proof(claim: WrongChunkClaim, notary: Notary, proof: bytes) -> str:
+    """Check a proof against a claim.
+
+    Returns:
+      What is proven to be wrong with the chunk; empty if nothing is.
 
     Raises:
-      UnsignedError: the proof is none, whoever made it.
+      UnsignedError: the proof proves nothing.
     """
     digests, shown = _read_proof(proof)
     sets = sets_of(claim.manifest, len(digests), len(claim.order.contributors))
@@ -170,7 +175,7 @@ def judge(claim: WrongChunkClaim, notary: Notary, proof: bytes) -> str:
 
 
 def present_in(packed: bytes, contributor_count: int) -> tuple[bool, ...]:
-    """A packed set of contributors, full ones too."""
+    """Unpack a set of contributors, which may be full."""
     bits = int.from_bytes(packed, "little")
     return tuple(bool(bits >> place & 1) for place in range(contributor_count))
 

@@ -1,4 +1,4 @@
-"""Along which way a chunk is gathered and spread: a star, or a tree of two levels.
+"""The paths on which a chunk is gathered and spread: a star, or a tree of two levels.
 
     star                                     tree: a1 and a2 are behind one line
 
@@ -6,10 +6,10 @@
     a2 ---+---> owner ---> a1, a2, b                       +---> owner ---> a2 -> a1
     b ----'                                  b ------------'                b
 
-Without sites everybody exchanges a chunk with its owner. Members of a site exchange it with the
-site's *leader* for that chunk: they give it their contributions as they are (fp32), it sends the
-owner their weighted sum as one contribution, and forwards the result verbatim. Where the owner is
-itself a member of the site, it is the leader.
+Without sites every peer exchanges a chunk with its owner. Members of a site exchange it with the
+site's *leader* for that chunk: they send the leader their contributions in fp32; the leader sends the
+owner their weighted sum as one contribution, and forwards the result verbatim. An owner that is a
+member of the site is its leader.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from attrs import frozen
 from ..protocol.errors import RemoteProtocolError
 from ..protocol.messages import Plan
 
-INNER_CODEC = "fp32"  # within a site; what a leader adds up has not been rounded before
+INNER_CODEC = "fp32"  # within a site, so that a leader adds up unrounded values
 
 
 @frozen
@@ -29,10 +29,10 @@ class ChunkRole:
     """This node's part in one chunk.
 
     Attributes:
-      parent: whom our contribution goes to and the result comes from; None: we own the chunk.
+      parent: the peer that our contribution goes to and the result comes from; None if we own it.
       gathers: whether contributions are added up here.
-      givers: who sends us contributions.
-      takers: whom we send the result, in the receivers' order.
+      givers: peers that send us contributions.
+      takers: peers that we send the result, in the receivers' order.
     """
 
     parent: str | None
@@ -42,7 +42,7 @@ class ChunkRole:
 
 
 class Tree:
-    """All chunks' ways, as one node sees them.
+    """One node's roles in all chunks.
 
     Args:
       owners: by chunk.
@@ -50,8 +50,8 @@ class Tree:
       me: a receiver.
 
     Attributes:
-      sites: each receiver's site; those who are alone are not in it.
-      leaders: everybody who leads some chunk of some site.
+      sites: the number of each receiver's site; receivers without a site are not in it.
+      leaders: all peers that lead a chunk of a site.
 
     Raises:
       RemoteProtocolError: the plan's sites contradict themselves or the order.
@@ -81,33 +81,33 @@ class Tree:
         self.leaders = frozenset(run.peer for of_site in runs for run in of_site)
         self._check(owners)
         known: dict[tuple[str, ...], ChunkRole] = {}  # there are few different ones
-        self._parts = []
+        self._roles = []
         for index, owner in enumerate(owners):
             key = (owner, *(leaders[index] for leaders in self._leaders))
             if key not in known:
-                known[key] = self._make_part(owner, key[1:])
-            self._parts.append(known[key])
+                known[key] = self._make_role(owner, key[1:])
+            self._roles.append(known[key])
 
-    def part(self, index: int) -> ChunkRole:
-        """Our part in a chunk, as planned."""
-        return self._parts[index]
+    def role(self, index: int) -> ChunkRole:
+        """Return this node's planned role in a chunk."""
+        return self._roles[index]
 
     def star(self, owner: str) -> ChunkRole:
-        """Our part in a chunk that everybody exchanges with its owner."""
+        """Return this node's role in a chunk that every peer exchanges with its owner."""
         if owner != self._me:
             return ChunkRole(owner, False, frozenset(), ())
         others = tuple(peer for peer in self._receivers if peer != self._me)
         return ChunkRole(None, True, self._contributors - {self._me}, others)
 
     def is_near(self, peer: str) -> bool:
-        """Whether a peer is in our site; we ourselves are, if there is one."""
+        """Return whether a peer is in this node's site; this node is, if it has one."""
         return self._me in self.sites and self.sites[self._me] == self.sites.get(peer)
 
     def is_alone(self, peer: str) -> bool:
-        """Whether a peer is in no site: what it sends is its own contribution, encoded."""
+        """Return whether a peer is in no site, so that it sends its own contribution, encoded."""
         return peer not in self.sites
 
-    def _make_part(self, owner: str, leaders: Sequence[str]) -> ChunkRole:
+    def _make_role(self, owner: str, leaders: Sequence[str]) -> ChunkRole:
         if not self._sites:
             return self.star(owner)
         my_site = self.sites.get(self._me)

@@ -1,8 +1,8 @@
-"""How long contributions are and which way they point, as whoever adds them up finds.
+"""Norms of contributions, and their direction along the outer momentum, measured while adding.
 
-Before a round each member says how long its update is, and the master judges it by that word. Whoever
-adds a chunk up has the values themselves; what it finds here goes to the master, which adds up what all
-of them found. Nothing of it decides a bit of the result, so it is measured by whatever is fastest.
+Before a round each member announces the norm of its update, which the master checks and clips by. The
+peers that add chunks up have the values themselves: they report these sums, and the master adds the
+reports up. They decide no bit of the result, so the fastest summation is used.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ import numpy as np
 
 from .arithmetic import Values
 
-# Of each chunk's values, so many are compared with the outer momentum: a direction needs not all.
-SAMPLE_VALUES = 2**14
-PIECE_VALUES = 2**13  # multiplied at once; BLAS brings out its threads for what is longer
-LARGEST = float(np.finfo(np.float32).max)  # that a message may carry, for whatever is larger
+SAMPLE_VALUES = 2**14  # values of each chunk that are compared with the outer momentum; enough
+PIECE_VALUES = 2**13  # multiplied at once; BLAS starts its threads for longer ones
+LARGEST = float(np.finfo(np.float32).max)  # that a message may carry; larger sums are clipped to it
 NOTHING: Values = np.empty(0, np.float32)
 
 
@@ -25,7 +24,7 @@ class NormSums:
 
     Args:
       momentum: the outer momentum of one chunk's values, or of the first of them; only read.
-      owned: whether the chunk is ours; else its owner counts its momentum.
+      owned: whether this node owns the chunk; else the owner counts the chunk's momentum.
     """
 
     def __init__(self, momentum: Values = NOTHING, *, owned: bool = True) -> None:
@@ -46,7 +45,7 @@ class NormSums:
         self._sums[peer] = square + found, sampled, along
 
     def add(self, other: NormSums) -> None:
-        """What was found of another chunk."""
+        """Add the sums of another chunk."""
         self._momentum_square += other._momentum_square
         for peer, sums in other._sums.items():
             mine = self._sums.get(peer, (0.0, 0.0, 0.0))
@@ -58,7 +57,7 @@ class NormSums:
         return min(self._momentum_square, LARGEST)
 
     def norm_sums(self, peers: Iterable[str]) -> bytes:
-        """As ``Reduced`` has it, in this order; empty if nothing was added up here."""
+        """Return the sums as ``Reduced`` has them, in this order; empty if nothing was added here."""
         if not self._sums:
             return b""
         sums = [self._sums.get(peer, (0.0, 0.0, 0.0)) for peer in peers]
@@ -68,10 +67,9 @@ class NormSums:
 
 
 def product(one: Values, other: Values) -> float:
-    """The sum of products, in float32 by pieces; not finite if they are too large.
+    """Return the sum of products, in float32 by pieces; not finite if they are too large.
 
-    Raises:
-      RuntimeWarning: they are; so callers have ``np.errstate`` around it.
+    Callers use ``np.errstate``, since numpy warns of products that are too large.
     """
     whole = one.size - one.size % PIECE_VALUES
     pieces = np.vecdot(

@@ -1,11 +1,10 @@
-"""One node's copy of a round's result, as it comes together chunk by chunk.
+"""One node's copy of a round's result, filled chunk by chunk.
 
-It owns the memory in which results arrive or are made, knows how much of a chunk's room its encoding
-takes and which contributors are in it, and keeps apart what travels (maybe compressed) from what
-counts (as encoded). Different chunks may be worked on by different threads at once.
+It owns the memory in which results arrive or are made. For each chunk it stores the encoding, its
+length, the set of its contributors, and the compressed form for sending if that is shorter.
 
 A chunk's room is a part of one block of memory. It moves to memory of its own when a peer that is
-shut out may still be writing to it (``move``), or when it arrived together with the set of its
+shut out may still be writing to it (``move``), or when the chunk arrived together with the set of its
 contributors.
 """
 
@@ -28,15 +27,15 @@ from .links.buffer_pool import BufferPool
 
 
 class RoundResult:
-    """See the top of this file.
+    """The chunks of a round's result. Several threads may work on different chunks at once.
 
     Args:
       contributor_count: of the order.
       pool: where the memory comes from.
 
     Attributes:
-      counters: shape ``(counter_count,)``, int64; right once their chunk is done.
-      condensed: the decoded values are not there now.
+      counters: shape ``(counter_count,)``, int64; valid once their chunk is done.
+      condensed: whether the decoded values are dropped, until ``unfold``.
     """
 
     def __init__(self, layout: ChunkLayout, contributor_count: int, pool: BufferPool) -> None:
@@ -46,14 +45,14 @@ class RoundResult:
         self._data = pool.take(layout.down_bytes)
         self._rooms = [self._data[cut.down] for cut in layout.cuts]
         self._moved = False  # some rooms are not parts of ``_data`` any more
-        self._lengths = [cut.down_bytes for cut in layout.cuts]  # right for chunks that are there
-        self._sets: dict[int, bytes] = {}  # of chunks that lack somebody
+        self._lengths = [cut.down_bytes for cut in layout.cuts]  # valid for chunks that are here
+        self._sets: dict[int, bytes] = {}  # packed; of chunks that lack a contributor
         self._verbatim = layout.codec_down.verbatim
         self._values = np.empty(0 if self._verbatim else layout.size.value_count, np.float32)
         self.counters: Counters = np.empty(layout.size.counter_count, np.int64)
         self.condensed = False
-        self._squeezer = FrameCompressor(layout.zstd_down)
-        self._squeezed: dict[int, Bytes] = {}
+        self._compressor = FrameCompressor(layout.zstd_down)
+        self._compressed: dict[int, Bytes] = {}
         self._digests = [b""] * len(layout.cuts)
         self._undone_count = len(layout.cuts)
         self._lock = threading.Lock()  # for the count
@@ -61,46 +60,46 @@ class RoundResult:
     # ------------------------------------------------------------ a chunk that is made here
 
     def room(self, index: int) -> memoryview:
-        """Where a chunk is encoded into; ``made`` then tells how much of it was needed."""
+        """Return the memory to encode a chunk into; ``made`` then gets the length that was needed."""
         return self._rooms[index]
 
     def values_of(self, index: int) -> Values:
-        """Where a chunk's decoded values go: its room itself, if the codec is verbatim."""
+        """Return the memory for a chunk's decoded values: its room, if the codec is verbatim."""
         if self._verbatim:
             return np.frombuffer(self._rooms[index], np.float32)
         return self._values[self._layout.cuts[index].values]
 
     def made(self, index: int, length: int, present: Sequence[bool]) -> None:
-        """The owner encoded a chunk; takes the time to compress it, if that is wanted and pays."""
+        """Record a chunk that this node encoded, and compress it if that is wanted and pays."""
         self._lengths[index] = length
         if not all(present):
             self._sets[index] = pack_set(present)
-        elif self._squeezer.pays and not self._layout.cuts[index].is_counters:
-            self._squeezed[index] = self._squeezer.squeeze(self.chunk(index))
+        elif self._compressor.pays and not self._layout.cuts[index].is_counters:
+            self._compressed[index] = self._compressor.compress(self.chunk(index))
 
     # ------------------------------------------------------------ a chunk that comes in
 
     def objection(self, kind: FrameKind, index: int, payload_bytes: int) -> str | None:
-        """What is wrong with the length of a frame, as the end of a sentence."""
+        """Return what is wrong with a frame's length, as text that completes "peer X ..."."""
         suffix_bytes = self._set_bytes if kind is FrameKind.PARTIAL else 0
         return self._layout.objection(FrameKind.RESULT, index, payload_bytes - suffix_bytes)
 
     def place(self, kind: FrameKind, index: int, payload_bytes: int) -> memoryview:
-        """Where a frame's payload goes, of a length that is not objected to."""
-        if kind is FrameKind.PARTIAL or self._is_squeezed(index, payload_bytes):
+        """Return memory for a frame's payload, whose length has no ``objection``."""
+        if kind is FrameKind.PARTIAL or self._is_compressed(index, payload_bytes):
             return memoryview(bytearray(payload_bytes))
         return self._rooms[index][:payload_bytes]
 
     def move(self, index: int) -> None:
-        """Give a chunk another room: somebody may still write to what ``place`` gave out."""
+        """Give a chunk another room: a lane may still write to the memory that ``place`` returned."""
         self._moved = True
         self._rooms[index] = np.empty(self._layout.cuts[index].down_bytes, np.uint8).data
 
     def decode(self, kind: FrameKind, index: int, payload: memoryview, owner: str) -> None:
-        """Check and decode an authentic payload that is where ``place`` said.
+        """Check and decode an authentic payload that lies in the memory that ``place`` returned.
 
         Raises:
-          BadContributionError: the owner sent what cannot be a result.
+          BadContributionError: the payload cannot be a result; names the owner.
         """
         cut = self._layout.cuts[index]
         try:
@@ -122,16 +121,16 @@ class RoundResult:
             self._sets[index] = packed
             self._rooms[index], self._lengths[index] = encoded, len(encoded)
             self._moved = True
-        elif self._is_squeezed(index, len(payload)):
+        elif self._is_compressed(index, len(payload)):
             room = self._rooms[index]
             room[:] = expand(payload, len(room))
         else:
             self._lengths[index] = len(payload)
 
-    # ------------------------------------------------------------ what is there
+    # ------------------------------------------------------------ chunks that are here
 
     def done(self, index: int) -> bool:
-        """A chunk will not change any more; hashes it while it is in the cache.
+        """Hash a chunk, which will not change any more, while it is in the cache.
 
         Returns:
           Whether all chunks are done; true at one of the calls only.
@@ -142,17 +141,17 @@ class RoundResult:
             return self._undone_count == 0
 
     def chunk(self, index: int) -> memoryview:
-        """A chunk's encoding, once it is there."""
+        """Return the encoding of a chunk that is here."""
         return self._rooms[index][: self._lengths[index]]
 
     def payload(self, index: int) -> tuple[FrameKind, Bytes]:
-        """The frame that carries a chunk: made here, or to be forwarded as it came."""
+        """Return kind and payload of the frame that carries a chunk to a receiver."""
         if index in self._sets:
             return FrameKind.PARTIAL, bytes(self.chunk(index)) + self._sets[index]
-        return FrameKind.RESULT, self._squeezed.get(index, self.chunk(index))
+        return FrameKind.RESULT, self._compressed.get(index, self.chunk(index))
 
     def values(self) -> Values:
-        """All values, shape ``(value_count,)``, read-only."""
+        """Return all values, shape ``(value_count,)``, read-only."""
         values = self._values.view()
         if self._verbatim:
             whole = b"".join(self._rooms) if self._moved else self._data
@@ -161,14 +160,18 @@ class RoundResult:
         return values
 
     def condense(self) -> bool:
-        """All chunks are there: keep only their encodings, until ``unfold``; False: it is these."""
+        """Drop the decoded values of a whole result, until ``unfold``.
+
+        Returns:
+          False if that saves no memory, because the encodings are the values.
+        """
         if not self._verbatim:
             self._values = np.empty(0, np.float32)
             self.condensed = True
         return self.condensed
 
     def unfold(self) -> None:
-        """Decode all of it again; heavy."""
+        """Decode all chunks again. Heavy."""
         layout = self._layout
         self._values = np.empty(layout.size.value_count, np.float32)
         self.condensed = False
@@ -178,18 +181,18 @@ class RoundResult:
                 decode_checked(layout.codec_down, False, self.chunk(index), values, "")
 
     def manifest(self) -> tuple[ContributorRun, ...]:
-        """Who is in which chunks; empty: all are in all."""
+        """Return which contributors are in which chunks; empty if all are in all."""
         return manifest_of(self._packed_sets(), self._full_set())
 
     def digest(self) -> bytes:
-        """BLAKE3 of all chunks' digests; if somebody is missing anywhere, of all sets after them.
+        """Return BLAKE3 of all chunks' digests, followed by all sets if a contributor is missing.
 
         A chunk's digest is BLAKE3 of its encoding (what a frame carries before it is compressed).
         """
         return digest_of(self._digests, self._packed_sets() if self._sets else ())
 
     def digest_of_chunks(self, indices: Iterable[int]) -> bytes:
-        """BLAKE3 of these chunks' digests and of who is in them; empty: one of them is not done."""
+        """Return BLAKE3 of these chunks' digests and sets; empty if one of the chunks is not done."""
         hasher = blake3()
         for index in indices:
             if not self._digests[index]:
@@ -199,11 +202,11 @@ class RoundResult:
         return hasher.digest()
 
     def digests(self) -> list[bytes]:
-        """Of the chunks, once all are done."""
+        """Return the chunks' digests, once all chunks are done."""
         return list(self._digests)
 
     def present(self, index: int) -> bytes:
-        """The packed set of who is in a chunk."""
+        """Return the packed set of a chunk's contributors."""
         return self._sets.get(index, self._full_set())
 
     def _packed_sets(self) -> list[bytes]:
@@ -213,5 +216,5 @@ class RoundResult:
     def _full_set(self) -> bytes:
         return pack_set([True] * self._contributor_count)
 
-    def _is_squeezed(self, index: int, payload_bytes: int) -> bool:
+    def _is_compressed(self, index: int, payload_bytes: int) -> bool:
         return self._layout.zstd_down and payload_bytes < self._layout.cuts[index].down_bytes

@@ -1,16 +1,16 @@
-"""Robust rules: one chunk's result of contributions of which some may be lies.
+"""Robust rules: one chunk's result of contributions of which some may be false.
 
 Pure functions of the contributions' values, with bits that depend on nothing else: neither on the
-machine nor on the order in which anything came. Elementwise float32, every operation rounded by
-itself; norms are sums of float64 squares, added in halves, never by a library's own order.
+machine nor on the order of arrival. Elementwise float32, every operation rounded by itself; norms are
+sums of float64 squares, added in halves, never in a library's own order.
 
-What a contributor says of its weight counts up to the median of the order's weights and no further,
-so that nobody buys influence by a claim: with ``m`` that median, c_i = float32(min(w_i, m) / m).
+A contributor's announced weight counts up to the median of the order's weights and no further, so
+that a claim buys no influence: with ``m`` that median, c_i = float32(min(w_i, m) / m).
 x_i are a contributor's decoded values times its clip factor s_i.
 
 **Trimmed** (Yin et al., arXiv 1803.01498). In each coordinate the ``k`` lowest and the ``k`` highest
-of the ``n`` values that are there are left out, k = ceil(A n) but less than half; the result is the
-weighted mean of the others. As long as no more than ``k`` lie, it lies between honest values.
+of the ``n`` values are left out, k = ceil(A n) but less than half; the result is the weighted mean of
+the others. As long as no more than ``k`` values are false, it lies between honest values.
 
 **Clipped** (Karimireddy et al., arXiv 2012.10333; chunk by chunk as in BTARD, arXiv 2106.11257).
 The centre v begins as the coordinates' median, which needs no history; then ``CLIP_STEPS`` times
@@ -18,8 +18,8 @@ The centre v begins as the coordinates' median, which needs no history; then ``C
     d_i = |x_i - v|;    t = R * median of d_i;    s_i = min(1, t / d_i)
     v <- v + (sum of c_i s_i^2 (x_i - v)) / (sum of c_i)
 
-The papers have s_i instead of its square: then who is far away moves the result as far as one at the
-distance t would, however far it is. Here it moves it by t / d_i times that: the farther, the less.
+The papers have s_i instead of its square: then a contribution beyond the distance t moves the result
+as far as one at t. Here it moves the result by t / d_i times that: the farther, the less.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ HALF = np.float32(0.5)
 def capped_weights(
     contributors: Sequence[Contributor], present: Sequence[bool]
 ) -> list[np.float32]:
-    """The c_i of those who are in a chunk; the median is that of all in the order.
+    """Return the c_i of the contributors in a chunk; the median is that of all in the order.
 
     Raises:
-      RemoteProtocolError: somebody has no weight.
+      RemoteProtocolError: a contributor has no weight.
     """
     cap = statistics.median_low(c.weight for c in contributors)
     if min(c.weight for c in contributors) < 1:
@@ -60,14 +60,15 @@ def capped_weights(
 
 
 def trim_count(share: float, count: int) -> int:
-    """How many of so many values are left out at each end; rounded before it is rounded up."""
+    """Return the number of values that are left out at each end, of ``count``."""
+    # Rounded first, so that a product like 3.0000000001 is not rounded up to 4.
     return min(math.ceil(round(share * count, 9)), (count - 1) // 2)
 
 
 def trimmed_mean(
     rows: Sequence[Values], weights: Sequence[np.float32], share: float, out: Values
 ) -> None:
-    """See the top of this file.
+    """Write the trimmed mean to ``out``; see the top of this file.
 
     Args:
       rows: the x_i, shape ``(n,)`` each.
@@ -97,7 +98,7 @@ def trimmed_mean(
 def clipped_mean(
     rows: Sequence[Values], weights: Sequence[np.float32], radius: float, out: Values
 ) -> None:
-    """See the top of this file; ``rows`` as for ``trimmed_mean``."""
+    """Write the clipped mean to ``out``; see the top of this file. ``rows``: see ``trimmed_mean``."""
     divisor = ZERO
     for weight in weights:
         divisor = np.float32(divisor + weight)
@@ -121,7 +122,7 @@ def clipped_mean(
 
 
 def _median(rows: Sequence[Values], out: Values) -> None:
-    """The coordinates' median, of an even number the middle of the two in the middle."""
+    """Write the coordinates' medians to ``out``; of an even number, the mean of the middle two."""
     places = ((len(rows) - 1) // 2, len(rows) // 2)
     block_count = min(BLOCK_VALUES, out.size)
     scratch = [np.empty(block_count, np.float32) for _ in range(len(rows) + 1)]
@@ -139,7 +140,7 @@ def _median(rows: Sequence[Values], out: Values) -> None:
 
 
 def sum_of_squares(values: Values) -> float:
-    """In float64, added in halves: the same bits everywhere."""
+    """Return the sum of squares in float64, added in halves: the same bits on every machine."""
     total = 0.0
     for start in range(0, values.size, BLOCK_VALUES):
         wide = values[start : start + BLOCK_VALUES].astype(np.float64)
@@ -149,7 +150,7 @@ def sum_of_squares(values: Values) -> float:
 
 
 def _sum_in_halves(values: NDArray[np.float64]) -> float:
-    """Uses up the array."""
+    """Add up an array by adding its halves; overwrites the array."""
     count = values.size
     while count > 1:
         half = count // 2
@@ -167,10 +168,10 @@ Exchange = tuple[int, int]  # places i < j: afterwards the smaller value is at i
 def _order_statistics(
     rows: Sequence[Values], places: tuple[int, int], work: Sequence[Values], spare: Values
 ) -> tuple[Values, Values]:
-    """In each coordinate the values at two places of the ascending order, by a sorting network.
+    """Return the values at two places of each coordinate's ascending order, by a sorting network.
 
-    Smaller and larger of two whole rows at a time are what vector units do best: for eight rows
-    this takes a tenth of what sorting each coordinate does.
+    Minimum and maximum of whole rows suit vector units: for eight rows this takes a tenth of the time
+    of sorting each coordinate.
     """
     sorted_rows = list(work[: len(rows)])
     for into, row in zip(sorted_rows, rows, strict=True):
@@ -184,7 +185,7 @@ def _order_statistics(
 
 @cache
 def exchanges(count: int, places: tuple[int, ...]) -> tuple[Exchange, ...]:
-    """Batcher's odd-even merge sort of so many, without what these places do not depend on."""
+    """Return those exchanges of Batcher's odd-even merge sort that these places depend on."""
     network: list[Exchange] = []
     size = 1
     while size < count:

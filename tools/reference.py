@@ -12,14 +12,25 @@ from pathlib import Path
 
 import attrs
 import click
+import msgspec
 
 from holdfast.daemon.cli.command_line import commands
+from holdfast.daemon.metrics_store import PastEvent
+from holdfast.daemon.status_records import MasterStatus, PeerStatus
+from holdfast.daemon.web.app import DESCRIPTION
+from holdfast.membership.master.status.records import RecordedRound
 from holdfast.membership.spec.spec import RunSpec
 from holdfast.membership.spec.spec_keys import MEANINGS
 from holdfast.protocol import messages
 from holdfast.protocol.wire import MESSAGES
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "reference"
+RECORDS = [MasterStatus, PeerStatus, RecordedRound, PastEvent]
+# Schemas that no record stands behind.
+BY_HAND = (
+    *("Error", "EventKind", "Events", "Health", "History", "InviteRow", "Invites", "Point"),
+    *("Readiness", "Refusal", "Rounds", "Status"),
+)
 
 
 def run_toml() -> str:
@@ -116,9 +127,36 @@ def _flat(text: str) -> str:
     return re.sub(r"``([^`]*)``", r"`\1`", " ".join(text.split())).replace("|", "\\|")
 
 
-PAGES = {"run-toml.md": run_toml, "commands.md": command_pages, "messages.md": message_page}
+# ---------------------------------------------------------------- the API's description
+
+
+def openapi() -> str:
+    """Return ``daemon/web/openapi.json`` with the schemas of the status' records made again."""
+    document = json.loads(DESCRIPTION.read_text())
+    written = document["components"]["schemas"]
+    _kinds, made = msgspec.json.schema_components(
+        RECORDS, ref_template="#/components/schemas/{name}"
+    )
+    for schema in made.values():
+        schema.pop("title", None)
+        if "properties" in schema:
+            schema["additionalProperties"] = False
+    for name in ("PastEvent", "EventRow"):
+        made[name]["properties"]["kind"] = {"$ref": "#/components/schemas/EventKind"}
+    document["components"]["schemas"] = dict(
+        sorted({**{name: written[name] for name in BY_HAND}, **made}.items())
+    )
+    return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+
+
+PAGES = {
+    FOLDER / "run-toml.md": run_toml,
+    FOLDER / "commands.md": command_pages,
+    FOLDER / "messages.md": message_page,
+    DESCRIPTION: openapi,
+}
 
 
 if __name__ == "__main__":
-    for name, make in PAGES.items():
-        (FOLDER / name).write_text(make())
+    for path, make in PAGES.items():
+        path.write_text(make())

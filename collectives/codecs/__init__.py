@@ -1,1 +1,1 @@
-"""How float32 values become bytes on the wire, and back; what a lossy codec leaves out."""
+"""Codecs between float32 values and bytes on the wire, compression, and error feedback."""

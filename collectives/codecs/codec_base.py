@@ -1,6 +1,6 @@
-"""What every codec is, and what the codecs share: checks, blocks and their scales.
+"""The interface of codecs, and what they share: checks, blocks and their scales.
 
-``codecs`` has the list of them and finds one by name.
+``codecs`` lists the codecs and finds one by name.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ TILE = 1 << 15
 
 
 class Codec(Protocol):
-    """What every codec does. All methods are thread-safe; none blocks on anything but the CPU."""
+    """A codec. All methods are thread-safe; none blocks on anything but the CPU."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def lossy(self) -> bool:
-        """Whether decoding may give other values than were encoded."""
+        """Decoding may give other values than were encoded."""
         ...
 
     @property
     def verbatim(self) -> bool:
-        """Whether the encoding of values is their very memory: then nothing needs to be copied."""
+        """The encoding of values equals their memory, so that nothing needs to be copied."""
         ...
 
     @property
     def variable(self) -> bool:
-        """Whether encodings of equally many values may have unequal lengths."""
+        """Encodings of equally many values may have unequal lengths."""
         ...
 
     def encoded_bytes(self, count: int) -> int:
-        """Length of ``count`` encoded values, the largest there may be; 0 for 0 values.
+        """Return the largest length of ``count`` encoded values; 0 for 0 values.
 
-        Exact unless the codec is ``variable``.
+        It is the exact length unless the codec is ``variable``.
         """
         ...
 
@@ -51,7 +51,7 @@ class Codec(Protocol):
         """Encode ``values``, shape ``(n,)``, into ``out`` of ``encoded_bytes(n)`` bytes.
 
         Returns:
-          How many bytes of ``out`` are the encoding; what comes after them means nothing.
+          The length of the encoding; the rest of ``out`` has no meaning.
 
         Raises:
           ValueError: the values cannot be represented; ``out`` may be partly written.
@@ -61,23 +61,27 @@ class Codec(Protocol):
     def decode(self, data: Bytes, out: Values) -> None:
         """Decode ``data``, one whole encoding and no more, into ``out``, shape ``(n,)``.
 
-        Whatever the bytes are, this gives values or ValueError, in memory of the order of ``out``.
+        Any bytes give values or a ValueError, in memory of the order of ``out``.
 
         Raises:
-          ValueError: wrong length, or bytes that no encoder makes; ``out`` may be partly written.
+          ValueError: wrong length, or bytes that no encoder writes; ``out`` may be partly written.
         """
         ...
 
 
 class FixedLength:
-    """The part of a codec that follows from a length which depends on the count alone."""
+    """Base of codecs whose encoding has a length that depends on the count alone."""
 
     verbatim = False
     variable = False
 
 
 def check_length(codec: Codec, data: Bytes, count: int) -> None:
-    """Raises ValueError: ``data`` does not have the codec's (largest) length for ``count``."""
+    """Check that ``data`` has the codec's (largest) length for ``count``.
+
+    Raises:
+      ValueError: it has not.
+    """
     wanted_bytes = codec.encoded_bytes(count)
     if len(data) != wanted_bytes:
         raise ValueError(
@@ -86,7 +90,7 @@ def check_length(codec: Codec, data: Bytes, count: int) -> None:
 
 
 def by_block(operation: np.ufunc, values: Values, factors: Values, block: int, out: Values) -> None:
-    """``out = operation(values, factor of the value's block)``; the last block may be short."""
+    """Write ``operation(value, factor of its block)`` to ``out``; the last block may be short."""
     whole = values.size - values.size % block
     blocks = whole // block
     operation(
@@ -99,13 +103,13 @@ def by_block(operation: np.ufunc, values: Values, factors: Values, block: int, o
 
 
 def make_scales(name: str, values: Values, block: int, level_max: int) -> NDArray[np.float16]:
-    """Per block the smallest fp16 number that is at least ``max |x| / level_max``.
+    """Return for each block the smallest fp16 number that is at least ``max |x| / level_max``.
 
     Raises:
-      ValueError: a block (it is named) holds what is not finite or too large.
+      ValueError: a block, which is named, holds a value that is not finite or too large.
     """
     starts = np.arange(0, values.size, block)
-    # Both keep a not-a-number that is anywhere in the block; abs turns -0.0 into 0.0.
+    # Both reductions keep a NaN that is anywhere in the block; abs turns -0.0 into 0.0.
     largest = np.abs(
         np.maximum(np.maximum.reduceat(values, starts), -np.minimum.reduceat(values, starts))
     ).astype(np.float64)
@@ -127,9 +131,9 @@ def make_scales(name: str, values: Values, block: int, level_max: int) -> NDArra
 
 
 def make_divisors(scales: NDArray[np.float16]) -> Values:
-    """The scales as float32, to divide by.
+    """Return the scales as float32 divisors.
 
-    Zero scales only divide zeros; dividing those by one instead raises no warning.
+    A zero scale divides only zeros. It becomes one, so that numpy does not warn.
     """
     divisors = scales.astype(np.float32)
     divisors[divisors == 0] = 1
@@ -137,10 +141,10 @@ def make_divisors(scales: NDArray[np.float16]) -> Values:
 
 
 def read_scales(name: str, data: Bytes, block_count: int) -> Values:
-    """The scales that an encoding begins with.
+    """Return the scales that an encoding begins with.
 
     Raises:
-      ValueError: one that no encoder makes.
+      ValueError: a scale that no encoder writes.
     """
     scales = np.frombuffer(data, "<f2", count=block_count)
     if scales.view("<u2").max() >= FP16_INFINITY_BITS:

@@ -1,24 +1,23 @@
-"""Codecs: how the float32 values of one chunk become bytes on the wire, and back.
+"""Codecs between the float32 values of one chunk and bytes on the wire.
 
 A codec is a pure function of its input: encoding the same values gives the same bytes, decoding the
 same bytes gives the same bits, on every machine. Decoding is elementwise float32 (conversions that
-are exact, then at most one multiply), so x86 and Arm agree. Codecs hold no state; error feedback
-(``error_feedback``), compression of what is encoded (``compression``) and the choice of a codec live
-elsewhere.
+are exact, then at most one multiply), so x86 and Arm agree. Codecs hold no state; error feedback is
+in ``error_feedback``, compression of encodings in ``compression``.
 
-    name   bits a value   what is kept
+    name   bits a value   what is encoded
     fp32   32             everything, bit for bit (little-endian)
     bf16   16             8 significant bits, float32's range
     int8   8 + 16/256     127 levels each way of a scale per block of 256 values
     nf4    4 + 16/64      16 levels of a scale per block of 64, close where normal values are dense
     e2m1   4 + 16/64      15 levels, a 4-bit float with 2 bits of exponent
     e3m0   4 + 16/64      15 levels, powers of two
-    topk   about 0.15     the 64th part of the values that is largest; sign and one of two levels
+    topk   about 0.15     the largest 64th part of the values; sign and one of two levels
     topk16, topk8, topk4  the same with the 16th part (0.47), the 8th (0.8), the 4th (1.3)
 
 Signal-to-noise in dB on independent values (normal; Laplace; Student's t with 3 degrees of freedom):
 int8 43.1, 40.0, 35; nf4 20.7, 19.7, 18; e2m1 19.5, 19.0, 18; e3m0 14.5, 15.0, 16. topk
-leaves out much of the signal, so it needs error feedback, which there is on the way up only.
+leaves out much of the signal, so it needs error feedback, which only contributions have.
 """
 
 from __future__ import annotations
@@ -49,14 +48,14 @@ from .topk import TOPK_SHARE_BITS, TopKCodec
 __all__ = ["CODECS", "INT8_BLOCK", "Codec", "Values", "get_codec"]
 
 INT8_BLOCK = 256  # values that share one scale; 2 bytes of scale cost 0.8 % at this length
-INT8_LEVEL_MAX = 127  # -128 is never made, so that the levels are symmetric
+INT8_LEVEL_MAX = 127  # -128 is never written, so that the levels are symmetric
 
 FP32_EXPONENT = np.uint32(0x7F80_0000)  # all ones: infinite or not a number
 BF16_EXPONENT = np.uint16(0x7F80)
 
 
 class Fp32Codec(FixedLength):
-    """Verbatim little-endian float32; not-a-number and negative zero come back bit for bit."""
+    """Verbatim little-endian float32; NaN and negative zero come back bit for bit."""
 
     name: Final = "fp32"
     lossy: Final = False
@@ -78,8 +77,8 @@ class Fp32Codec(FixedLength):
 class Bf16Codec(FixedLength):
     """The upper half of a float32, little-endian, rounded to nearest, ties to even.
 
-    Nothing underflows that float32 holds: subnormals are rounded like the rest. What is not finite
-    is refused, and so is what would be rounded to infinity (3.3961775e38 and above).
+    No float32 underflows: subnormals are rounded like the rest. Values that are not finite, or would
+    be rounded to infinity (3.3961775e38 and above), are refused.
     """
 
     name: Final = "bf16"
@@ -179,10 +178,10 @@ CODECS: Mapping[str, Codec] = MappingProxyType({codec.name: codec for codec in _
 
 
 def get_codec(name: str) -> Codec:
-    """The codec of that name.
+    """Return the codec of that name.
 
     Raises:
-      ValueError: there is none; the text lists those there are.
+      ValueError: there is none; the text lists the names.
     """
     try:
         return CODECS[name]

@@ -1,22 +1,22 @@
-"""Error feedback: what a lossy codec left out of one contribution goes into the next.
+"""Error feedback: the error of a lossy codec in one contribution is added to the next.
 
 With ``e`` the residual (0 at first), ``delta`` a round's pseudo-gradient, ``Q`` the codec and ``beta``
 the decay, all in float32, every operation rounded by itself:
 
     a = beta * e + delta   what is encoded instead of delta
-    s = decode(Q(a))       what the others add up
+    s = decode(Q(a))       what owners add up
     e <- a - s             when the round commits and this peer is among its contributors
 
 A round that does not commit, or commits without this peer, leaves ``e`` as it was: the delta is
 still in the trainer's weights and comes again with the next round, and the residual with it. So
-without decay (``beta`` is 1) what was sent and what is left add up to what was trained:
+without decay (``beta`` is 1) the sent values and the residual add up to what was trained:
 ``sum of s + e = sum of delta``, exactly where these sums are exact in float32, and otherwise up to one
-rounding of ``a`` and ``e`` a round. With it, what waits is worth less the longer it waits, as in
+rounding of ``a`` and ``e`` a round. With decay the residual counts less the longer it waits, as in
 SparseLoCo (arXiv 2508.15706), where it stands in for outer momentum.
 
 Memory: one vector as long as the fragment, and a second one while a round of it is in flight (the
-trainer may have overwritten ``delta`` by the time the round commits). Nothing is kept on disk: a
-peer that starts again starts with a residual of 0, and loses as much as its last encoding did.
+trainer may have overwritten ``delta`` by the time the round commits). Nothing is stored on disk: a
+peer that restarts begins with a residual of 0, and so loses the error of its last encoding.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from .codec_base import Bytes, Codec, Values
 
 
 class Residual:
-    """What is left of one fragment. One round at a time: a new one makes earlier ones void.
+    """The residual of one fragment. One round at a time uses it: a new one makes earlier ones void.
 
     Attributes:
       values: shape ``(n,)``, float32.
-      decay: of a round's use of it, from 0 to 1.
+      decay: factor of the residual in each round, from 0 to 1.
     """
 
     def __init__(self, count: int, decay: float = 1.0) -> None:
@@ -40,11 +40,11 @@ class Residual:
         self._open: ResidualUse | None = None
 
     def carried(self, where: slice) -> Values:
-        """What the next contribution gets in addition."""
+        """Return what is added to the next contribution."""
         return self.values[where] * self.decay
 
     def begin(self) -> ResidualUse:
-        """A new round's correction; nothing changes before it is settled."""
+        """Return a new round's correction; the residual changes when that is settled."""
         self._open = ResidualUse(self)
         return self._open
 
@@ -55,7 +55,7 @@ class Residual:
             self.values = correction.left
 
     def clear(self) -> None:
-        """Forget what is left, and the round in flight."""
+        """Set the residual to 0, and forget the round in flight."""
         self.values = np.zeros_like(self.values)
         self._open = None
 
@@ -74,17 +74,17 @@ class ResidualUse:
 
     @property
     def count(self) -> int:
-        """Values in the fragment."""
+        """The number of values in the fragment."""
         return self._before.size
 
     def encode(self, codec: Codec, where: slice, delta: Values, out: memoryview) -> int:
-        """Encode one chunk's ``delta``, corrected; otherwise as ``Codec.encode``.
+        """Encode one chunk's ``delta`` plus residual; otherwise as ``Codec.encode``.
 
         Raises:
-          ValueError: as the codec; also when delta and residual add up to what is not finite.
+          ValueError: as the codec; also if the sum of delta and residual is not finite.
         """
         left = self.left[where]
-        with np.errstate(over="ignore", invalid="ignore"):  # the codec refuses what comes of it
+        with np.errstate(over="ignore", invalid="ignore"):  # the codec refuses infinity and NaN
             corrected = self._before[where] * self._residual.decay
             corrected += delta
         length = codec.encode(corrected, out)
@@ -94,7 +94,7 @@ class ResidualUse:
         return length
 
     def settle(self) -> None:
-        """The round committed with our contribution: what is left now is the residual.
+        """Make ``left`` the residual: the round committed with our contribution.
 
         Does nothing the second time, or after a later round of the fragment began.
         """

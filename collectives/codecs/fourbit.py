@@ -1,4 +1,4 @@
-"""Four bits a value, in blocks of 64 with one fp16 scale each.
+"""Codecs of four bits a value, in blocks of 64 with one fp16 scale each.
 
 All scales of the chunk come first, then the codes, two a byte: the earlier value in the lower four
 bits. The last block may be short; after an odd number of values the last upper four bits are 0.
@@ -6,7 +6,7 @@ With ``m`` the largest magnitude of a block,
 
     scale = the smallest fp16 number that is at least m
     ratio = x / scale, rounded to float32; between -1 and 1
-    code  = of the level nearest to ratio; half-way between two levels, of the one closer to 0
+    code  = that of the level nearest to ratio; of two equally near, the one closer to 0
 
 and decoding multiplies level and scale in float32. Levels, as multiples of the scale:
 
@@ -15,10 +15,10 @@ and decoding multiplies level and scale in float32. Levels, as multiples of the 
     e2m1   sign bit (8), then 0, 0.5, 1, 1.5, 2, 3, 4, 6 sixths
     e3m0   sign bit (8), then 0, 1, 2, 4, 8, 16, 32, 64 sixty-fourths
 
-Code 8 of the latter two, minus zero, is never made and decodes to 0. The error of a value is at
+Code 8 of the latter two, minus zero, is never written and decodes to 0. The error of a value is at
 most half the widest gap between levels times the scale: 0.152 (nf4), 0.167 (e2m1), 0.25 (e3m0).
 Scales below 6.1e-5 are fp16 subnormals, so blocks of smaller values have coarser scales. Magnitudes
-above 65504 are refused, and so is what is not finite.
+above 65504 and values that are not finite are refused.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ E3M0_SIXTY_FOURTHS = (0, 1, 2, 4, 8, 16, 32, 64)
 
 
 class FourBitCodec(FixedLength):
-    """One table of levels; see the top of this file.
+    """A codec of one table of levels; see the top of this file.
 
     Args:
       levels: 16 in ascending order, or the 8 that are not negative: then the upper half of the
@@ -124,7 +124,10 @@ class FourBitCodec(FixedLength):
     def _find_codes(
         self, ratios: Values, above: NDArray[np.bool_], codes: NDArray[np.uint8]
     ) -> None:
-        """Codes are counts of bounds passed. Fifteen passes over a cached tile beat any search."""
+        """Count for each ratio the bounds below it: its code.
+
+        Fifteen passes over a cached tile are faster than a search.
+        """
         bits = above.view(np.uint8)
         codes[:] = 0
         if self._has_sign:
@@ -154,10 +157,10 @@ class FourBitCodec(FixedLength):
 
 
 def _upper_bounds(levels: Values) -> Values:
-    """For each level but the last, the largest float32 that is still rounded to it.
+    """Return for each level but the last the largest float32 that is still rounded to it.
 
-    That is the midpoint to the next level, or the float32 before it: midpoints above 0 belong to
-    the lower level, those below 0 to the upper one.
+    That is the midpoint to the next level, or the float32 before it: a midpoint above 0 belongs to
+    the lower level, a midpoint below 0 to the upper one.
     """
     # Sums of two float32 that are this close in size are exact in float64, so halves are, too.
     exact = (levels[:-1].astype(np.float64) + levels[1:].astype(np.float64)) / 2

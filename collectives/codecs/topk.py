@@ -1,9 +1,10 @@
-"""The largest 64th part of a chunk's values: where they are, their signs, one of two magnitudes.
+"""The top-k codecs: the largest 64th part of a chunk's values, as position, sign and one of two levels.
 
 Of ``n`` values the ``k = ceil(n / 64)`` of largest magnitude survive (among equals the earlier
-ones; zeros never); of ``topk16``, ``topk8`` and ``topk4`` the 16th, 8th and 4th part. Their magnitudes are split where two averages describe them best, in the sense
-of least squares: the two levels are the means of the smaller and of the larger ones (sparsification
-with 2-bit values and error feedback is SparseLoCo's, arXiv 2508.15706). The rest decodes to 0.
+ones; zeros never); of ``topk16``, ``topk8`` and ``topk4`` the 16th, 8th and 4th part. Their magnitudes
+are split in two groups with the least squared error; the two levels are the groups' means
+(sparsification with 2-bit values and error feedback is SparseLoCo's, arXiv 2508.15706). The rest
+decodes to 0.
 
     length     u32  bytes of this whole encoding
     count      u32  survivors, at most k
@@ -12,15 +13,15 @@ with 2-bit values and error feedback is SparseLoCo's, arXiv 2508.15706). The res
     bits       first bits of a byte first; the last byte is filled up with zeros:
                2 a survivor   1 for negative, 1 for the upper level
                p a survivor   its gap's lower p bits, most significant first
-               then           its gap >> p in unary: so many zeros, then a one
+               then           its gap >> p in unary: that number of zeros, then a one
 
-A *gap* counts the dropped values since the survivor before. p is the one that gives the fewest
+A *gap* counts the dropped values since the survivor before. p is the parameter that gives the fewest
 bits, the smallest of several. With independent values gaps are geometric, and a survivor costs
-about 2 + 7.5 bits, 0.15 bits a value (0.47, 0.8 and 1.3 where more survive); it can never cost more
-than 10, because p = 6 does not: 4 more than the logarithm of the share.
-Numbers are little-endian. No values at all are no bytes at all.
+about 2 + 7.5 bits, 0.15 bits a value (0.47, 0.8 and 1.3 where more survive). It never costs more than
+10, 4 more than the logarithm of the share, because with p = 6 it does not.
+Numbers are little-endian. No values are encoded as no bytes.
 
-Coding is done by whole arrays of bits, one byte each before they are packed: 10 bytes a survivor.
+Coding works on whole arrays of bits, one byte each before they are packed: 10 bytes a survivor.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ Bits = NDArray[np.uint8]
 
 
 class TopKCodec:
-    """See the top of this file. Encoding its own decoding gives the same bytes again.
+    """A top-k codec. Encoding what it decoded gives the same bytes again.
 
-    Magnitudes are those of float32, so nothing finite is too large or too small.
+    Magnitudes are those of float32, so no finite value is too large or too small.
     """
 
     lossy: Final = True
@@ -64,7 +65,7 @@ class TopKCodec:
     def encoded_bytes(self, count: int) -> int:
         if count == 0:
             return 0
-        # With the share's logarithm as parameter gaps cost 2 bits more than that.
+        # With the share's logarithm as parameter, a gap costs 2 bits more than that parameter.
         survivor_bits = VALUE_BITS + self._share_bits + 2
         return _HEADER.size + -(-self._survivors_max(count) * survivor_bits // 8)
 
@@ -114,10 +115,10 @@ class TopKCodec:
 
 
 def _survivors(name: str, values: Values, wanted: int) -> Positions:
-    """Ascending positions of the values that are kept, at most so many.
+    """Return the ascending positions of the largest values, at most ``wanted``.
 
     Raises:
-      ValueError: a value (it is named) is not finite.
+      ValueError: a value, which is named, is not finite.
     """
     magnitudes = values.view(np.uint32) & MAGNITUDE_MASK
     ordered = np.partition(magnitudes, values.size - wanted)[-wanted:]
@@ -134,11 +135,11 @@ def _survivors(name: str, values: Values, wanted: int) -> Positions:
 
 
 def _two_levels(magnitudes: Values) -> tuple[np.float32, np.float32, NDArray[np.bool_]]:
-    """The best two levels for these magnitudes, and which of them have the upper one.
+    """Return the best two levels for these magnitudes, and which of these have the upper one.
 
     Every split of the sorted magnitudes is tried. Sums are cumulative, one addition after the
-    other in ascending order, so they are the same bits on every machine. They are taken of what
-    exceeds the smallest magnitude, in float64: magnitudes that lie close together keep their digits.
+    other in ascending order, so they are the same bits on every machine. The smallest magnitude is
+    subtracted first, in float64, so that magnitudes close together keep their digits.
     """
     count = magnitudes.size
     if count == 0:
@@ -149,7 +150,7 @@ def _two_levels(magnitudes: Values) -> tuple[np.float32, np.float32, NDArray[np.
     if count == 1 or sums[-1] == 0:
         return ordered[0], ordered[0], np.zeros(count, np.bool_)
     below = np.arange(1, count)
-    # The squared error is a constant minus this; the first of equals is taken.
+    # The squared error is a constant minus this gain; of equal gains the first is taken.
     gain = sums[:-1] ** 2 / below + (sums[-1] - sums[:-1]) ** 2 / (count - below)
     split = int(gain.argmax()) + 1
     low = np.float32(smallest + sums[split - 1] / split)
@@ -158,7 +159,7 @@ def _two_levels(magnitudes: Values) -> tuple[np.float32, np.float32, NDArray[np.
 
 
 def _rice_encode(gaps: Positions) -> tuple[int, Bits]:
-    """The best parameter, and the gaps' bits under it."""
+    """Return the best parameter, and the gaps' bits under it."""
     count = gaps.size
     total = int(gaps.sum())
     if count == 0:
@@ -179,10 +180,10 @@ def _rice_encode(gaps: Positions) -> tuple[int, Bits]:
 
 
 def _rice_decode(bits: Bits, count: int, parameter: int) -> Positions:
-    """``count`` gaps.
+    """Decode ``count`` gaps.
 
     Raises:
-      ValueError: there are fewer or more, or more than a byte's filling behind them.
+      ValueError: there are fewer or more, or more than a byte's padding after them.
     """
     if bits.size < (parameter + 1) * count:
         raise ValueError("topk: gaps are missing")

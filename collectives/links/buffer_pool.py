@@ -1,8 +1,8 @@
-"""Large buffers that are used again: the first touch of fresh memory costs more than its use.
+"""Large buffers that are used again, for the first touch of fresh memory costs more than its use.
 
-A round writes a whole encoded fragment, and others' contributions chunk by chunk. Memory that the
-system has to find, clear and map first takes longer to write than the network takes to fill it, so a
-buffer that nobody refers to any more is kept for the next round.
+A round writes a whole encoded fragment, and other peers' contributions chunk by chunk. Memory that the
+kernel has to find, clear and map first takes longer to write than the network takes to fill it, so a
+buffer without references is kept for the next round.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 
 
 class BufferPool:
-    """Gives out buffers and takes them back by itself. Thread-safe.
+    """A pool that lends buffers, and gets each back when nothing refers to it. Thread-safe.
 
-    Only a buffer of exactly the size that is asked for is used again: fragments come around, and
-    their chunks are all alike.
+    Only a buffer of exactly the requested size is used again: the same fragments come every few rounds,
+    and their chunks are all alike.
 
     Args:
-      spare_count_max: how many buffers are kept, the last ones that came back.
-      spare_bytes_max: how large these may be together.
+      spare_count_max: how many buffers are kept; the last ones that came back.
+      spare_bytes_max: the bytes that these may have together.
     """
 
     def __init__(self, spare_count_max: int, spare_bytes_max: float = math.inf) -> None:
@@ -35,7 +35,7 @@ class BufferPool:
         self._lock = threading.RLock()
 
     def take(self, size_bytes: int) -> memoryview:
-        """A buffer with any content. It comes back when nothing refers to it, or to part of it."""
+        """Lend a buffer with any content. It comes back when nothing refers to it, or to part of it."""
         with self._lock:
             for position, spare in enumerate(self._spare):
                 if spare.size == size_bytes:

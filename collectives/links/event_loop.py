@@ -1,4 +1,4 @@
-"""The event loop, as the threads of lanes see it."""
+"""The event loop, for the threads of lanes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import trio
 
 
 class Loop:
-    """The event loop that made this object."""
+    """The event loop on which this object was made."""
 
     def __init__(self) -> None:
         self._token = trio.lowlevel.current_trio_token()
@@ -19,19 +19,19 @@ class Loop:
         self._clock_offset_s = trio.current_time() - time.perf_counter()
 
     def soon(self, function: Callable[[], object]) -> None:
-        """Call it on the event loop: at once if we are there, else as soon as it comes round."""
+        """Call a function on the event loop: at once if the caller runs there, else soon."""
         if threading.get_ident() == self._thread:
             function()
             return
-        with contextlib.suppress(trio.RunFinishedError):  # whom it should tell is gone
+        with contextlib.suppress(trio.RunFinishedError):  # the event loop has ended
             self._token.run_sync_soon(function)
 
     def now_s(self) -> float:
-        """Trio's time for threads: their clock only differs by a constant. Not in virtual time."""
+        """Return trio's time, in a thread: the clocks differ by a constant. Not for virtual time."""
         return time.perf_counter() + self._clock_offset_s
 
     def time_s(self) -> float:
-        """Trio's time, whoever asks."""
+        """Return trio's time, on the event loop or in a thread."""
         if threading.get_ident() == self._thread:
             return trio.current_time()
         return self.now_s()

@@ -1,8 +1,8 @@
-"""To how many others a node sends bulk at once.
+"""A limit on the number of peers that a node sends bulk bytes to at once.
 
-Each lane asks before every frame. A few destinations at a time get the uplink; when others wait, the
-turn passes on frame by frame. Nobody waits for long: a destination that takes its bytes slowly keeps
-its place while it does, and must not hold up those that are fast.
+Each lane asks before every frame. A few destinations at a time get the uplink; while other lanes wait,
+the turn passes on frame by frame. No lane waits for long: a destination that takes its bytes slowly
+keeps its place meanwhile, and must not hold up fast destinations.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from attrs import define
 from .event_loop import Loop
 
 FLOWS_MAX = 4  # destinations at once: enough to keep an uplink busy while one of them pauses
-TURN_WAIT_S = 0.05  # a lane that waited so long for its turn goes without it
+TURN_WAIT_S = 0.05  # a lane that has waited this long for its turn sends without it
 
 
 @define(eq=False)
@@ -32,14 +32,14 @@ class FanOutLimit:
 
     def __init__(self) -> None:
         self._loop = Loop()
-        self._lock = threading.Lock()  # for the two tables: lanes ask from threads
+        self._lock = threading.Lock()  # for the two tables, since lanes ask from threads
         self._flowing: Counter[str] = Counter()  # frames under way, by destination
         self._waiters: deque[_Waiter] = deque()
 
     async def enter(self, peer: str) -> None:
-        """For a lane's task: wait for the turn to send ``peer`` one frame.
+        """Wait for the turn to send ``peer`` one frame, in a lane's task.
 
-        Cancellation: safe; there is no turn then, and nothing to leave.
+        Cancellation: safe; ``leave`` must not be called then.
         """
         event = trio.Event()
         waiter = self._ask(peer, lambda: self._loop.soon(event.set))
@@ -49,21 +49,21 @@ class FanOutLimit:
             with trio.move_on_after(TURN_WAIT_S):
                 await event.wait()
         except trio.Cancelled:
-            self._go(waiter)
+            self._stop_waiting(waiter)
             self.leave(peer)
             raise
-        self._go(waiter)
+        self._stop_waiting(waiter)
 
     def enter_in_thread(self, peer: str) -> None:
-        """As ``enter``, for a lane's thread."""
+        """Wait for the turn to send ``peer`` one frame, in a lane's thread."""
         event = threading.Event()
         waiter = self._ask(peer, event.set)
         if waiter is not None:
             event.wait(TURN_WAIT_S)
-            self._go(waiter)
+            self._stop_waiting(waiter)
 
     def leave(self, peer: str) -> None:
-        """The frame was sent, or never will be; from any thread."""
+        """Pass the turn on: the frame was sent, or never will be. From any thread."""
         with self._lock:
             self._flowing[peer] -= 1
             if self._flowing[peer] == 0:
@@ -80,15 +80,15 @@ class FanOutLimit:
             self._waiters.append(waiter)
             return waiter
 
-    def _go(self, waiter: _Waiter) -> None:
-        """It is this waiter's turn, or it has waited long enough."""
+    def _stop_waiting(self, waiter: _Waiter) -> None:
+        """Count the waiter's frame: it has its turn, or has waited long enough."""
         with self._lock:
             if not waiter.admitted:
                 self._waiters.remove(waiter)
                 self._flowing[waiter.peer] += 1
 
     def _admit(self) -> None:
-        """Give free places to those who wait longest; a destination's lanes go together."""
+        """Give free places to the lanes that wait longest; all lanes of a destination at once."""
         while self._waiters and len(self._flowing) < FLOWS_MAX:
             peer = self._waiters[0].peer
             together = [waiter for waiter in self._waiters if waiter.peer == peer]

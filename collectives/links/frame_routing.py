@@ -1,9 +1,9 @@
-"""Where a frame goes: from its header to whoever waits for it.
+"""The route of a frame: from its header to the sink that waits for it.
 
 A *sink* registers for a key while it wants frames. Frames may arrive before the order that makes
 this node register (the order comes from the master, the frames from peers): the lane that carries
-one then waits a while. Frames of what is over are read and dropped at once, so a finished or
-repeated attempt holds up nobody.
+such a frame waits a while. Frames of a finished transfer or attempt are read and dropped at once, so
+that they hold up no lane.
 
 This file knows no links and no lanes; it never sends anything.
 """
@@ -20,9 +20,9 @@ import trio
 from ...protocol.errors import LocalProtocolError, RemoteProtocolError
 from ...protocol.network.lane import FrameHeader, FrameKind
 
-EARLY_WAIT_S = 10.0  # how long a lane waits for somebody to want its frame; then it is dropped
-# Rounds and transfers whose end is remembered. A frame of one forgotten before that only costs its
-# own lane the early wait.
+EARLY_WAIT_S = 10.0  # how long a lane waits for a sink of its frame; then the frame is dropped
+# Rounds and transfers whose end is remembered. A late frame of an older one only costs its own lane
+# the early wait.
 ENDED_MAX = 4_096
 
 T = TypeVar("T")
@@ -32,7 +32,7 @@ Key = tuple[int, ...]
 
 
 class Sink(Protocol):
-    """Who wants the frames of a key. All methods are synchronous and must not block.
+    """A receiver of the frames of a key. All methods are synchronous and must not block.
 
     A sink that registers for threads may be called from several lanes' threads at once, and a last
     time just after its registration ended; ``deliver`` may then take as long as the frame's
@@ -40,28 +40,28 @@ class Sink(Protocol):
     """
 
     def place(self, peer: str, header: FrameHeader) -> memoryview | None:
-        """Where the payload goes (exactly ``payload_bytes``), or None to drop it.
+        """Return memory for the payload (exactly ``payload_bytes``), or None to drop it.
 
-        The header is not authenticated yet. Nobody may be accused here: what is wrong with it may
-        be the work of somebody on the way, and then the link is lost a moment later.
+        The header is not authenticated yet, so the peer must not be accused for it here: the header may
+        have been changed on the way, and then the link is lost a moment later.
         """
         ...
 
     def deliver(self, peer: str, header: FrameHeader, payload: memoryview) -> None:
-        """The frame is authentic; ``payload`` is the very object that ``place`` returned."""
+        """Take an authentic frame; ``payload`` is the object that ``place`` returned."""
         ...
 
     def abandon(self, peer: str, header: FrameHeader, view: memoryview) -> None:
-        """The lane broke before the payload was whole; ``view`` is what ``place`` returned.
+        """Give up a frame whose lane broke before its payload was whole.
 
-        Nobody writes to it any more. The same frame may be placed again, from another lane. The
+        Nothing is written to ``view``, which ``place`` returned, any more. The same frame may be placed again, from another lane. The
         header may never have been authentic.
         """
         ...
 
 
 def frame_key(header: FrameHeader) -> Key:
-    """(kind, round, attempt) for chunks, (BLOCK, transfer) for blocks."""
+    """Return (kind, round, attempt) for a chunk, (BLOCK, transfer) for a block."""
     if header.kind is FrameKind.BLOCK:
         return (FrameKind.BLOCK, header.transfer)
     return (header.kind, header.round, header.attempt)
@@ -71,20 +71,22 @@ class FrameRouter:
     """The table of sinks.
 
     Attributes:
-      dropped_frames: frames that nobody wanted (any more, or in time).
+      dropped_frames: how many frames found no sink, or were dropped by it.
     """
 
     def __init__(self, early_wait_s: float = EARLY_WAIT_S) -> None:
         self.dropped_frames = 0
         self._early_wait_s = early_wait_s
         self._sinks: dict[Key, Sink] = {}
-        # Those of ``_sinks`` that threads may call. Threads only look keys up in these two tables,
-        # each time in one operation of the interpreter; all else here is the event loop's.
+        # The sinks that threads may call. Threads only look up keys in these two tables, each time in one
+        # operation of the interpreter; everything else here belongs to the event loop.
         self._sinks_in_threads: dict[Key, Sink] = {}
         self._changed = trio.Event()
-        self._ended_attempts: OrderedDict[int, int] = OrderedDict()  # round -> last one over
+        self._ended_attempts: OrderedDict[int, int] = (
+            OrderedDict()
+        )  # round -> last attempt that is over
         self._ended_transfers: OrderedDict[Key, None] = OrderedDict()
-        self._given_up: OrderedDict[Key, None] = OrderedDict()  # nobody came for a frame of these
+        self._given_up: OrderedDict[Key, None] = OrderedDict()  # no sink registered in time
 
     @contextmanager
     def register(self, key: Key, sink: Sink, *, threads: bool = False) -> Iterator[None]:
@@ -97,7 +99,7 @@ class FrameRouter:
 
         Raises:
           LocalProtocolError: the key is taken, or a transfer's number was used before.
-          RemoteProtocolError: the attempt is over: the order for it is stale.
+          RemoteProtocolError: the attempt is over, so the order for it is stale.
         """
         if key in self._sinks:
             raise LocalProtocolError(f"frames of {key} are registered already")
@@ -125,7 +127,7 @@ class FrameRouter:
             self._wake()
 
     def forget_through(self, round_: int, attempt: int) -> None:
-        """Frames of this round, up to this attempt, are dropped from now on."""
+        """Drop frames of this round, up to this attempt, from now on."""
         ended = self._ended_attempts.pop(round_, -1)
         self._ended_attempts[round_] = max(ended, attempt)
         _bound(self._ended_attempts)
@@ -134,10 +136,13 @@ class FrameRouter:
     async def place(
         self, peer: str, header: FrameHeader
     ) -> tuple[Sink, memoryview] | tuple[None, None]:
-        """Find the frame's sink and place, waiting for the sink if it is early.
+        """Find the frame's sink and its memory, waiting for the sink if the frame is early.
 
-        Only the first frames of a key wait: once one has waited in vain, whoever registers late
+        Only the first frames of a key wait. Once one has waited in vain, a sink that registers late
         misses a frame anyway, and a hundred more need not hold up their lane in turn.
+
+        Returns:
+          The sink and its memory; None twice if the frame is to be dropped.
         """
         key = frame_key(header)
         if key not in self._sinks:
@@ -159,25 +164,25 @@ class FrameRouter:
             self._wake()
 
     def place_in_thread(self, peer: str, header: FrameHeader) -> tuple[Sink, memoryview] | None:
-        """As ``place``, from a lane's thread; None: ask ``place`` on the event loop."""
+        """Find the frame's sink and its memory, in a thread; return None to ask ``place`` instead."""
         sink = self._sinks_in_threads.get(frame_key(header))
         view = None if sink is None else sink.place(peer, header)
         return None if sink is None or view is None else (sink, view)
 
     def in_threads(self, header: FrameHeader) -> bool:
-        """Whether the frame's sink may be called from threads."""
+        """Return whether the frame's sink may be called from threads."""
         return frame_key(header) in self._sinks_in_threads
 
     def deliver(self, sink: Sink, peer: str, header: FrameHeader, payload: memoryview) -> None:
-        """Hand an authentic payload to the sink that placed it, if that still wants it.
+        """Hand an authentic payload to the sink that placed it, if it is still registered.
 
-        In the thread that placed it, or on the event loop.
+        Called in the thread that placed it, or on the event loop.
         """
         if self._sinks.get(frame_key(header)) is sink:
             sink.deliver(peer, header, payload)
 
     def abandon(self, sink: Sink, peer: str, header: FrameHeader, view: memoryview) -> None:
-        """Tell the sink that placed a frame that its payload will not come; as ``deliver``."""
+        """Tell the sink that placed a frame that its payload will not come; called as ``deliver`` is."""
         if self._sinks.get(frame_key(header)) is sink:
             sink.abandon(peer, header, view)
 
@@ -192,6 +197,6 @@ class FrameRouter:
 
 
 def _bound(table: OrderedDict[T, U]) -> None:
-    """Forget the oldest entry of a table that is too long."""
+    """Remove the oldest entry of a table that is too long."""
     if len(table) > ENDED_MAX:
         table.popitem(last=False)

@@ -1,4 +1,4 @@
-"""How links and their lanes are opened: who says what, who has which keys.
+"""The handshakes that open links and their lanes, and the keys that they agree on.
 
 A link (``>`` dialer, ``<`` acceptor), on its control stream:
 
@@ -8,8 +8,8 @@ A lane, as long as the link lives; the link is up with its first one:
 
     > preamble, OPEN               < OPEN
 
-This file knows no views and no policy: who may have a link, and how many lanes, is decided by those
-who call it.
+This file knows no views and no policy: the callers decide which peer may have a link, and how many
+lanes a link has.
 """
 
 from __future__ import annotations
@@ -41,24 +41,25 @@ from ...protocol.network.lane import (
     send_preamble,
 )
 from ...protocol.network.stream import MessageStream
-from .link import Link
+from .lane_pool import LanePool
 from .link_lane import LinkLane
 
 M = TypeVar("M", bound=Message)
 
-Connect = Callable[[], Awaitable[trio.abc.Stream]]  # one more connection, over the same route
+# Opens one more connection over the same route.
+Connect = Callable[[], Awaitable[trio.abc.Stream]]
 
 
 @frozen
 class LinkKeys:
-    """What both ends of a link know, and nobody else."""
+    """The secrets that only the two ends of a link know."""
 
     link_id: bytes
     secret_dialer: bytes = field(repr=False)
     secret_acceptor: bytes = field(repr=False)
 
-    def of_lane(self, number: int) -> tuple[bytes, bytes]:
-        """(dialer to acceptor, acceptor to dialer)."""
+    def derive_lane_keys(self, number: int) -> tuple[bytes, bytes]:
+        """Return a lane's two keys: (dialer to acceptor, acceptor to dialer)."""
         return derive_lane_keys(self.secret_dialer, self.secret_acceptor, self.link_id, number)
 
 
@@ -66,33 +67,37 @@ class LinkKeys:
 
 
 async def dial_link(messages: MessageStream) -> LinkKeys:
-    """The dialer's half.
+    """Do the dialer's half of the handshake on a control stream.
 
     Raises:
-      RemoteProtocolError: refused, or another protocol.
+      RemoteProtocolError: the other side refused the link, or broke the protocol.
     """
     link_id = secrets.token_bytes(LINK_ID_BYTES)
     secret = secrets.token_bytes(SECRET_BYTES)
     await messages.send(_hello(link_id, secret))
-    hello = await _answer(messages, LinkHello)
+    hello = await _receive_answer(messages, LinkHello)
     if version_refusal(hello) is not None:
-        raise RemoteProtocolError("it speaks no version that we speak")
-    await _answer(messages, LinkReady)
+        raise RemoteProtocolError(
+            f"it speaks versions {hello.version_min} to {hello.version_max}, "
+            f"this node speaks {VERSION_MIN} to {VERSION_MAX}"
+        )
+    await _receive_answer(messages, LinkReady)
     return LinkKeys(link_id, secret, hello.secret)
 
 
 def keys_for(hello: LinkHello) -> LinkKeys:
-    """The acceptor's: its half of the secret is new."""
+    """Return the acceptor's keys for a dialer's hello, with a new secret of its own."""
     return LinkKeys(hello.link_id, hello.secret, secrets.token_bytes(SECRET_BYTES))
 
 
 async def welcome_link(messages: MessageStream, keys: LinkKeys) -> None:
-    """The acceptor's half, once it wants the link and its lanes can be accepted."""
+    """Do the acceptor's half of the handshake, once the link's lanes can be accepted."""
     await messages.send(_hello(keys.link_id, keys.secret_acceptor))
     await messages.send(LinkReady())
 
 
 def version_refusal(hello: LinkHello) -> Refused | None:
+    """Return a refusal if the two sides have no protocol version in common, else None."""
     if hello.version_min <= VERSION_MAX and hello.version_max >= VERSION_MIN:
         return None
     return Refused(
@@ -106,7 +111,7 @@ def _hello(link_id: bytes, secret: bytes) -> LinkHello:
     return LinkHello(VERSION_MIN, VERSION_MAX, link_id, secret)
 
 
-async def _answer(stream: MessageStream, expected: type[M]) -> M:
+async def _receive_answer(stream: MessageStream, expected: type[M]) -> M:
     message = await stream.receive()
     if isinstance(message, Refused):
         raise RemoteProtocolError(f"it refused the link: {message.reason}")
@@ -119,60 +124,60 @@ async def _answer(stream: MessageStream, expected: type[M]) -> M:
 
 
 async def dial_lane(
-    network: Network, connect: Connect, keys: LinkKeys, link: Link, number: int
+    network: Network, connect: Connect, keys: LinkKeys, lane_pool: LanePool, number: int
 ) -> LinkLane:
-    """Open one more lane of a link, over a new connection; the caller bounds the time.
+    """Open one more lane of a link, over a new connection. The caller bounds the time.
 
     Raises:
-      OSError, trio.BrokenResourceError, trio.EndOfChannel: it cannot be had now.
+      OSError, trio.BrokenResourceError, trio.EndOfChannel: the lane cannot be opened now.
       RemoteProtocolError: the other end does not have the keys.
     """
     stream = await connect()
-    from_dialer, from_acceptor = keys.of_lane(number)
-    lane = link.make_lane(number, stream, send_key=from_dialer, receive_key=from_acceptor)
+    from_dialer, from_acceptor = keys.derive_lane_keys(number)
+    lane = lane_pool.make_lane(number, stream, send_key=from_dialer, receive_key=from_acceptor)
     opened = False
     try:
-        link.claim_lane(lane)
+        lane_pool.claim_lane(lane)
         await send_preamble(stream, keys.link_id, number)
         await lane.sender.open()
         await lane.receiver.wait_open()
-        lane.facts = network.prepare_lane(stream, link.rules.congestion)
+        lane.facts = network.prepare_lane(stream, lane_pool.rules.congestion)
         opened = True
     finally:
         if not opened:
-            link.forget_lane(lane)
+            lane_pool.forget_lane(lane)
             await trio.aclose_forcefully(stream)
     return lane
 
 
 class LaneAcceptor:
-    """Where accepted lanes find their link.
+    """Table of the links whose lanes may be accepted. Made by ``LinkHub``.
 
-    A lane's first bytes name a link that was accepted here and still lives; its first record proves
+    A lane's first bytes name a link that was accepted here and still lives. Its first record proves
     that its dialer has that link's keys.
     """
 
     def __init__(self, network: Network) -> None:
         self._network = network
-        self._offers: dict[bytes, tuple[LinkKeys, Link]] = {}
+        self._offers: dict[bytes, tuple[LinkKeys, LanePool]] = {}
 
     @contextmanager
-    def offer(self, keys: LinkKeys, link: Link) -> Iterator[None]:
-        """Lanes of this link may come while the block runs.
+    def offer(self, keys: LinkKeys, lane_pool: LanePool) -> Iterator[None]:
+        """Accept lanes of a link while the block runs.
 
         Raises:
-          RemoteProtocolError: another link has this id.
+          RemoteProtocolError: another link has its id.
         """
         if keys.link_id in self._offers:
             raise RemoteProtocolError("that link id is in use")
-        self._offers[keys.link_id] = (keys, link)
+        self._offers[keys.link_id] = (keys, lane_pool)
         try:
             yield
         finally:
             del self._offers[keys.link_id]
 
     async def accept(self, stream: trio.abc.Stream) -> LinkLane:
-        """Give a lane to its link; the caller bounds the time.
+        """Add a lane to its link. The caller bounds the time.
 
         Raises:
           RemoteProtocolError: it belongs to no link, or its dialer does not have the keys.
@@ -180,26 +185,26 @@ class LaneAcceptor:
         preamble = await receive_preamble(stream)
         offer = self._offers.get(preamble.link_id)
         if offer is None:
-            raise RemoteProtocolError("a lane of no link that is here")
-        keys, link = offer
-        from_dialer, from_acceptor = keys.of_lane(preamble.lane)
-        lane = link.make_lane(
+            raise RemoteProtocolError("a lane names a link that this node does not have")
+        keys, lane_pool = offer
+        from_dialer, from_acceptor = keys.derive_lane_keys(preamble.lane)
+        lane = lane_pool.make_lane(
             preamble.lane, stream, send_key=from_acceptor, receive_key=from_dialer
         )
         try:
             await lane.receiver.wait_open()
         except trio.EndOfChannel:
             raise RemoteProtocolError("a lane ended before it was opened") from None
-        # Only who holds the keys comes this far. Nothing may wait between the claim and our first
-        # record: a lane's keys encrypt one stream only.
-        link.claim_lane(lane)
+        # The dialer has the keys. Nothing may wait between the claim and this side's first record: a
+        # lane's keys must encrypt one stream only.
+        lane_pool.claim_lane(lane)
         opened = False
         try:
             await lane.sender.open()
-            lane.facts = self._network.prepare_lane(stream, link.rules.congestion)
+            lane.facts = self._network.prepare_lane(stream, lane_pool.rules.congestion)
             opened = True
         finally:
             if not opened:
-                link.forget_lane(lane)
-        link.lane_opened(lane)
+                lane_pool.forget_lane(lane)
+        lane_pool.start_lane(lane)
         return lane

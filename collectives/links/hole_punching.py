@@ -1,7 +1,7 @@
 """A punched route: streams that both ends of a pair dial at once, through routers that keep ports.
 
-The first stream is met at ports that the master has told both. On it the dialling end asks for further
-ones, each with its own two ports:
+The first stream connects ports of which the master has told both ends. On it the dialling end asks for
+further streams, each with its own two ports:
 
     > port from which I dial       < port from which I dial; now both dial
 
@@ -20,26 +20,27 @@ from ...protocol.errors import RemoteProtocolError
 from ...protocol.messages import LANES_OPEN_MAX
 from ...protocol.network.interface import Hole, Network
 
-PUNCH_S = 8.0  # for both to have met: the master tells both at once, so some repeated dials
+PUNCH_S = 8.0  # for the first stream: the master tells both ends at once, so some repeated dials
 MEET_S = 5.0  # for a further stream
-# That are open or being dialled, at the answering end: the lanes of a link, a control stream, its successor.
+# Streams that are open or being dialled, at the answering end: the lanes of a link, a control stream, its
+# successor.
 STREAMS_MAX = LANES_OPEN_MAX + 2
 
 _PORT = struct.Struct(">H")
 
 
 async def meet(network: Network, address: Address, port: int) -> trio.abc.Stream:
-    """The first stream of a punched route; raises OSError: there is none."""
+    """Open the first stream of a punched route; raise OSError if that fails."""
     hole = await network.open_hole(address, port)
     return await _connected(hole, address, PUNCH_S)
 
 
 class HolePuncher:
-    """The dialling end.
+    """The dialling end of a punched route.
 
     Args:
-      stream: the first one; closed when the route is given up.
-      host: where the other end dials from.
+      stream: the first stream; closed when the route is given up.
+      host: the address from which the other end dials.
     """
 
     def __init__(self, network: Network, stream: trio.abc.Stream, host: str) -> None:
@@ -49,7 +50,7 @@ class HolePuncher:
         self._lock = trio.Lock()
 
     async def connect(self) -> trio.abc.Stream:
-        """A further stream; raises OSError, or as a broken stream does."""
+        """Open a further stream; raise OSError, or as a broken stream does, if that fails."""
         address = Address(self._host, 0)
         hole = await self._network.open_hole(address)
         try:
@@ -59,7 +60,7 @@ class HolePuncher:
                     theirs = await _receive_port(self._stream)
         except trio.TooSlowError:
             hole.close()
-            raise TimeoutError(f"{self._host} does not dial") from None
+            raise TimeoutError(f"{self._host} did not answer on the punched route") from None
         except BaseException:
             hole.close()
             raise
@@ -73,13 +74,13 @@ async def answer(
     nursery: trio.Nursery,
     met: Callable[[trio.abc.Stream], Awaitable[None]],
 ) -> None:
-    """The other end: dial whenever it is asked to, until the first stream ends.
+    """Dial whenever the other end asks for a stream, until the first stream ends.
 
     Args:
-      met: what becomes of each further stream, to its end.
+      met: handles each further stream to its end.
 
     Raises:
-      RemoteProtocolError: it asks for more streams than a link has.
+      RemoteProtocolError: the other end asks for more streams than a link has.
     """
     room = trio.Semaphore(STREAMS_MAX)
 
@@ -87,7 +88,7 @@ async def answer(
         try:
             await met(await _connected(hole, address, MEET_S))
         except OSError:
-            pass  # whoever asked will ask again
+            pass  # the other end will ask again
         finally:
             room.release()
 
@@ -111,7 +112,7 @@ async def _connected(hole: Hole, address: Address, within_s: float) -> trio.abc.
         with trio.fail_after(within_s):
             return await hole.connect(address)
     except trio.TooSlowError:
-        raise TimeoutError(f"{address} was not met within {within_s:g} s") from None
+        raise TimeoutError(f"no punched connection to {address} within {within_s:g} s") from None
     finally:
         hole.close()
 
@@ -125,5 +126,5 @@ async def _receive_port(stream: trio.abc.Stream) -> int:
         data += more
     (port,) = _PORT.unpack(data)
     if port == 0:
-        raise RemoteProtocolError("no port is 0")
+        raise RemoteProtocolError("the other end of a punched route sent port 0")
     return int(port)

@@ -1,20 +1,20 @@
-"""How many lanes a link should have: a climb by halving and doubling, one measured step at a time.
+"""The number of lanes of a link: a search by halving and doubling, one measured step at a time.
 
 One TCP connection carries little over a long lossy path; several carry more, until they only take
-it from each other. So the number is tried out, on the traffic that there is anyway:
+it from each other. So another number is tried, on the traffic that there is anyway:
 
     measure a window of busy time -> try another number -> let it settle -> measure a window
         better: keep it, and try the next step at once
         not:    go back, and wait twice as long as the last time before the other direction is tried
 
-Only time counts in which every lane had something to send: else it is not the lanes that set the
-pace. Over a short path one connection fills the line, and nothing is tried; nor where a congestion
-control carries the lanes that does not slow down for losses (``link.STEADY``).
+Only time counts in which every lane had something to send: otherwise the lanes do not limit the rate.
+Nothing is tried over a short path, where one connection fills the line, nor under a congestion control
+that does not slow down for losses (``lane_pool.STEADY``).
 
-Links of a node share its line. What one of them gains by more lanes must not be taken from the
-others, so one link of a node tries at a time, and it looks at what they all carry.
+Links of a node share its line. What one link gains by more lanes must not be taken from the other
+links, so one link of a node tries at a time, and it considers what they all carry.
 
-No clock, no I/O: who has the link calls ``sample`` whenever it learns what has arrived.
+No clock, no I/O: the owner calls ``sample`` whenever it learns what has arrived.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ import math
 
 from attrs import define, frozen
 
-COUNT_FIRST = 2  # one that pauses for a loss leaves the other
-COUNT_MAX = 16  # more flows crowd out whoever else uses the line
-GAIN_MIN = 1.10  # more lanes have to carry so much more to be kept
-OWN_GAIN_MIN = 0.5  # so much of what is gained must be more for the node, not taken from its others
-KEPT_MIN = 0.95  # fewer lanes have to carry so much of what more did
+COUNT_FIRST = 2  # while one pauses for a loss, the other sends
+COUNT_MAX = 16  # more connections crowd out other users of the line
+GAIN_MIN = 1.10  # more lanes are kept if they carry at least this many times as much
+OWN_GAIN_MIN = 0.5  # at least this share of the gain must not be taken from the node's other links
+KEPT_MIN = 0.95  # fewer lanes are kept if they carry at least this share of what more did
 WINDOW_S = 1.0  # of busy time; at least
-# At least: a window sees connections lose and recover several times, or chance decides.
+# At least: within a window connections must lose and recover several times, or chance decides.
 WINDOW_ROUND_TRIPS = 30
 SETTLE_S = 0.5  # of busy time after a change that is not measured; at least
 SETTLE_ROUND_TRIPS = 20  # a new connection starts slowly, overshoots, and falls back
-GAP_S_MAX = 1.0  # between two samples; beyond it nobody knows what happened
-OPEN_S_MAX = 10.0  # lanes that have not come by then are not waited for
+GAP_S_MAX = 1.0  # between two samples; what happened in a longer gap is unknown
+OPEN_S_MAX = 10.0  # after which a trial whose lanes are not open is given up
 WAIT_FIRST_S = 10.0  # after a step that was not worth it; doubled each time
 WAIT_S_MAX = 640.0
-ROUND_TRIP_S_MIN = 0.002  # below, one connection recovers from a loss before anybody notices
+ROUND_TRIP_S_MIN = 0.002  # below, a connection recovers from a loss in no time that matters
 
 
 @frozen
 class Sample:
-    """What is known at one moment.
+    """A measurement of a link at one moment.
 
     Attributes:
-      carried_bytes: that arrived since the link began.
+      carried_bytes: bytes that arrived since the link began.
       lane_count: lanes that work.
-      busy: every one of them is sending.
-      others_bytes: that arrived over all other links of the node.
+      busy: whether every lane is sending.
+      others_bytes: bytes that arrived over all other links of the node.
     """
 
     now_s: float
@@ -60,14 +60,20 @@ class Sample:
 
 @define(eq=False)
 class LaneTrials:
-    """Which of a node's links is trying another number of lanes; one at most."""
+    """State of the search that all links of a node share.
+
+    Attributes:
+      by: the link that tries another number of lanes now; at most one does.
+      arrived_bytes: what the other sides of all links have acknowledged.
+    """
 
     by: LaneCount | None = None
+    arrived_bytes: int = 0
 
 
 @frozen
 class _Trial:
-    """Another number of lanes is being tried."""
+    """A trial of another number of lanes, and what was measured before it."""
 
     before: int
     bytes_per_s_before: float
@@ -76,15 +82,15 @@ class _Trial:
 
 
 class LaneCount:
-    """See the top of this file; one side's view of what it sends.
+    """See the top of this file. One per link and side, for what it sends.
 
     Attributes:
       wanted: lanes that there should be.
 
     Args:
-      first: to start with, and never fewer.
-      count_max: never more; ``first`` makes the number fixed.
-      trials: the node's.
+      first: lanes to start with; there are never fewer.
+      count_max: the most lanes; the same as ``first`` makes the number fixed.
+      trials: shared by all links of the node.
     """
 
     def __init__(
@@ -108,10 +114,10 @@ class LaneCount:
         self._window_others_bytes = 0
 
     def sample(self, sample: Sample, round_trip_s: float) -> int:
-        """Take note of what has arrived; gives ``wanted``.
+        """Take note of what has arrived. Returns ``wanted``.
 
         Args:
-          round_trip_s: the shortest that was seen on the path.
+          round_trip_s: the shortest round trip that was seen on the path.
         """
         last, self._last = self._last, sample
         if round_trip_s < ROUND_TRIP_S_MIN or self._count_min >= self._count_max:
@@ -152,7 +158,7 @@ class LaneCount:
             self._go_back(trial, sample.now_s)
 
     def stop(self) -> None:
-        """The link is gone: others may try."""
+        """End a trial, so that other links may try: the link is lost."""
         self._end_trial()
 
     def _decide(self, bytes_per_s: float, others_per_s: float, now_s: float) -> None:
@@ -184,7 +190,7 @@ class LaneCount:
 
     def _try_next(self, bytes_per_s: float, others_per_s: float, now_s: float) -> None:
         if self._step() == self.wanted:
-            # The climb has come to its end; the way back is tried when some time has passed.
+            # The search is at its bound; the other direction is tried when some time has passed.
             self._upwards = not self._upwards
             self._not_before_s = now_s + self._wait_s
             return

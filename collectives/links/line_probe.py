@@ -1,13 +1,13 @@
-"""How fast another member's line sends: it is asked for junk, and whoever asked times what arrives.
+"""Probes: a measurement of how fast another member's line sends. The receiver asks for junk and times it.
 
     receiver                          sender
     measure --ProbeRequest----------> serve
             <--BLOCK frames of junk--         each authenticated, then dropped
 
-The receiver's clock is the one that counts: what a sender's system has taken is not yet on its way.
-Only the second half of what came is timed, so that neither the way there nor the connections' slow
-start are in it. Both sides stop after the probe's bytes or seconds, whichever comes first, and at
-once when ``stop`` says that the lines are needed for a round.
+The receiver's clock counts, because bytes that the sender's kernel has taken may not be on their way.
+Only the second half of what came is timed, so that neither the delay of the path nor the connections'
+slow start are in it. Both sides stop after the probe's bytes or seconds, whichever comes first, and at
+once when ``stop`` is called because a round needs the lines.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from .hub import LinkHub
 from .send_priority import SendRank
 from .send_queue import Load
 
-FRAME_BYTES = 16_384  # short, since lanes bring as many at once as there are of them
-JUNK = bytes(FRAME_BYTES)  # encrypted on its way, so nothing there can compress it
-WAITS = 2  # times the probe's seconds that all of it may take, the way there and back included
+FRAME_BYTES = 16_384  # short, since as many arrive at once as there are lanes
+JUNK = bytes(FRAME_BYTES)  # encrypted on its way, so nothing on the path can compress it
+WAITS = 2  # all of a probe, delays included, may take this many times its seconds
 
 
 class Arrivals:
-    """What came of a probe, and when; the hub's sink for its frames.
+    """A sink that records how many bytes of a probe came, and when.
 
     Attributes:
-      whole: set once all that was asked for is here.
+      whole: set once all bytes that were asked for have come.
     """
 
     def __init__(self, sender: str, wanted_bytes: int) -> None:
@@ -45,7 +45,7 @@ class Arrivals:
         self._times: list[tuple[float, int]] = []  # (when, bytes until then), a frame each
 
     def place(self, peer: str, header: FrameHeader) -> memoryview | None:
-        """Room for one frame; what nobody asked for is dropped."""
+        """Return memory for one frame; None to drop what was not asked for."""
         if peer != self._sender or header.payload_bytes > FRAME_BYTES or self.whole.is_set():
             return None
         return memoryview(bytearray(header.payload_bytes))
@@ -57,10 +57,13 @@ class Arrivals:
             self.whole.set()
 
     def abandon(self, _peer: str, _header: FrameHeader, _view: memoryview) -> None:
-        """Nothing to undo: it comes again, or counts as missing."""
+        """Do nothing: the frame comes again, or counts as missing."""
 
     def second_half(self) -> tuple[int, float]:
-        """Bytes that came after the first half had, and the seconds they took; (0, 0.0): too few."""
+        """Return the bytes that came after the first half, and the seconds that they took.
+
+        Both are zero if too few came to tell.
+        """
         for began_s, bytes_before in self._times:
             if 2 * bytes_before >= self._came_bytes:
                 ended_s = self._times[-1][0]
@@ -70,17 +73,17 @@ class Arrivals:
 
 
 class Prober:
-    """Both sides of all probes of a node. Touched by its event loop only."""
+    """Both sides of all probes of a node. For its event loop only."""
 
     def __init__(self, hub: LinkHub) -> None:
         self._hub = hub
         self._running: set[trio.CancelScope] = set()
 
     async def measure(self, order: Probe) -> Probed:
-        """Take junk of ``order.sender`` and say how fast it came.
+        """Ask ``order.sender`` for junk and measure how fast it comes.
 
         Returns:
-          The report for the master: no bytes in no time if nothing came of it.
+          The report for the master: 0 bytes in 0 seconds if the probe failed or was stopped.
 
         Cancellation: safe; what is still on its way is dropped as it comes.
         """
@@ -93,16 +96,16 @@ class Prober:
                     await link.send(ProbeRequest(transfer, order.bytes, order.seconds))
                     await arrivals.whole.wait()
             except PeerLostError:
-                pass  # what came until then counts
+                pass  # what has come until then counts
         if scope.cancel_called and trio.current_time() < scope.deadline:
-            return Probed(order.number, order.sender, 0, 0.0)  # stopped: others had the line, too
+            return Probed(order.number, order.sender, 0, 0.0)  # stopped: a round used the line, too
         carried_bytes, seconds = arrivals.second_half()
         return Probed(order.number, order.sender, carried_bytes, seconds)
 
     async def serve(self, peer: str, request: ProbeRequest) -> None:
-        """Send junk to a member that asked for it; the message's own limits say how much.
+        """Send junk to a member that asked for it; the request's limits say how much.
 
-        One probe at a time: another one ends those before it, so nobody can add them up.
+        A request ends all earlier probes, so that members cannot add them up.
         """
         self.stop()
         if (link := self._hub.links.get(peer)) is None:
@@ -112,7 +115,7 @@ class Prober:
                 await link.send_from(_Junk(request.transfer, request.bytes), SendRank.COPY)
 
     def stop(self) -> None:
-        """A round needs the lines: end all probes here."""
+        """End all probes of this node, because a round needs the lines."""
         for scope in list(self._running):
             scope.cancel()
 
@@ -126,7 +129,7 @@ class Prober:
 
 
 class _Junk:
-    """So many bytes, as fast as lanes take them; see ``outlet.FrameSource``."""
+    """A source of a number of bytes, sent as fast as lanes take them."""
 
     def __init__(self, transfer: int, count_bytes: int) -> None:
         self._transfer = transfer

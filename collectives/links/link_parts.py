@@ -1,12 +1,15 @@
-"""What links and lanes are made of and made by: shared parts, rules, numbers."""
+"""Objects that several links or lanes share, and the rules for lanes.
+
+LinkHub  makes  SharedByLinks   one per node
+Link     makes  SharedByLanes   one per link; refers to its node's
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from attrs import Factory, define, frozen
+from attrs import Factory, frozen
 
-from ...protocol.messages import LANES_OPEN_MAX
 from .event_loop import Loop
 from .fan_out import FanOutLimit
 from .frame_routing import FrameRouter
@@ -19,11 +22,11 @@ from .send_queue import SendQueue
 
 @frozen
 class LaneRules:
-    """How many lanes a link has, and of what kind.
+    """The number and the kind of a link's lanes.
 
     Attributes:
       first: lanes to begin with.
-      count_max: as many as it may open while they carry more.
+      count_max: the most lanes that the link may open while more of them carry more.
       congestion: TCP's congestion control for them, where the kernel has it.
     """
 
@@ -32,68 +35,48 @@ class LaneRules:
     congestion: str = "bbr"
 
 
-@define(eq=False)
-class NodeLinkParts:
-    """What all links of a node have in common.
+@frozen(eq=False)
+class SharedByLinks:
+    """Objects that all links of a node share. ``LinkHub`` makes and owns them.
 
     Attributes:
-      upload, download: caps on what all lanes carry; None: no cap.
-      sent, received: what they carry, measured.
-      send_priority: which frames of all links go before which.
-      trials: which link tries another number of lanes.
-      arrived_bytes: what all links' other sides have acknowledged.
+      router: finds the sink of a frame.
+      upload, download: caps on what all lanes together carry; None: no cap.
+      fan_out: limits the number of peers that the node sends to at once.
+      send_priority: decides which frames of all links go first.
+      sent, received: meters of what all links carry.
+      trials: which link tries another number of lanes, and what all links have delivered.
     """
 
     router: FrameRouter
     upload: RateLimiter | None = None
     download: RateLimiter | None = None
-    flows: FanOutLimit = Factory(FanOutLimit)
+    fan_out: FanOutLimit = Factory(FanOutLimit)
     send_priority: SendPriority = Factory(SendPriority)
     sent: Meter = Factory(Meter)
     received: Meter = Factory(Meter)
     trials: LaneTrials = Factory(LaneTrials)
-    arrived_bytes: int = 0
 
 
-@define(eq=False)
-class LinkParts:
-    """What the lanes of one link have in common.
+@frozen(eq=False)
+class SharedByLanes:
+    """Objects that all lanes of a link share. ``Link`` makes and owns them.
 
     Attributes:
-      flows: the node's.
-      upload, download: the node's caps; None: no cap.
-      lose_link: told why, when the other side does what it never should.
-      news: called, from any thread, when something has come: it should be acknowledged soon.
+      peer: the peer id of the other side.
+      node: what all links of this node share.
+      send_queue: the frames that wait to be sent over the link.
+      loop: the event loop, for lanes in threads.
+      sent_meter, received_meter: meters of this link; they pass everything on to the node's.
+      note_received: called, from any thread, when something has come that must be acknowledged soon.
+      lose_link: called with the reason when the other side breaks the protocol.
     """
 
     peer: str
+    node: SharedByLinks
     send_queue: SendQueue
-    router: FrameRouter
-    flows: FanOutLimit
     loop: Loop
     sent_meter: Meter
     received_meter: Meter
-    news: Callable[[], None]
+    note_received: Callable[[], None]
     lose_link: Callable[[str], None]
-    upload: RateLimiter | None = None
-    download: RateLimiter | None = None
-
-
-class UsedLaneNumbers:
-    """Lanes' numbers, each good for one lane: its keys must never encrypt twice.
-
-    Remembers those of the last ``LANES_OPEN_MAX``; older ones count as used.
-    """
-
-    def __init__(self) -> None:
-        self._newest = -1
-        self._used: set[int] = set()
-
-    def use(self, number: int) -> bool:
-        """Whether it was free until now."""
-        if number in self._used or number <= self._newest - LANES_OPEN_MAX:
-            return False
-        self._newest = max(self._newest, number)
-        self._used.add(number)
-        self._used = {used for used in self._used if used > self._newest - LANES_OPEN_MAX}
-        return True

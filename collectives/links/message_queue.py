@@ -13,17 +13,17 @@ T = TypeVar("T")
 
 @define(eq=False)
 class _Job(Generic[T]):
-    """Something to be sent, and whether it was."""
+    """A message to be sent, and whether it was."""
 
-    what: T
+    message: T
     sent: bool = False
     ended: trio.Event = field(factory=trio.Event)
 
 
 class MessageQueue(Generic[T]):
-    """What waits to be sent, first come, first served, by whichever writer is idle.
+    """Messages that wait to be sent, first come, first served, by any writer that is idle.
 
-    Its length is bounded by those who wait in it: everyone waits for what they put in.
+    Its length is bounded by the number of callers: each waits for the message that it put in.
     """
 
     def __init__(self) -> None:
@@ -34,21 +34,21 @@ class MessageQueue(Generic[T]):
 
     @property
     def busy(self) -> bool:
-        """Whether anything waits, or is being sent."""
+        """Return whether any message waits or is being sent."""
         return bool(self._queue or self._taken)
 
-    def put_if_idle(self, what: T) -> None:
-        """Have ``what`` sent, unless something is on its way already; waits for nothing."""
+    def put_if_idle(self, message: T) -> None:
+        """Queue a message, unless another one waits or is being sent; do not wait for it."""
         if not (self._closed or self.busy):
-            self._queue.append(_Job(what))
+            self._queue.append(_Job(message))
             self._idle.unpark()
 
-    async def put(self, what: T) -> bool:
-        """Wait until ``what`` was sent (True) or never will be (False)."""
+    async def put(self, message: T) -> bool:
+        """Queue a message and wait for it. Returns whether it was sent; False if the queue was closed."""
         if self._closed:
             await trio.lowlevel.checkpoint()
             return False
-        job = _Job(what)
+        job = _Job(message)
         self._queue.append(job)
         self._idle.unpark()
         try:

@@ -1,7 +1,7 @@
-"""A stream as a link uses it: sent and received in slices, capped and measured.
+"""A stream that sends and receives in slices, capped and measured.
 
-For the streams that tasks work: control streams, and lanes in memory. ``socket_lane`` does the same
-for lanes in threads.
+For streams that tasks use: control streams, and lanes in memory. ``socket_lane`` does the same for
+lanes in threads.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ...protocol.network.lane import HEADER_BYTES, PIECE_BYTES, TAG_BYTES, Buffe
 from .rate_limiter import RateLimiter
 from .rate_meter import Meter
 
-# Bytes given to a stream at once: what has to move before the stream looks stuck.
+# Bytes given to a stream at once. They must move within the stall time, or the stream looks stuck.
 SLICE_BYTES = HEADER_BYTES + PIECE_BYTES + TAG_BYTES
 
 
@@ -20,12 +20,12 @@ class PacedStream(trio.abc.Stream):
     """See the top of this file.
 
     Attributes:
-      sent_bytes: what the transport took so far.
-      received_bytes: what came out of it.
+      sent_bytes: bytes that the transport took so far.
+      received_bytes: bytes that came out of it.
 
     Args:
-      upload, download: None: no cap.
-      meter: counts what is sent, and the time the transport takes; likewise.
+      upload, download: caps; None: no cap.
+      meter: counts what is sent, and the time that the transport takes for it.
     """
 
     def __init__(

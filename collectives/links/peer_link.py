@@ -1,12 +1,12 @@
-"""Getting to one other member, and again: over which route, and when the master is asked for another.
+"""The way to one other member: dialling it, again and again, over the route that holds now.
 
-    keep     while there is something to do at this end
-     ├── dial over the route of the moment, carry the link to its end, back off, again
-     ├── or park at a relay: whoever calls there is welcomed as one that was accepted
-     └── or meet the other end in a hole (``hole_punching``), and do the one or the other there
+    keep     while this end has something to do
+     ├── dial over the route, run the link to its end, back off, again
+     ├── or park at a relay: a call there is handled as an accepted stream
+     └── or meet the other end by hole punching (``hole_punching``), then dial or accept as above
 
-The route follows from the view until the master arranges another one. Whoever dials notices that it does
-not work; if neither can dial both say so at once.
+The route follows from the view until the master arranges another one. The end that dials notices when
+the route does not work, and asks the master for another; if neither can dial, both ask at once.
 """
 
 from __future__ import annotations
@@ -27,33 +27,36 @@ from ...protocol.text import plain
 from ...protocol.trust.authority import Party
 from .handshake import Connect, LinkKeys, dial_lane, dial_link
 from .hole_punching import HolePuncher, answer, meet
-from .link import FIRST_LANE, DialLane, Link
+from .lane_pool import FIRST_LANE, DialLane, LanePool
+from .link import Link
 from .link_lane import LinkLane
 
 DIAL_S = 5.0  # per address of a member: longer than any round trip, short enough to try the next
-HANDSHAKE_S = 15.0  # from the control stream to open lanes; the other side gave up or is stuck
+HANDSHAKE_S = (
+    15.0  # from the control stream to an open lane; later the other side gave up or is stuck
+)
 BACK_OFF_FIRST_S = 0.1
 BACK_OFF_LAST_S = 5.0  # a member that cannot be dialled costs a dozen packets a minute
-# A route that has not worked for so long is given up: its other end may be about to start again, or
-# to leave the view.
+# The master is asked for another route after this one has failed for this long. Until then the other
+# end may be about to start again, or to leave the view.
 ROUTE_PATIENCE_S = 4.0
-ROUTE_ASK_S = 5.0  # between two times that we ask for another one
+ROUTE_ASK_S = 5.0  # between two requests for another route
 
 
 class PeerLink:
-    """One other member of the view, as seen by the hub that makes it.
+    """This node's part in having a link to one other member of the view. Made by ``LinkHub``.
 
     Attributes:
-      route: what the master has arranged; None: what follows from the view.
-      error: why there is no link; empty: nothing is amiss.
+      route: the route that the master has arranged; None: it follows from the view.
+      error: why there is no link; empty if none is missing.
 
     Args:
-      up: whether there is a link.
-      doubt: called when the master does not take a link for granted any more.
-      new_link: makes one of an authenticated stream, not yet running.
+      is_up: returns whether there is a link.
+      new_link: makes a link of an authenticated stream; it does not run yet.
       carry: publishes a link and runs it to its end.
-      tell: says something to the master.
-      accepts: what takes control streams, and lanes, that come over an arranged route.
+      tell_master: sends a message to the master.
+      unconfirm: called when the master must be told as soon as there is a link.
+      accept: handle control streams, and lanes, that come over an arranged route.
     """
 
     def __init__(
@@ -62,35 +65,35 @@ class PeerLink:
         me: MemberInfo,
         network: Network,
         *,
-        up: Callable[[], bool],
+        is_up: Callable[[], bool],
         new_link: Callable[[str, Channel], Link],
         carry: Callable[[Link, DialLane], Awaitable[None]],
-        tell: Callable[[Message], None],
-        doubt: Callable[[], None],
-        accepts: tuple[ChannelHandler, LaneHandler],
+        tell_master: Callable[[Message], None],
+        unconfirm: Callable[[], None],
+        accept: tuple[ChannelHandler, LaneHandler],
     ) -> None:
         self.route: Route | None = None
         self.error = ""
         self._member = member
         self._me = me
         self._network = network
-        self._up = up
+        self._is_up = is_up
         self._new_link = new_link
         self._carry = carry
-        self._tell = tell
-        self._doubt = doubt
-        self._accepts = accepts
+        self._tell_master = tell_master
+        self._unconfirm = unconfirm
+        self._accept = accept
         self._nursery: trio.Nursery | None = None
         self._scope: trio.CancelScope | None = None  # of the task, while there is one
         self._asked_s = -math.inf  # when the master was last asked for a route
-        self._worked = False  # there was a link over this route, ever
+        self._worked = False  # whether there ever was a link over this route
         self._links_made = 0
 
-    # ------------------------------------------------------------ what holds now
+    # ------------------------------------------------------------ the route
 
     @property
     def dials(self) -> bool:
-        """Whether this end keeps the dialler's part."""
+        """Return whether this end dials."""
         if self.route is not None:
             return self.route.dials
         chosen = dialler(self._me, self._member)
@@ -98,47 +101,48 @@ class PeerLink:
 
     @property
     def _acts(self) -> bool:
-        """Whether this end has anything to do; the other one has, if it is not for both."""
-        return self.dials or self._roadless or self._kind is not RouteKind.DIRECT
+        """Return whether this end has anything to do. If not, the other end has."""
+        return self.dials or self._has_no_route or self._kind is not RouteKind.DIRECT
 
     @property
     def _kind(self) -> RouteKind:
         return RouteKind.DIRECT if self.route is None else self.route.kind
 
     @property
-    def _roadless(self) -> bool:
+    def _has_no_route(self) -> bool:
         return self.route is None and dialler(self._me, self._member) is None
 
     # ------------------------------------------------------------ for the hub
 
-    def look(self, member: MemberInfo, me: MemberInfo, nursery: trio.Nursery | None) -> None:
-        """Do what a view calls for; a link that is there is left alone."""
+    def update(self, member: MemberInfo, me: MemberInfo, nursery: trio.Nursery | None) -> None:
+        """Start or stop dialling as a new view calls for; leave an existing link alone."""
         self._member, self._me, self._nursery = member, me, nursery
-        if self._scope is not None and not self._acts and not self._up():
+        if self._scope is not None and not self._acts and not self._is_up():
             self.stop()
         self._start()
 
-    def take(self, route: Route) -> None:
-        """From now on this is the route; a link over the old one that this end dialled is given up."""
+    def set_route(self, route: Route) -> None:
+        """Use a route from now on; give up a link over the old route that this end dialled."""
         self.stop()
         self.route, self._worked = route, False
-        self._doubt()
+        self._unconfirm()
         self._start()
 
     def stop(self) -> None:
+        """Stop dialling, and give up a link that this end dialled."""
         if self._scope is not None:
             self._scope.cancel()
             self._scope = None
 
-    def linked(self) -> None:
-        """There is a link."""
+    def note_link(self) -> None:
+        """Take note that there is a link now."""
         self.error, self._worked = "", True
         self._links_made += 1
         self._asked_s = -math.inf
 
-    def tell_works(self) -> None:
-        """Tell the master so, which does not take it for granted."""
-        self._tell(RouteWorks(self._member.peer, self._number))
+    def report_works(self) -> None:
+        """Tell the master that the route works."""
+        self._tell_master(RouteWorks(self._member.peer, self._number))
 
     @property
     def _number(self) -> int:
@@ -163,32 +167,33 @@ class PeerLink:
                 except (OSError, UserError, RemoteProtocolError) as error:
                     self.error = str(error)
                 except (trio.BrokenResourceError, trio.EndOfChannel):
-                    self.error = "it hung up while the link was being made"
+                    self.error = "it hung up during the handshake"
                 now_s = trio.current_time()
                 if self._links_made > links_before:
                     failing_since_s = now_s
-                if self._roadless or now_s - failing_since_s >= ROUTE_PATIENCE_S:
-                    self._ask()
+                if self._has_no_route or now_s - failing_since_s >= ROUTE_PATIENCE_S:
+                    self._ask_for_route()
                 if now_s - started_s > BACK_OFF_LAST_S:
-                    back_off_s = BACK_OFF_FIRST_S  # there was a link, or a long wait already
+                    # There was a link, or a long wait already.
+                    back_off_s = BACK_OFF_FIRST_S
                 await trio.sleep(back_off_s)
                 back_off_s = min(2 * back_off_s, BACK_OFF_LAST_S)
         if self._scope is scope:
             self._scope = None
 
-    def _ask(self) -> None:
+    def _ask_for_route(self) -> None:
         now_s = trio.current_time()
-        if self._up() or now_s - self._asked_s < ROUTE_ASK_S:
+        if self._is_up() or now_s - self._asked_s < ROUTE_ASK_S:
             return
         self._asked_s = now_s
-        self._doubt()
+        self._unconfirm()
         why = plain(self.error)
-        self._tell(RouteWanted(self._member.peer, self._number, self._worked, why))
+        self._tell_master(RouteWanted(self._member.peer, self._number, self._worked, why))
 
     async def _follow_route(self) -> None:
-        """Do this end's part, until it is over or fails."""
-        if self._roadless:
-            raise OSError("neither of the two can be dialled")
+        """Dial or park as the route says, until that is over or fails."""
+        if self._has_no_route:
+            raise OSError("neither end can be dialled")
         if self._kind is RouteKind.PUNCHED:
             await self._punch()
         elif self._kind is RouteKind.DIRECT:
@@ -205,7 +210,7 @@ class PeerLink:
             with trio.move_on_after(HANDSHAKE_S) as scope:
                 keys = await dial_link(link.messages)
                 dial = partial(self._dial_lane, connect, keys)
-                link.lane_opened(await dial(link, FIRST_LANE))
+                link.lane_pool.start_lane(await dial(link.lane_pool, FIRST_LANE))
             if scope.cancelled_caught:
                 where = channel.remote_address
                 raise TimeoutError(f"{where} did not finish the link in {HANDSHAKE_S:g} s")
@@ -214,40 +219,40 @@ class PeerLink:
             await link.aclose()
 
     async def _dial_lane(
-        self, connect: Connect, keys: LinkKeys, link: Link, number: int
+        self, connect: Connect, keys: LinkKeys, lane_pool: LanePool, number: int
     ) -> LinkLane:
-        return await dial_lane(self._network, connect, keys, link, number)
+        return await dial_lane(self._network, connect, keys, lane_pool, number)
 
     # ------------------------------------------------------------ over an arranged route
 
     async def _dial_over(self, connect: Connect) -> Channel:
-        peer, name = self._member.peer, self._route_said()
+        peer, name = self._member.peer, self._describe_route()
         stream = await connect()
         with trio.move_on_after(DIAL_S):
             return await self._network.dial_over(stream, party=Party.PEER, peer=peer, name=name)
         raise TimeoutError(f"{name} did not answer within {DIAL_S:g} s")
 
     async def _welcome(self, stream: trio.abc.Stream) -> None:
-        await self._network.welcome(stream, *self._accepts, self._route_said())
+        await self._network.welcome(stream, *self._accept, self._describe_route())
 
     async def _call(self) -> trio.abc.Stream:
-        """A stream to the other end, which is parked."""
-        stream = await self._at_relay(RelayRole.CALL)
+        """Return a stream to the other end, which is parked at the relay."""
+        stream = await self._dial_relay(RelayRole.CALL)
         try:
             with trio.fail_after(DIAL_S):
                 await wait_paired(stream)
         except trio.TooSlowError:
             await trio.aclose_forcefully(stream)
-            raise TimeoutError(f"nobody is parked at {self._route_said()}") from None
+            raise TimeoutError(f"{self._describe_route()} has parked no connection") from None
         except BaseException:
             await trio.aclose_forcefully(stream)
             raise
         return stream
 
     async def _park(self) -> None:
-        """Wait at the relay; each call takes one connection, and another one is parked."""
+        """Park connections at the relay. Each call takes one, and another one is parked."""
         while True:
-            stream = await self._at_relay(RelayRole.PARK)
+            stream = await self._dial_relay(RelayRole.PARK)
             try:
                 await wait_paired(stream)
             except BaseException:
@@ -256,8 +261,8 @@ class PeerLink:
             assert self._nursery is not None
             self._nursery.start_soon(self._welcome, stream)
 
-    async def _at_relay(self, part: RelayRole) -> trio.abc.Stream:
-        """A connection to the relay that has shown the ticket; raises the last address's error."""
+    async def _dial_relay(self, role: RelayRole) -> trio.abc.Stream:
+        """Connect to the relay and show it the ticket; raise OSError if no address answers."""
         route = self.route
         assert route is not None
         error: OSError = OSError("the relay has no address")
@@ -266,7 +271,7 @@ class PeerLink:
                 with trio.fail_after(DIAL_S):
                     stream = await self._network.dial_relay(Address.parse(text))
                     try:
-                        await stream.send_all(RelayPreamble(part, route.ticket).pack())
+                        await stream.send_all(RelayPreamble(role, route.ticket).pack())
                     except BaseException:
                         await trio.aclose_forcefully(stream)
                         raise
@@ -277,7 +282,7 @@ class PeerLink:
                 error = OSError(f"the relay at {text}: {failure}")
         raise error
 
-    def _route_said(self) -> str:
+    def _describe_route(self) -> str:
         by = f" by relay {self.route.relay[:8]}" if self.route and self.route.relay else ""
         return f"peer {self._member.peer[:8]}{by}"
 
@@ -288,7 +293,7 @@ class PeerLink:
         assert route is not None
         assert nursery is not None
         if not route.addresses:
-            raise RemoteProtocolError("a route to nowhere")
+            raise RemoteProtocolError("the punched route has no address")
         address = Address.parse(route.addresses[0])
         stream = await meet(self._network, address, route.local_port)
         try:
@@ -303,7 +308,7 @@ class PeerLink:
     # ------------------------------------------------------------ directly
 
     async def _dial(self) -> tuple[Channel, Connect]:
-        """Try the member's addresses in order; raises the last one's error."""
+        """Dial the member's addresses in order; raise the last error if none answers."""
         error: Exception = OSError("it has no address")
         peer = self._member.peer
         for text in self._member.addresses:

@@ -1,11 +1,11 @@
 """A cap on what a node uploads, or downloads: one token bucket that all of its lanes draw from.
 
 Takers are served in the order in which they asked (a virtual queue: each one reserves the next
-stretch of time and sleeps until it comes), so no lane starves and a burst of one never delays
-another by more than what it asked for. All time is trio's; threads tell it themselves.
+stretch of time and sleeps until it comes), so no lane starves and a burst of one lane never delays
+another by more than what it asked for. All time is trio's; threads pass it in.
 
-Who sends takes before; who receives takes after, for what came: it is too late to refuse that, but a
-reader that waits lets TCP tell the other side to wait, too.
+A sender takes before it sends. A receiver takes after it received: it is too late to refuse those
+bytes, but while the receiver waits, TCP makes the other side wait, too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import trio
 
 from ...protocol.errors import LocalProtocolError
 
-BURST_S = 0.1  # what an idle node may send at once, in seconds of its rate
+BURST_S = 0.1  # what an idle node may send at once, in seconds of the rate
 SLICE_S = 0.05  # what a taker should ask for at once, in seconds of the rate
 SLICE_BYTES_MIN = 1_024
 
@@ -25,35 +25,27 @@ SLICE_BYTES_MIN = 1_024
 class RateLimiter:
     """At most ``bytes_per_s`` over any stretch of time, plus a burst of ``BURST_S``.
 
-    Args:
-      bytes_per_s: the cap; may be changed at any time and then counts for later takers.
+    Raises:
+      LocalProtocolError: ``bytes_per_s`` is not a positive number.
     """
 
     def __init__(self, bytes_per_s: float) -> None:
-        self.bytes_per_s = bytes_per_s
-        self._lock = threading.Lock()  # for ``_full_at_s``: lanes ask from threads
-        # When the bucket will be full again, were nobody to take any more.
+        if not (bytes_per_s > 0 and math.isfinite(bytes_per_s)):
+            raise LocalProtocolError(f"a cap of {bytes_per_s} bytes/s is not a positive number")
+        self._bytes_per_s = bytes_per_s
+        self._lock = threading.Lock()  # for ``_full_at_s``, since lanes ask from threads
+        # When the bucket is full again if no lane takes any more.
         self._full_at_s = -math.inf
 
     @property
-    def bytes_per_s(self) -> float:
-        return self._bytes_per_s
-
-    @bytes_per_s.setter
-    def bytes_per_s(self, bytes_per_s: float) -> None:
-        if not (bytes_per_s > 0 and math.isfinite(bytes_per_s)):
-            raise LocalProtocolError(f"a cap of {bytes_per_s} bytes/s")
-        self._bytes_per_s = bytes_per_s
-
-    @property
     def slice_bytes(self) -> int:
-        """How much to ask for at once, so that takers alternate often."""
+        """Return how much to ask for at once, so that takers alternate often."""
         return max(SLICE_BYTES_MIN, int(self._bytes_per_s * SLICE_S))
 
     async def take(self, count: int) -> None:
         """Wait until ``count`` bytes may pass.
 
-        Cancellation: safe; what was reserved is given back to those who ask later.
+        Cancellation: safe; what was reserved is given back, for later takers.
         """
         cost_s = count / self._bytes_per_s
         wait_s = self.reserve(count, trio.current_time())
@@ -68,7 +60,7 @@ class RateLimiter:
             raise
 
     def reserve(self, count: int, now_s: float) -> float:
-        """Take ``count`` bytes; gives the seconds to wait before they may pass. Thread-safe.
+        """Take ``count`` bytes; return the seconds to wait before they may pass. Thread-safe.
 
         Args:
           now_s: by trio's clock.

@@ -1,12 +1,12 @@
-"""How much a line carries while it is busy, seen from this node.
+"""Meters: the rate of a line while it is busy, seen from this node.
 
 A meter counts bytes, and the time in which at least one transfer is under way: transfers that
 overlap count once. A link's meter passes everything on to its node's. All time is trio's; threads,
-which cannot ask for it, tell it themselves. Thread-safe.
+which cannot ask for it, pass it in. Thread-safe.
 
-What a lane's thread has sent is under way until the other side says that it came. The system takes
-megabytes at once: by its word, a line on which a round of some megabytes goes out would be as fast
-as memory.
+What a lane's thread has sent is under way until the other side acknowledges it. The kernel takes
+megabytes at once: measured by that, a line on which a round of some megabytes goes out would be as
+fast as memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from attrs import frozen
 
 @frozen
 class Reading:
-    """Bytes that were carried, and the seconds in which there was something to carry."""
+    """Bytes that were carried, and the seconds in which a transfer was under way."""
 
     carried_bytes: int
     busy_s: float
@@ -28,12 +28,12 @@ class Reading:
 
 @frozen
 class Measurements:
-    """What a node's links did since the last time somebody asked.
+    """The readings of a node's links since they were last taken.
 
     Attributes:
       sent: by the whole node.
-      received: by the whole node; a transfer begins with its header, so waiting for one is free.
-      sent_to: by member, where anything was sent.
+      received: by the whole node; a transfer begins with its header, so waiting for it does not count.
+      sent_to: by member, for members to which anything was sent.
     """
 
     sent: Reading
@@ -45,7 +45,7 @@ class Meter:
     """One direction of a link or of a node.
 
     Args:
-      whole: the meter of the node that this link's transfers are a part of.
+      whole: the node's meter, for the meter of a link.
     """
 
     def __init__(self, whole: Meter | None = None) -> None:
@@ -57,7 +57,7 @@ class Meter:
         self._busy_s = 0.0
 
     def begin(self, now_s: float | None = None) -> None:
-        """A transfer begins; ``end`` must follow, whatever comes of it."""
+        """Begin a transfer; ``end`` must follow even if it fails."""
         now_s = trio.current_time() if now_s is None else now_s
         with self._lock:
             self._count_time(now_s)
@@ -66,7 +66,7 @@ class Meter:
             self._whole.begin(now_s)
 
     def end(self, carried_bytes: int, now_s: float | None = None) -> None:
-        """A transfer ends, having carried so much."""
+        """End a transfer that has carried a number of bytes."""
         now_s = trio.current_time() if now_s is None else now_s
         with self._lock:
             self._count_time(now_s)
@@ -76,7 +76,7 @@ class Meter:
             self._whole.end(carried_bytes, now_s)
 
     def take(self) -> Reading:
-        """What was counted since the last call. Transfers under way give their bytes at their end."""
+        """Return what was counted since the last call. A transfer's bytes count at its end."""
         with self._lock:
             self._count_time(trio.current_time())
             reading = Reading(self._carried_bytes, self._busy_s)

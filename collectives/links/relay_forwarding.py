@@ -1,12 +1,12 @@
 """A relay: forwards bytes between two members that cannot reach each other.
 
-It forwards for those who show a ticket that the master has told it of, and for nobody else; what it
-forwards is ciphertext to it. Of each pair one end parks connections, the other one calls; a call is
-joined to a parked connection, and from then on both are one stream.
+It forwards only for connections that show a ticket of which the master has told it; what it forwards
+is ciphertext to it. One end of each pair parks connections, the other end calls. A call is joined to a
+parked connection, and from then on both are one stream.
 
     handle           one per connection, in the tasks of ``Network.serve``
-     ├── parked      waits until a call takes it, then for that call's end
-     └── a call      takes a parked one, forwards both ways until both have ended
+     ├── park        waits until a call takes it, then for that call's end
+     └── call        takes a parked one, forwards both ways until both have ended
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from ...protocol.network.relay_ticket import PAIRED, RelayRole, receive_preamble
 from .rate_limiter import RateLimiter
 
 PREAMBLE_S = 10.0  # for a connection to show its ticket
-CALL_S = 10.0  # a call waits so long for somebody who is parked
-PARKED_MAX = 4  # of a pair; more are hung up on
+CALL_S = 10.0  # for a call to find a parked connection
+PARKED_MAX = 4  # of a pair; the oldest ones above that are closed
 STREAMS_MAX = LANES_OPEN_MAX + 2  # of a pair: the lanes of a link, a control stream, its successor
 COPY_BYTES = 65_536  # at once
 
@@ -39,23 +39,23 @@ class _Parked:
 
 @define(eq=False)
 class _Route:
-    """One ticket."""
+    """The connections of one ticket."""
 
     peers: tuple[str, ...]
     parked: deque[_Parked] = field(factory=deque)
-    came: trio.Event = field(factory=trio.Event)  # somebody has parked
+    came: trio.Event = field(factory=trio.Event)  # set when a connection parks, then replaced
     streams: int = 0
-    calls: dict[trio.CancelScope, None] = field(factory=dict)  # that are forwarded, or wait
+    calls: dict[trio.CancelScope, None] = field(factory=dict)  # calls that are forwarded, or wait
 
 
 class RelayForwarder:
-    """See the top of this file; ``offer`` bounds what it does.
+    """See the top of this file. ``offer`` bounds what it does.
 
     Args:
-      proven: called with a connection that has shown a good ticket.
+      proven: called with each connection that has shown a valid ticket.
 
     Attributes:
-      carried_bytes: that were forwarded, both ways.
+      carried_bytes: bytes that were forwarded, both ways.
     """
 
     def __init__(
@@ -69,22 +69,23 @@ class RelayForwarder:
 
     @property
     def spent(self) -> bool:
-        """Whether the quota is used up."""
+        """Return whether the quota is used up."""
         return bool(self.offer.quota_bytes) and self.carried_bytes >= self.offer.quota_bytes
 
     def report(self) -> Relayed:
+        """Return what is forwarded now, for the master."""
         streams = sum(route.streams for route in self._routes.values())
         return Relayed(len(self._routes), streams, self.carried_bytes, self.spent)
 
-    # ------------------------------------------------------------ what the master says
+    # ------------------------------------------------------------ orders of the master
 
     def carry(self, order: RelayPair) -> None:
-        """Forward for a ticket; one more than was offered is not."""
+        """Forward for a ticket, unless there are as many as were offered."""
         if len(self._routes) < self.offer.pairs:
             self._routes.setdefault(order.ticket, _Route(order.peers))
 
     def uncarry(self, ticket: bytes) -> None:
-        """Hang up on all who have shown it."""
+        """Close all connections that have shown a ticket."""
         route = self._routes.pop(ticket, None)
         if route is None:
             return
@@ -95,7 +96,7 @@ class RelayForwarder:
         route.came.set()
 
     def clear(self) -> None:
-        """Another master has no tickets here."""
+        """Close all connections: another master has no tickets here."""
         for ticket in list(self._routes):
             self.uncarry(ticket)
 
@@ -105,13 +106,13 @@ class RelayForwarder:
         """Serve one connection to its end.
 
         Raises:
-          RemoteProtocolError: it shows no ticket that is good here.
+          RemoteProtocolError: it shows no valid ticket.
         """
         with trio.fail_after(PREAMBLE_S):
             preamble = await receive_preamble(stream)
         route = self._routes.get(preamble.ticket)
         if route is None or self.spent:
-            raise RemoteProtocolError("no ticket that is good here")
+            raise RemoteProtocolError("the ticket is not valid here, or the quota is used up")
         self._proven(stream)
         if preamble.part is RelayRole.PARK:
             await self._park(route, stream)
@@ -120,7 +121,7 @@ class RelayForwarder:
 
     async def _park(self, route: _Route, stream: trio.abc.Stream) -> None:
         if len(route.parked) >= PARKED_MAX:
-            # Whoever parks again has most likely lost the oldest of these.
+            # A member that parks again has most likely lost the oldest of these.
             route.parked.popleft().over.set()
         parked = _Parked(stream)
         route.parked.append(parked)
@@ -149,12 +150,12 @@ class RelayForwarder:
                 del route.calls[scope]
 
     async def _take(self, route: _Route) -> _Parked | None:
-        """Somebody who is parked and still there."""
+        """Wait for a parked connection that still works; return None if there is none in time."""
         with trio.move_on_after(CALL_S):
             while True:
                 while not route.parked:
                     await route.came.wait()
-                parked = route.parked.pop()  # the newest: the oldest may have lost its line
+                parked = route.parked.pop()  # the newest: the oldest may be broken
                 try:
                     await parked.stream.send_all(PAIRED)
                 except STREAM_ENDS:
@@ -177,7 +178,7 @@ class RelayForwarder:
                     if isinstance(target, trio.abc.HalfCloseableStream):
                         await target.send_eof()
                 except STREAM_ENDS:
-                    nursery.cancel_scope.cancel()  # the other half has lost its sense, too
+                    nursery.cancel_scope.cancel()  # the other direction is of no use alone
 
             nursery.start_soon(copy, one, other)
             nursery.start_soon(copy, other, one)

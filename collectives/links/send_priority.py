@@ -1,12 +1,13 @@
-"""Which frames go before which on a node's line: rounds first, then who listens, then copies.
+"""The priority of frames on a node's line: rounds first, then results for listeners, then copies.
 
-On one link the order is strict; all links of a node share its line, so what matters is what they do
-together. While a frame of a round is under way on any of them, frames of a lower rank get a share of
-the line and no more; when none is, they get all of it. A lane that has a round's frame takes it at
-once, so "none is under way" means that none waits either.
+On one link the order is strict. All links of a node share its line, so they are limited together:
+while a frame of a round is under way on any of them, frames of a lower rank get a share of the line
+and no more; otherwise they get all of it. A lane takes a round's frame at once, so if none is under
+way, none waits either.
 
-The share keeps a copy moving when rounds follow each other without a pause; it is small enough that
-they hardly notice. It is one of what this node has been seen to send, as nobody knows its line.
+The share keeps a copy moving when rounds follow each other without a pause; it is small enough to
+hardly delay them. It is a share of the most that this node has been seen to send, because the line's
+real rate is not known.
 """
 
 from __future__ import annotations
@@ -17,36 +18,36 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-SHARE = 0.05  # unless the spec says otherwise: a round's sending takes a nineteenth longer at most
-WINDOW_S = 1.0  # what is sent is measured over windows of at least so long
-# A round's frames follow each other: it goes on sending until it has not for so long.
+SHARE = 0.05  # the default: sending a round takes a nineteenth longer at most
+WINDOW_S = 1.0  # what is sent is measured over windows of at least this length
+# A round's frames follow each other: it counts as sending until this long after its last frame.
 LINGER_S = 0.05
-IDLE_S = 0.1  # a longer pause begins a window anew
-WINDOWS_MAX = 120  # the fastest of so many windows is what the line can do
-CREDIT_S = 0.5  # of its share that a lower rank may save up
-# After so long a frame goes anyway: whoever waits for it must not take us for dead.
+IDLE_S = 0.1  # a longer pause begins a new window
+WINDOWS_MAX = 120  # the fastest of this many recent windows is taken for the line's rate
+CREDIT_S = 0.5  # how much of its share a lower rank may save up
+# After this wait a frame is sent anyway: its receiver must not take this node for dead.
 WAIT_S_MAX = 5.0
-LOOK_S_MIN, LOOK_S_MAX = 0.01, 1.0  # between two looks at what was saved up
+LOOK_S_MIN, LOOK_S_MAX = 0.01, 1.0  # between two checks of what was saved up
 
 
 class SendRank(enum.IntEnum):
-    """Lower ones go first."""
+    """Ranks of frames; lower values go first."""
 
-    ROUND = 0  # somebody waits for it, or stays in sync by it
+    ROUND = 0  # a frame that a contributor waits for, or that keeps a member in sync
     LISTENER = 1  # a result for a member that is still being copied to
     COPY = 2  # the copy itself
 
 
 class SendPriority:
-    """See the top of this file; one per node. Thread-safe.
+    """See the top of this file. One per node. Thread-safe.
 
     Attributes:
-      share: of the line that lower ranks get while rounds send.
+      share: the share of the line that lower ranks get while rounds send.
     """
 
     def __init__(self, share: float = SHARE) -> None:
         self.share = share
-        self._lock = threading.Lock()  # held for moments, under outlets' locks
+        self._lock = threading.Lock()  # held for moments, under the locks of send queues
         self._urgent_count = 0
         self._urgent_s = -math.inf  # when the last of them ended
         self._lower_count = 0
@@ -55,20 +56,20 @@ class SendPriority:
         self._lower_s = 0.0  # when a lower rank's last frame went, or rounds began to send
         self._refused: dict[Callable[[], None], None] = {}  # in order, for virtual time
         self._idle_s = -math.inf  # when the last frame ended
-        self._window_s = 0.0  # when it began; something has been under way ever since
+        self._window_s = 0.0  # when the window began; something has been under way ever since
         self._window_bytes = 0
         self._rates: deque[float] = deque(maxlen=WINDOWS_MAX)
 
     @property
     def line_bytes_per_s(self) -> float:
-        """The most that this node has been seen to send of late; 0.0: nothing yet."""
+        """Return the most that this node has recently been seen to send; 0.0 if nothing was."""
         return max(self._rates, default=0.0)
 
-    def may_go(self, rank: SendRank, now_s: float, wake: Callable[[], None]) -> float:
-        """Whether a frame of this rank may be taken now: 0.0, or the seconds until it may.
+    def wait_s(self, rank: SendRank, now_s: float, wake: Callable[[], None]) -> float:
+        """Return the seconds until a frame of this rank may be taken; 0.0 if it may be now.
 
         Args:
-          wake: called, from any thread and once, when a frame that was refused may go earlier.
+          wake: called once, from any thread, when a frame that was refused may be sent earlier.
         """
         if rank is SendRank.ROUND:
             return 0.0
@@ -93,7 +94,7 @@ class SendPriority:
         return bool(self._urgent_count) or now_s <= self._urgent_s + LINGER_S
 
     def begin(self, rank: SendRank, now_s: float) -> None:
-        """A frame was taken; ``end`` follows, whatever becomes of it."""
+        """Take note that a frame was taken; ``end`` follows even if it is not sent."""
         with self._lock:
             idle = not self._urgent_count and not self._lower_count
             if idle and now_s - self._idle_s > IDLE_S:
@@ -106,7 +107,7 @@ class SendPriority:
             self._urgent_count += 1
 
     def end(self, rank: SendRank, sent_bytes: int, now_s: float) -> None:
-        """The frame was sent (``sent_bytes`` of it), or will not be."""
+        """Take note that a frame was sent (``sent_bytes`` of it), or will not be."""
         with self._lock:
             self._measure(sent_bytes, now_s)
             self._idle_s = now_s

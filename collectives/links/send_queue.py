@@ -1,14 +1,14 @@
-"""What waits to be sent over a link: sources of frames, served in turn by whichever lane is idle.
+"""The send queue of a link: sources of frames, served in turn by any lane that is idle.
 
 A *source* makes a frame when a lane asks for one, so nothing is queued, encoded or woken up before
-it can be sent. Of sources of one rank those of the oldest round go first: were rounds that run at once
-to share the line, the older one would be late and the newer one no earlier. Sources of one round take
-turns frame by frame. Those of a lower rank are asked when no other has a frame, and only as far as the node's
-``SendPriority`` lets them: all its links share one line.
+it can be sent. Of sources of one rank those of the oldest round go first: if concurrent rounds shared
+the line, the older one would be late and the newer one no earlier. Sources of one round take turns
+frame by frame. Sources of a lower rank are asked when no other has a frame, and only as far as the
+node's ``SendPriority`` lets them, because all its links share one line.
 
-Lanes are tasks of the event loop, or threads. Sources are asked, and the table of them is changed,
-under one lock, for some microseconds; a frame's payload is made outside of it. Whoever has to be
-told something on the event loop is told through ``Loop``.
+Lanes are tasks of the event loop, or threads. One lock guards the table of sources and the calls to
+them, for some microseconds; a frame's payload is made outside of it. Tasks of the event loop are woken
+through ``Loop``.
 """
 
 from __future__ import annotations
@@ -28,25 +28,26 @@ from .event_loop import Loop
 from .send_priority import SendPriority, SendRank
 
 Frame = tuple[FrameHeader, Buffer]
-# Makes a frame, perhaps in a thread; None if there will be none after all. Called again, it must make
-# the same frame: a lane may break when it was sent but has not arrived. Its bytes must not change
-# until it is known to have arrived or the link is lost; until then somebody here refers to the load.
+# Makes a frame, perhaps in a thread; returns None if there will be none after all. Called again, it
+# must make the same frame: a lane may break when the frame was sent but has not arrived. The frame's
+# bytes must not change until it is acknowledged or the link is lost; until then a lane or the queue
+# holds a reference to the load.
 Load = Callable[[], Frame | None]
 
 
 class FrameSource(Protocol):
-    """Frames for one link, as far as they can be sent now.
+    """A sequence of frames for one link, some of which can be sent now.
 
-    Called from lanes, in threads, one at a time: both methods must be quick and must not call the
-    link. When there is more to send than before, somebody calls ``Link.wake``.
+    Lanes call it, in threads, one at a time: both methods must be quick and must not call the link.
+    The owner of the source calls ``Link.wake`` when there is more to send than before.
     """
 
     def next_frame(self) -> Load | None:
-        """The next frame; None if there is none at this moment."""
+        """Return the next frame; None if there is none at this moment."""
         ...
 
     def exhausted(self) -> bool:
-        """Whether ``next_frame`` will never give anything again."""
+        """Return whether ``next_frame`` will never return a frame again."""
         ...
 
 
@@ -55,7 +56,7 @@ _AGE = attrgetter("age")
 
 @define(eq=False)
 class _Feed:
-    """A source that is being sent, and how far that is."""
+    """A source that is being sent, and its progress."""
 
     source: FrameSource
     rank: SendRank
@@ -67,10 +68,10 @@ class _Feed:
 
 @define(eq=False)
 class TakenFrame:
-    """A frame that a lane has taken: how to make it, and whose it is until it is sent."""
+    """A frame that a lane has taken."""
 
     load: Load
-    feed: _Feed | None
+    feed: _Feed | None  # until it is sent
     rank: SendRank
 
 
@@ -85,12 +86,12 @@ class SendQueue:
         self._loop = Loop()
         self._send_priority = SendPriority() if send_priority is None else send_priority
         self._changed = threading.Condition(threading.Lock())
-        # Those that may have more, by rank; whose turn it is first.
+        # Sources that may have more frames, by rank; the one whose turn it is comes first.
         self._feeds: dict[SendRank, deque[_Feed]] = {rank: deque() for rank in SendRank}
-        self._open: set[_Feed] = set()  # all that somebody waits for
-        self._under_way: set[TakenFrame] = set()  # taken, and not finished
+        self._open: set[_Feed] = set()  # all that a caller of ``drain`` waits for
+        self._under_way: set[TakenFrame] = set()  # taken and not finished
         self._wait_s = math.inf  # until a frame that was refused may go
-        self._returned: deque[TakenFrame] = deque()  # from lanes that are gone; these go first
+        self._returned: deque[TakenFrame] = deque()  # from lanes that have ended; these go first
         self._parked_count = 0
         self._lot = trio.lowlevel.ParkingLot()
         self._closed = False
@@ -98,9 +99,12 @@ class SendQueue:
     async def drain(
         self, source: FrameSource, rank: SendRank = SendRank.ROUND, age: int = 0
     ) -> bool:
-        """Send all of a source, after older ones; False if the outlet was closed before.
+        """Send all frames of a source, after those of older sources.
 
-        Cancellation: safe; no further frame is taken, those on their way are finished.
+        Returns:
+          Whether all were sent; False if the queue was closed before.
+
+        Cancellation: safe; no further frame is taken, frames on their way are finished.
         """
         if self._closed:
             await trio.lowlevel.checkpoint()
@@ -123,7 +127,7 @@ class SendQueue:
         return feed.sent
 
     def wake(self) -> None:
-        """Sources may have more to send; from any thread."""
+        """Ask the sources again for frames; from any thread."""
         with self._changed:
             self._changed.notify_all()
             parked = self._parked_count > 0
@@ -131,18 +135,18 @@ class SendQueue:
             self._loop.soon(self._lot.unpark_all)
 
     def take_nowait(self) -> TakenFrame | None:
-        """For a lane's task: the next frame, if there is one."""
+        """Return the next frame, if there is one, to a lane's task."""
         with self._changed:
             return self._take()
 
     async def take(self) -> TakenFrame:
-        """For a lane's task: wait for the next frame."""
+        """Wait for the next frame, in a lane's task."""
         while True:
             with self._changed:
                 taken = self._take()
                 if taken is not None:
                     return taken
-                # Under the lock, so that a thread that wakes us now knows that it must.
+                # Under the lock, so that a thread that calls ``wake`` now sees that this task parks.
                 self._parked_count += 1
                 wait_s = self._wait_s
             try:
@@ -152,14 +156,14 @@ class SendQueue:
                     self._parked_count -= 1
 
     async def _park(self, wait_s: float) -> None:
-        if wait_s == math.inf:  # as nearly always; a scope is not cheap
+        if wait_s == math.inf:  # nearly always; a cancel scope is not cheap
             await self._lot.park()
             return
         with trio.move_on_after(wait_s):
             await self._lot.park()
 
     def take_in_thread(self, wait_s: float) -> TakenFrame | None:
-        """For a lane's thread: the next frame, or None if there is none within ``wait_s``."""
+        """Wait for the next frame, in a lane's thread; return None if there is none within ``wait_s``."""
         with self._changed:
             while not self._closed:
                 taken = self._take()
@@ -181,14 +185,14 @@ class SendQueue:
         return taken
 
     def _next(self, now_s: float) -> TakenFrame | None:
-        """The first source's next frame, by rank and turn."""
+        """Return the next frame of the first source that has one, by rank, age and turn."""
         for rank, feeds in self._feeds.items():
             if not feeds:
                 continue
-            self._wait_s = self._send_priority.may_go(rank, now_s, self.wake) or math.inf
+            self._wait_s = self._send_priority.wait_s(rank, now_s, self.wake) or math.inf
             if self._wait_s < math.inf:
-                return None  # nor any of a lower rank
-            for feed in sorted(feeds, key=_AGE):  # stable: those of one age in the order of turns
+                return None  # lower ranks must wait, too
+            for feed in sorted(feeds, key=_AGE):  # stable: sources of one age keep their turns
                 frame = feed.source.next_frame()
                 feeds.remove(feed)
                 if not feed.source.exhausted():
@@ -199,7 +203,7 @@ class SendQueue:
         return None
 
     def finish(self, taken: TakenFrame, sent_bytes: int = 0) -> None:
-        """The frame was sent, perhaps not for the first time; from any thread."""
+        """Take note that a frame was sent, perhaps not for the first time; from any thread."""
         self._settle([taken], sent_bytes)
         feed, taken.feed = taken.feed, None
         if feed is None:
@@ -212,7 +216,7 @@ class SendQueue:
             self._loop.soon(feed.ended.set)
 
     def _settle(self, frames: Iterable[TakenFrame], sent_bytes: int = 0) -> None:
-        """These are not under way any more. Not under the lock: other outlets may be woken."""
+        """End the frames' being under way. Not under the lock, for other links' queues may be woken."""
         with self._changed:
             settled = [taken for taken in frames if taken in self._under_way]
             self._under_way.difference_update(settled)
@@ -221,7 +225,7 @@ class SendQueue:
             self._send_priority.end(taken.rank, sent_bytes, now_s)
 
     def put_back(self, frames: Iterable[TakenFrame]) -> None:
-        """Frames whose lane is gone before they arrived: they are next. On the event loop."""
+        """Send frames again, before all others, for their lane ended first. On the event loop."""
         frames = list(frames)
         self._settle(frames)
         with self._changed:
@@ -230,7 +234,7 @@ class SendQueue:
         self.wake()
 
     def close(self) -> None:
-        """Nothing is sent any more; everybody who waits is told. On the event loop."""
+        """Send nothing any more, and wake all callers of ``drain``. On the event loop."""
         with self._changed:
             self._closed = True
             for waiting in self._feeds.values():

@@ -101,14 +101,14 @@ def measure(codec: Codec, samples: dict[str, Values]) -> CodecFigures:
     out = memoryview(bytearray(codec.encoded_bytes(chunk.size)))
     decoded = np.empty_like(chunk)
     length = codec.encode(chunk, out)
-    squeezer = FrameCompressor(not codec.variable)
-    squeezed = squeezer.squeeze(out[:length])
+    compressor = FrameCompressor(not codec.variable)
+    compressed = compressor.compress(out[:length])
     return CodecFigures(
         codec=codec.name,
         bits=8 * length / chunk.size,
         encode_gb_s=chunk.nbytes / best_s(lambda: codec.encode(chunk, out)) / 1e9,
         decode_gb_s=chunk.nbytes / best_s(lambda: codec.decode(out[:length], decoded)) / 1e9,
-        zstd_saving=1 - len(squeezed) / length if squeezer.pays else 0.0,
+        zstd_saving=1 - len(compressed) / length if compressor.pays else 0.0,
         noise_db={name: noise_db(codec, values) for name, values in samples.items()},
     )
 

@@ -7,13 +7,23 @@ import sys
 import time
 from pathlib import Path
 
+import attrs
 import click
+import msgspec
 
 from ...protocol.trust.invite import Invite
 from ..advertised_hosts import only_loopback
 from ..exit_codes import ExitCode
 from ..paths import DaemonAddress, find_control, find_state, locked
-from .daemon_client import HTTP_S, call, format_pending, rounds_of
+from ..status_records import MasterStatus
+from .daemon_client import (
+    HTTP_S,
+    call,
+    format_pending,
+    read_status,
+    rounds_of,
+    status_of_master,
+)
 from .options import HOURS_MAX, NumberInRange, json_option, state_option, tell
 
 ONLY_HERE = (
@@ -115,10 +125,10 @@ def status(state: Path | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(call(control, "status", None), indent=2))
         return
-    answer = call(control, "status", None, query={"past": 0})
-    if control.kind == "master":
-        answer["past_rounds"] = rounds_of(control, 1)
-    show_status(control.kind, answer)
+    answer = read_status(call(control, "status", None, query={"past": 0}))
+    if isinstance(answer, MasterStatus):
+        answer = attrs.evolve(answer, past_rounds=tuple(rounds_of(control, 1)))
+    show_status(answer)
 
 
 @click.command()
@@ -167,9 +177,9 @@ def approve(peer: str | None, state: Path | None, refuse: bool, reason: str, as_
     """
     control = find_control(state, "master")
     if peer is None:
-        rows = call(control, "status", None, query={"past": 0})["pending"]
+        rows = status_of_master(control).pending
         if as_json:
-            click.echo(json.dumps({"pending": rows}, indent=2))
+            click.echo(json.dumps({"pending": msgspec.to_builtins(rows)}, indent=2))
         for row in () if as_json else rows:
             tell(format_pending(row))
         if not rows and not as_json:

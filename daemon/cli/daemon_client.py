@@ -18,7 +18,9 @@ from ...protocol.errors import UserError
 from ...protocol.text import escaped
 from ..answer_limits import EVENTS_ANSWER_MAX, ROUNDS_ANSWER_MAX
 from ..exit_codes import ExitCode
+from ..metrics_store import PastEvent
 from ..paths import DaemonAddress, find_control
+from ..status_records import MasterStatus, PeerStatus, PendingRow, ShownRound, read
 
 if TYPE_CHECKING:
     import httpx
@@ -30,7 +32,8 @@ ROUNDS_SEEN = 20  # of the last ones, that are kept by who goes on looking
 ROUNDS_PAGE = 5  # at a look; more if all of these are new
 EVENTS_SEEN = 100
 
-Status = dict[str, Any]
+Json = dict[str, Any]
+Status = MasterStatus | PeerStatus
 T = TypeVar("T")
 
 
@@ -41,7 +44,7 @@ def call(
     *,
     query: Mapping[str, str | int] | None = None,
     timeout_s: float = HTTP_S,
-) -> dict[str, Any]:
+) -> Json:
     """Ask a local daemon. ``body`` None reads, otherwise it acts."""
     import httpx  # a tenth of a second that only the commands which ask need
 
@@ -67,7 +70,7 @@ def call(
             exit_code=int(answer.get("exit_code", ExitCode.FAILED)),
             hint=str(answer.get("hint", "")),
         )
-    result: dict[str, Any] = answer
+    result: Json = answer
     return result
 
 
@@ -125,9 +128,25 @@ class Poller(Generic[T]):
         return seen
 
 
-def see_status(control: DaemonAddress) -> Status:
-    """How it is now, for an ``Poller``."""
+def see_json(control: DaemonAddress) -> Json:
+    """Return the present status as JSON, for a ``Poller``."""
     return call(control, "status", None, query={"past": 0}, timeout_s=LOOK_HTTP_S)
+
+
+def read_status(answer: Json) -> Status:
+    """Return a status as a record.
+
+    Raises:
+      UserError: it is of another version of holdfast.
+    """
+    if answer.get("kind") == "master":
+        return read(answer, MasterStatus)
+    return read(answer, PeerStatus)
+
+
+def status_of_master(control: DaemonAddress) -> MasterStatus:
+    """Return the present status of a master."""
+    return read(call(control, "status", None, query={"past": 0}), MasterStatus)
 
 
 @frozen
@@ -140,18 +159,18 @@ class Snapshot:
     """
 
     status: Status
-    rounds: Sequence[Status] = ()
-    events: Sequence[Status] = ()
+    rounds: Sequence[ShownRound] = ()
+    events: Sequence[PastEvent] = ()
 
 
 @define
 class RunSnapshot:
     """What ``watch`` looks at. Rounds are large and do not change: each is asked for once or so."""
 
-    _rounds: list[Status] = field(factory=list)
+    _rounds: list[ShownRound] = field(factory=list)
 
     def __call__(self, control: DaemonAddress) -> Snapshot:
-        status = see_status(control)
+        status = read_status(see_json(control))
         if control.kind != "master":
             return Snapshot(status)
         self._see_rounds(control)
@@ -160,9 +179,9 @@ class RunSnapshot:
 
     def _see_rounds(self, control: DaemonAddress) -> None:
         known = set(map(key_of, self._rounds))
-        fresh: list[Status] = []
+        fresh: list[ShownRound] = []
         while len(fresh) < ROUNDS_SEEN:
-            before = fresh[-1]["round"] if fresh else None
+            before = fresh[-1].round if fresh else None
             page = rounds_of(control, ROUNDS_PAGE, before=before, timeout_s=LOOK_HTTP_S)
             new = [row for row in page if key_of(row) not in known]
             fresh += new
@@ -171,20 +190,22 @@ class RunSnapshot:
         self._rounds = [*fresh, *self._rounds][:ROUNDS_SEEN]
 
 
-def key_of(row: Status) -> tuple[int, float]:
-    """Of a round or an event: what no other one has, also where numbers begin anew."""
-    number: int = row["id"] if "id" in row else row["round"]
-    return number, row["at"]
+Row = TypeVar("Row", ShownRound, PastEvent)
+
+
+def key_of(row: ShownRound | PastEvent) -> tuple[int, float]:
+    """Return a key that no other round or event has, though numbers may begin again."""
+    return row.id if isinstance(row, PastEvent) else row.round, row.at
 
 
 class NewRows:
-    """Which rows were not there at the last look."""
+    """Finds the rows that were not there at the last look."""
 
     def __init__(self) -> None:
         self._known: set[tuple[int, float]] = set()
 
-    def of(self, rows: Sequence[Status]) -> list[Status]:
-        """Those that are new, in the order given."""
+    def of(self, rows: Sequence[Row]) -> list[Row]:
+        """Return the new rows, in the order given."""
         new = [row for row in rows if key_of(row) not in self._known]
         self._known = set(map(key_of, rows))
         return new
@@ -193,46 +214,42 @@ class NewRows:
 # ---------------------------------------------------------------- rows
 
 
-def member_rows(status: Status, *, gone: bool) -> list[Status]:
-    """Members by number; with ``gone`` those who left instead, the last one first."""
-    return list(reversed(status["departed"])) if gone else list(status["members"])
-
-
-def format_pending(row: Status) -> str:
-    """One line about somebody who waits to be approved: first what is known of it, last what it says."""
-    role = f"{row['role']} and founder" if row["founder"] else row["role"]
+def format_pending(row: PendingRow) -> str:
+    """Return a line about a newcomer that waits for approval: what is known of it before what it claims."""
+    role = f"{row.role} and founder" if row.founder else row.role
     return (
-        f"{row['peer'][:8]} at {row['host']} wants in as {role}, for {row['waits_s']:.0f} s "
-        f"(`holdfast approve {row['peer'][:8]}`); it calls itself {row['name']!r}"
+        f"{row.peer[:8]} at {row.host} wants in as {role}, for {row.waits_s:.0f} s "
+        f"(`holdfast approve {row.peer[:8]}`); it calls itself {row.name!r}"
     )
 
 
 def rounds_of(
     control: DaemonAddress, limit: int, *, before: int | None = None, timeout_s: float = HTTP_S
-) -> list[Status]:
+) -> list[ShownRound]:
     """The rounds that are over, the newest first; with the names of who took part."""
-    rows: list[Status] = []
+    rows: list[ShownRound] = []
     while len(rows) < limit:
         query: dict[str, str | int] = {"limit": min(limit - len(rows), ROUNDS_ANSWER_MAX)}
         if before is not None:
             query["before"] = before
         page = call(control, "rounds", None, query=query, timeout_s=timeout_s)["rounds"]
-        rows += map(round_row, page)
+        rows += map(shown_round, page)
         if len(page) < int(query["limit"]):
             break
         before = page[-1]["round"]
     return rows
 
 
-def round_row(recorded: Status) -> Status:
-    """A round as the history has it, with names beside the ids."""
-    names = {peer: mark["name"] for peer, mark in recorded["marks"].items()}
-    return {
-        **recorded,
-        "at": recorded["ended_at"] if recorded["opened_at"] is None else recorded["opened_at"],
-        "names": [names.get(c["peer"], c["peer"][:8]) for c in recorded["contributors"]],
-        "lost_names": [names.get(peer, peer[:8]) for peer in recorded["lost"]],
+def shown_round(answer: Json) -> ShownRound:
+    """Return a recorded round with names beside the ids."""
+    names = {peer: mark["name"] for peer, mark in answer["marks"].items()}
+    opened_at = answer["opened_at"]
+    more = {
+        "at": answer["ended_at"] if opened_at is None else opened_at,
+        "names": [names.get(c["peer"], c["peer"][:8]) for c in answer["contributors"]],
+        "lost_names": [names.get(peer, peer[:8]) for peer in answer["lost"]],
     }
+    return read({**answer, **more}, ShownRound)
 
 
 def events_of(
@@ -243,25 +260,26 @@ def events_of(
     text: str = "",
     peer: str = "",
     timeout_s: float = HTTP_S,
-) -> list[Status]:
+) -> list[PastEvent]:
     """The last events that fit the filter, the oldest first; ``at`` is Unix time.
 
     Args:
       peer: its name, or how its id begins.
     """
-    rows: list[Status] = []
+    rows: list[PastEvent] = []
     query: dict[str, str | int] = {"kind": ",".join(kinds), "text": text}
     while len(rows) < limit:
         count = EVENTS_ANSWER_MAX if peer else min(limit - len(rows), EVENTS_ANSWER_MAX)
         query["limit"] = count
-        page = call(control, "events", None, query=query, timeout_s=timeout_s)["events"]
+        answer = call(control, "events", None, query=query, timeout_s=timeout_s)
+        page = read(answer["events"], list[PastEvent])
         rows += [row for row in page if not peer or is_of(row, peer)]
         if len(page) < count:
             break
-        query["before"] = page[-1]["id"]
+        query["before"] = page[-1].id
     return rows[:limit][::-1]
 
 
-def is_of(event: Status, peer: str) -> bool:
-    """Whether an event is a peer's, told by its name or how its id begins."""
-    return bool(event["name"] == peer or (event["peer"] or "").startswith(peer))
+def is_of(event: PastEvent, peer: str) -> bool:
+    """Return whether an event is about a peer, given by its name or the beginning of its id."""
+    return event.name == peer or (event.peer or "").startswith(peer)

@@ -30,8 +30,10 @@ import httpx
 from attrs import define, field
 from rich.console import Console
 
+from ...membership.master.status.records import MemberRow
 from ...protocol.errors import UserError
 from ..paths import CONTROL_FILE
+from ..status_records import MasterStatus, read
 
 CONTRIBUTORS = ("alder", "birch", "cedar")
 SPARE = "spruce"
@@ -217,10 +219,10 @@ class Demo:
         self.start()
         while True:
             status = self.follow()
-            if status["state"] == "finished" and self.all_gone():
+            if status.state == "finished" and self.all_gone():
                 return self.verdict(status)
             if time.monotonic() - self.began_s > SECONDS_MAX:
-                self.say(f"gave up after {SECONDS_MAX:.0f} s: {status.get('why_waiting')}")
+                self.say(f"gave up after {SECONDS_MAX:.0f} s: {status.why_waiting}")
                 return self.verdict(status)
             time.sleep(POLL_S)
 
@@ -233,9 +235,9 @@ class Demo:
             self.invites[name] = str(self.ask("master", "invite", body)["invite"])
             self.start_peer(name)
 
-    def follow(self) -> dict[str, Any]:
+    def follow(self) -> MasterStatus:
         """Look at the run, and do what the story has there; its status."""
-        status = self.ask("master", "status")
+        status = read(self.ask("master", "status"), MasterStatus)
         self.see(status)
         self.act(status)
         self.show(status)
@@ -244,26 +246,26 @@ class Demo:
     def all_gone(self) -> bool:
         return all(p.poll() is not None for n, p in self.processes.items() if n != "master")
 
-    def see(self, status: Mapping[str, Any]) -> None:
+    def see(self, status: MasterStatus) -> None:
         """Keep what the verdict needs; members vanish from the status when they leave."""
         watch = self.watch
-        watch.committed = int(status["committed"])
-        for member in [*status["members"], *status.get("departed", [])]:
-            name = str(member["name"])
-            metrics = member.get("metrics") or {}
+        watch.committed = status.committed
+        for member in [*status.members, *status.departed]:
+            name = member.name
+            metrics = member.metrics
             if name == CONTRIBUTORS[0] and watch.loss_start is None:
                 watch.loss_start = metrics.get("validation_loss")
             if "final_validation_loss" in metrics:
                 watch.loss_end[name] = metrics["final_validation_loss"]
-            key = f"{name}#{member.get('number')}"
-            sent = int(member["bytes"]["bulk_sent"])
+            key = f"{name}#{member.number}"
+            sent = member.bytes.bulk_sent
             watch.sent_bytes[key] = max(sent, watch.sent_bytes.get(key, 0))
-            for head in member["heads"]:
-                if head["state"] == "held" and head["version"] >= watch.versions.get(name, -1):
-                    watch.versions[name] = head["version"]
-                    watch.digests[name] = head["root"]
+            for head in member.heads:
+                if head.state == "held" and head.version >= watch.versions.get(name, -1):
+                    watch.versions[name] = head.version
+                    watch.digests[name] = head.root
 
-    def act(self, status: Mapping[str, Any]) -> None:
+    def act(self, status: MasterStatus) -> None:
         watch = self.watch
         if watch.stage is DemoStage.TRAIN and watch.committed >= max(1, self.rounds // 3):
             watch.stage = DemoStage.HUNT
@@ -272,37 +274,35 @@ class Demo:
         elif watch.stage is DemoStage.KILLED:
             self.follow_promotion(status)
         elif watch.stage is DemoStage.BACK and not watch.returned_in_sync:
-            watch.returned_in_sync = any(
-                m["name"] == VICTIM and m["in_sync"] for m in status["members"]
-            )
+            watch.returned_in_sync = any(m.name == VICTIM and m.in_sync for m in status.members)
             if watch.returned_in_sync:
                 self.say(f"{VICTIM} is in sync again, as a spare")
 
-    def hunt(self, status: Mapping[str, Any]) -> None:
+    def hunt(self, status: MasterStatus) -> None:
         """Kill the victim when a reduction it takes part in has begun."""
-        reducing = [r for r in status["rounds"] if r["phase"] == "reducing"]
+        reducing = [r for r in status.rounds if r.phase == "reducing"]
         if not reducing:
             return
         watch = self.watch
         spare = self.member(status, SPARE)
-        if spare is None or not spare["in_sync"]:
+        if spare is None or not spare.in_sync:
             return
         time.sleep(0.1)  # well into it: at this upload rate it takes the better part of a second
         self.kill(VICTIM)
-        watch.stage, watch.kill_round = DemoStage.KILLED, int(reducing[0]["round"])
-        watch.kill_phase = reducing[0]["phase"]
+        watch.stage, watch.kill_round = DemoStage.KILLED, reducing[0].round
+        watch.kill_phase = reducing[0].phase
         watch.committed_at_kill = watch.committed
-        watch.spare_bytes_at_kill = int(spare["bytes"]["state_received"])
+        watch.spare_bytes_at_kill = spare.bytes.state_received
         self.say(f"SIGKILL {VICTIM} in the middle of round {watch.kill_round}'s reduction")
 
-    def follow_promotion(self, status: Mapping[str, Any]) -> None:
+    def follow_promotion(self, status: MasterStatus) -> None:
         watch = self.watch
         if watch.kill_to_commit_s is None and watch.committed > watch.committed_at_kill:
             watch.kill_to_commit_s = time.monotonic() - watch.killed_s
             self.say(f"next commit {watch.kill_to_commit_s:.2f} s after the kill")
         spare = self.member(status, SPARE)
-        if spare is not None and spare["role"] == "contributor":
-            received = int(spare["bytes"]["state_received"]) - watch.spare_bytes_at_kill
+        if spare is not None and spare.role == "contributor":
+            received = spare.bytes.state_received - watch.spare_bytes_at_kill
             if watch.promotion_state_bytes is None:
                 self.say(f"{SPARE} is a contributor now; {received} bytes of state were moved")
             watch.promotion_state_bytes = received
@@ -311,35 +311,31 @@ class Demo:
             self.say(f"starting {VICTIM} again")
             self.start_peer(VICTIM)
 
-    def member(self, status: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
-        return next((m for m in status["members"] if m["name"] == name), None)
+    def member(self, status: MasterStatus, name: str) -> MemberRow | None:
+        return next((m for m in status.members if m.name == name), None)
 
     # ------------------------------------------------------------ what people see
 
     def say(self, text: str) -> None:
         self.console.print(f"[dim]{time.monotonic() - self.began_s:6.1f} s[/dim]  {text}")
 
-    def show(self, status: Mapping[str, Any]) -> None:
+    def show(self, status: MasterStatus) -> None:
         """One line per committed round."""
         watch = self.watch
-        losses = [
-            m["loss"]
-            for m in status["members"]
-            if m["loss"] is not None and m["role"] == "contributor"
-        ]
-        rate = sum(m.get("tokens_per_s") or 0.0 for m in status["members"])
+        losses = [m.loss for m in status.members if m.loss is not None and m.role == "contributor"]
+        rate = sum(m.tokens_per_s for m in status.members)
         line = (
-            f"round {watch.committed:2d}/{self.rounds}  {status['state']:<24.24}  "
+            f"round {watch.committed:2d}/{self.rounds}  {status.state:<24.24}  "
             f"loss {sum(losses) / len(losses) if losses else float('nan'):.3f}  "
-            f"{rate:6.0f} tokens/s  {len(status['members'])} members  "
+            f"{rate:6.0f} tokens/s  {len(status.members)} members  "
             f"{sum(watch.sent_bytes.values()) / 1e6:7.1f} MB sent"
         )
-        mark = f"{watch.committed} {status['state']}"
+        mark = f"{watch.committed} {status.state}"
         if mark != watch.line:
             watch.line = mark
             self.say(line)
 
-    def verdict(self, status: Mapping[str, Any]) -> dict[str, Any]:
+    def verdict(self, status: MasterStatus) -> dict[str, Any]:
         """Every claim of the demo, from what was seen."""
         watch = self.watch
         final = max(watch.versions.values(), default=-1)
@@ -348,7 +344,7 @@ class Demo:
         equal = set(digests) == expected and len(set(digests.values())) == 1
         lost = sum(watch.committed - watch.versions.get(name, 0) for name in expected)
         loss_end = max(watch.loss_end.values(), default=None)
-        elements = int(status.get("value_count") or 0)
+        elements = status.value_count
         n = len(CONTRIBUTORS)
         verdict = {
             "ok": False,

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import TypeVar
 
 import click
+import msgspec
 
 from ...membership.master.state.master_effects import EventKind
+from ..metrics_store import PastEvent
 from ..paths import DaemonAddress, find_control
 from .daemon_client import (
     EVENTS_SEEN,
@@ -20,13 +22,11 @@ from .daemon_client import (
     NewRows,
     Poller,
     RunSnapshot,
-    Status,
-    call,
     events_of,
     format_pending,
-    member_rows,
     rounds_of,
-    see_status,
+    see_json,
+    status_of_master,
 )
 from .options import json_option, state_option, tell
 
@@ -52,16 +52,15 @@ def peers(state: Path | None, gone: bool, as_json: bool) -> None:
     """
     from .run_tables import show_peers, show_quarantined
 
-    status = call(find_control(state, "master"), "status", None, query={"past": 0})
-    rows = member_rows(status, gone=gone)
+    status = status_of_master(find_control(state, "master"))
+    rows = status.departed[::-1] if gone else status.members
     if as_json:
-        quarantined = list(status["quarantined"])
-        told = {"peers": rows, "quarantined": quarantined, "pending": status["pending"]}
-        click.echo(json.dumps(told, indent=2))
+        told = {"peers": rows, "quarantined": status.quarantined, "pending": status.pending}
+        click.echo(json.dumps(msgspec.to_builtins(told), indent=2))
         return
     show_peers(rows, gone=gone)
     show_quarantined(status)
-    for row in () if gone else status["pending"]:
+    for row in () if gone else status.pending:
         tell(format_pending(row))
 
 
@@ -83,7 +82,7 @@ def rounds(state: Path | None, limit: int, as_json: bool) -> None:
 
     rows = rounds_of(find_control(state, "master"), limit)
     if as_json:
-        click.echo(json.dumps({"rounds": rows}, indent=2))
+        click.echo(json.dumps({"rounds": msgspec.to_builtins(rows)}, indent=2))
     else:
         show_rounds(rows)
 
@@ -128,13 +127,13 @@ def events(
     """
     from .run_tables import format_event
 
-    def see(control: DaemonAddress, count: int = limit) -> list[Status]:
+    def see(control: DaemonAddress, count: int = limit) -> list[PastEvent]:
         return events_of(control, count, kinds=kinds, text=text, peer=peer)
 
     if not follow:
         rows = see(find_control(state, "master"))
         if as_json:
-            click.echo(json.dumps({"events": rows}, indent=2))
+            click.echo(json.dumps({"events": msgspec.to_builtins(rows)}, indent=2))
         else:
             for row in rows:
                 tell(format_event(row))
@@ -143,7 +142,7 @@ def events(
     for rows in _looks(Poller(state, "master", lambda control: see(control, EVENTS_SEEN))):
         new = news.of(rows)
         for row in new[max(0, len(new) - limit) :] if first else new:
-            tell(json.dumps(row) if as_json else format_event(row))
+            tell(json.dumps(msgspec.to_builtins(row)) if as_json else format_event(row))
         first = False
 
 
@@ -176,7 +175,7 @@ def watch(state: Path | None, as_json: bool) -> None:
 
     if as_json:
         last = ""
-        for status in _looks(Poller(state, None, see_status)):
+        for status in _looks(Poller(state, None, see_json)):
             if (essence := watching.essence(status)) != last:
                 tell(json.dumps(status))
             last = essence
@@ -185,7 +184,7 @@ def watch(state: Path | None, as_json: bool) -> None:
     if sys.stdout.isatty() and sys.stdin.isatty():
         watching.watch_screen(poller)
     else:
-        lines = watching.ChangeLines(poller.control.kind)
+        lines = watching.ChangeLines()
         for snapshot in _looks(poller):
             for line in lines.of(snapshot):
                 tell(line)

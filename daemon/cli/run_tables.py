@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .daemon_client import Status
+from ...membership.master.status.records import DepartedRow
+from ..metrics_store import PastEvent
+from ..status_records import MasterStatus, ShownRound
 
 # Where nobody sees a screen's edge: no cell of a table is cut for it.
 PIPE_COLUMNS = 1_000
@@ -39,44 +41,56 @@ def add(table: Table, *cells: object) -> None:
     table.add_row(*(Text(str(cell)) for cell in cells))
 
 
-def show_peers(rows: Sequence[Status], *, gone: bool) -> None:
-    console = plain_console()
-    if not rows:
-        console.print("nobody has left" if gone else "nobody is here")
-        return
-    table = plain_table(
-        *("#", "peer", "name", "role", "sync", "step", "loss", "tokens/s", "up", "down", "sent"),
-        "software",
-        "why it left" if gone else "why",
-    )
-    for row in rows:
-        line = row["bandwidth"]
-        add(
-            table,
-            row["number"],
-            row["peer"][:8],
-            row["name"],
-            row["role"],
-            "yes" if row["in_sync"] else "no",
-            row["step"],
-            "-" if row["loss"] is None else f"{row['loss']:.3f}",
-            f"{row['tokens_per_s']:.0f}",
-            _rate(line["up_bytes_per_s"], line["upload_cap_bytes_per_s"]),
-            _rate(line["down_bytes_per_s"], line["download_cap_bytes_per_s"]),
-            format_bytes(row["bytes"]["bulk_sent"]),
-            row["software"] or "-",
-            row["why"],
-        )
+Cell = Callable[[DepartedRow], object]
+MEMBER_CELLS: dict[str, Cell] = {
+    "#": lambda m: m.number,
+    "peer": lambda m: m.peer[:8],
+    "name": lambda m: m.name,
+    "role": lambda m: m.role,
+    "sync": lambda m: "yes" if m.in_sync else "no",
+    "step": lambda m: m.step,
+    "loss": lambda m: format_loss(m.loss),
+    "tokens/s": lambda m: f"{m.tokens_per_s:.0f}",
+    "up": lambda m: _rate(m.bandwidth.up_bytes_per_s, m.bandwidth.upload_cap_bytes_per_s),
+    "down": lambda m: _rate(m.bandwidth.down_bytes_per_s, m.bandwidth.download_cap_bytes_per_s),
+    "sent": lambda m: format_bytes(m.bytes.bulk_sent),
+    "software": lambda m: m.software or "-",
+    "why": lambda m: m.why,
+}
+
+
+def member_cells(member: DepartedRow, headings: Iterable[str]) -> list[object]:
+    """Return a member's cells under these headings of ``MEMBER_CELLS``."""
+    return [MEMBER_CELLS[heading](member) for heading in headings]
+
+
+def show_members(console: Console, members: Iterable[DepartedRow], headings: Sequence[str]) -> None:
+    """Print a table of members."""
+    table = plain_table(*headings)
+    for member in members:
+        add(table, *member_cells(member, headings))
     console.print(table)
 
 
-def show_quarantined(status: Status) -> None:
+def format_loss(loss: float | None) -> str:
+    return "-" if loss is None else f"{loss:.3f}"
+
+
+def show_peers(rows: Sequence[DepartedRow], *, gone: bool) -> None:
+    console = plain_console()
+    if not rows:
+        console.print("no member has left" if gone else "no member is connected")
+        return
+    show_members(console, rows, list(MEMBER_CELLS))
+
+
+def show_quarantined(status: MasterStatus) -> None:
     """Who is out until the run's owner clears it, and who owns nothing for now."""
     console = plain_console()
-    for row in status["quarantined"]:
-        console.print(f"in quarantine: {row['peer'][:8]} ({row['name']}): {row['why']}")
-    names = {member["peer"]: member["name"] for member in status["members"]}
-    for peer in status["barred"]:
+    for row in status.quarantined:
+        console.print(f"in quarantine: {row.peer[:8]} ({row.name}): {row.why}")
+    names = {member.peer: member.name for member in status.members}
+    for peer in status.barred:
         console.print(f"owns no chunks: {peer[:8]} ({names.get(peer, '')}): it showed none of them")
 
 
@@ -85,7 +99,7 @@ def _rate(bytes_per_s: float | None, cap_bytes_per_s: float | None) -> str:
     return said if cap_bytes_per_s is None else f"{said} (cap {cap_bytes_per_s / 1e6:g})"
 
 
-def show_rounds(rows: Sequence[Status]) -> None:
+def show_rounds(rows: Sequence[ShownRound]) -> None:
     console = plain_console()
     if not rows:
         console.print("no round is over yet")
@@ -95,25 +109,25 @@ def show_rounds(rows: Sequence[Status]) -> None:
     for row in rows:
         add(
             table,
-            row["round"],
-            format_time(row["at"]),
-            row["fragment"],
-            row["outcome"],
+            row.round,
+            format_time(row.at),
+            row.fragment,
+            row.outcome,
             format_contributors(row) or "-",
-            _seconds(row["open_s"]),
-            _seconds(row["reduce_s"]),
+            _seconds(row.open_s),
+            _seconds(row.reduce_s),
             format_round_reason(row),
         )
     console.print(table)
 
 
-def format_contributors(row: Status) -> str:
+def format_contributors(row: ShownRound) -> str:
     """Their names; with the share of the chunks that it is in, who is not in all."""
-    # Of an aborted round nothing counts, and what earlier versions wrote has no shares.
-    shares = [each.get("chunk_share", 1.0) or 1.0 for each in row["contributors"]]
+    # In an aborted round all shares are 0.
+    shares = [each.chunk_share or 1.0 for each in row.contributors]
     return ", ".join(
         name if share == 1.0 else f"{name} (in {share:.0%} of the chunks)"
-        for name, share in zip(row["names"], shares, strict=True)
+        for name, share in zip(row.names, shares, strict=True)
     )
 
 
@@ -121,33 +135,33 @@ def _seconds(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds:.1f} s"
 
 
-def format_round_reason(row: Status) -> str:
+def format_round_reason(row: ShownRound) -> str:
     """What did not go by the book; empty: all did."""
-    unusual = row["outcome"] != "committed" or row["open_s"] is None
-    parts = [row["why"]] if unusual and row["why"] else []
-    if row["lost_names"]:
-        parts.append(f"lost {', '.join(row['lost_names'])}")
-    if row["repairs"]:
-        parts.append(f"repaired {row['repairs']}x")
-    if row["reruns"]:
-        parts.append(f"run again {row['reruns']}x")
+    unusual = row.outcome != "committed" or row.open_s is None
+    parts = [row.why] if unusual and row.why else []
+    if row.lost_names:
+        parts.append(f"lost {', '.join(row.lost_names)}")
+    if row.repairs:
+        parts.append(f"repaired {row.repairs}x")
+    if row.reruns:
+        parts.append(f"run again {row.reruns}x")
     return "; ".join(parts)
 
 
-def format_round(row: Status) -> str:
+def format_round(row: ShownRound) -> str:
     """One line."""
-    text = f"round {row['round']} {row['outcome']}"
-    if row["outcome"] == "committed":
+    text = f"round {row.round} {row.outcome}"
+    if row.outcome == "committed":
         text += f" by {format_contributors(row)}"
-        if row["open_s"] is not None:
-            text += f" in {row['open_s'] + row['reduce_s']:.1f} s"
+        if row.open_s is not None and row.reduce_s is not None:
+            text += f" in {row.open_s + row.reduce_s:.1f} s"
     why = format_round_reason(row)
     return f"{text}: {why}" if why else text
 
 
-def format_event(row: Status) -> str:
+def format_event(row: PastEvent) -> str:
     """One line."""
-    return f"{format_time(row['at'])}  {row['kind']:5}  {row['text']}"
+    return f"{format_time(row.at)}  {row.kind:5}  {row.text}"
 
 
 def format_time(at: float) -> str:

@@ -9,81 +9,70 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from .daemon_client import format_pending
-from .run_tables import add, plain_console, plain_table
+from ...membership.master.status.records import PastRoundRow, RoundRow
+from ..status_records import MasterStatus, PeerStatus
+from .daemon_client import Status, format_pending
+from .run_tables import add, format_loss, plain_console, plain_table, show_members
 
 ROUTES_SHOWN_MAX = 12  # pairs; with more, those without a link come first
 
 
-def show_status(kind: str, status: Mapping[str, Any]) -> None:
-    """Print a status as the master or a peer gave it."""
+STATUS_COLUMNS = ("#", "peer", "name", "role", "sync", "step", "loss", "tokens/s", "why")
+
+
+def show_status(status: Status) -> None:
+    """Print the status of a master or of a peer."""
     console = plain_console()
-    if kind == "master":
+    if isinstance(status, MasterStatus):
         _show_master(console, status)
     else:
         _show_peer(console, status)
 
 
-def _show_master(console: Console, status: Mapping[str, Any]) -> None:
-    counts = f"{status['committed']} rounds committed, {status['aborted']} aborted"
-    console.print(_headed(status["name"], f"  {status['state']}  {counts}"))
-    if status.get("why_waiting"):
-        console.print(f"waiting: {status['why_waiting']}")
-    for warning in status.get("warnings", ()):
+def _show_master(console: Console, status: MasterStatus) -> None:
+    counts = f"{status.committed} rounds committed, {status.aborted} aborted"
+    console.print(_headed(status.name, f"  {status.state}  {counts}"))
+    if status.why_waiting:
+        console.print(status.why_waiting)
+    for warning in status.warnings:
         console.print(f"warning: {warning}", markup=False)
-    for row in status.get("pending", ()):
+    for row in status.pending:
         console.print(format_pending(row))
     for line in _routes(status):
         console.print(line)
-    tree = _tree(status)
-    if tree:
+    if tree := _tree(status):
         console.print(tree)
-    table = plain_table("#", "peer", "name", "role", "sync", "step", "loss", "tokens/s", "why")
-    for member in status["members"]:
-        loss = member.get("loss")
-        add(
-            table,
-            member["number"],
-            member["peer"][:8],
-            member["name"],
-            member["role"],
-            "yes" if member["in_sync"] else "no",
-            member.get("step", 0),
-            "-" if loss is None else f"{loss:.3f}",
-            f"{member.get('tokens_per_s') or 0:.0f}",
-            member.get("why") or "",
-        )
-    console.print(table)
+    show_members(console, status.members, STATUS_COLUMNS)
 
 
 def _headed(head: object, rest: str) -> Text:
     return Text().append(str(head), "bold").append(rest)
 
 
-def _routes(status: Mapping[str, Any]) -> Iterator[str]:
-    """Pairs that do not simply dial each other, and those that have no link."""
-    rows = sorted(status["routes"], key=lambda row: row["works"])
-    names = {member["peer"]: member["name"] for member in status["members"]}
+def _routes(status: MasterStatus) -> Iterator[str]:
+    """Yield a line for each pair that has an arranged route, or no link."""
+    rows = sorted(status.routes, key=lambda row: row.works)
+    names = {member.peer: member.name for member in status.members}
     for row in rows[:ROUTES_SHOWN_MAX]:
-        by = f" by {names.get(row['relay'], 'one that is gone')}" if row["relay"] else ""
-        how = f"{row['route']}{by}" if row["works"] else f"no link; tried now: {row['route']}{by}"
-        why = "" if row["works"] or not row["tried"] else f" ({row['tried'][-1]})"
-        yield f"route: {' and '.join(row['names'])}: {how}{why}"
+        by = f" by {names.get(row.relay, 'a relay that has left')}" if row.relay else ""
+        how = f"{row.route}{by}" if row.works else f"no link; tried now: {row.route}{by}"
+        why = "" if row.works or not row.tried else f" ({row.tried[-1]})"
+        yield f"route: {' and '.join(row.names)}: {how}{why}"
     if len(rows) > ROUTES_SHOWN_MAX:
         yield f"route: {len(rows) - ROUTES_SHOWN_MAX} more pairs, see --json"
 
 
-def _tree(status: Mapping[str, Any]) -> str:
-    """How the newest reduction goes, if it is a tree."""
-    rounds = [r for r in (*status["past_rounds"], *status["rounds"]) if r["plan"]]
-    if not rounds or not rounds[-1]["plan"]["tree"]:
+def _tree(status: MasterStatus) -> str:
+    """Return a sentence about the newest reduction if it is a tree."""
+    rounds: list[PastRoundRow | RoundRow] = [*(status.past_rounds or ()), *status.rounds]
+    rounds = [each for each in rounds if each.plan]
+    if not rounds or (plan := rounds[-1].plan) is None or not plan.tree:
         return ""
-    plan = rounds[-1]["plan"]
-    names = {member["peer"]: member["name"] for member in status["members"]}
-    sites = "; ".join(", ".join(names.get(p, p[:8]) for p in site) for site in plan["sites"])
+    names = {member.peer: member.name for member in status.members}
+    sites = "; ".join(", ".join(names.get(p, p[:8]) for p in site) for site in plan.sites)
     return (
-        f"round {rounds[-1]['round']}: a tree, {plan['predicted_s']:.1f} s expected, "
-        f"{plan['star_s']:.1f} s as a star; behind one line: {sites}"
+        f"round {rounds[-1].round}: a tree, {plan.predicted_s:.1f} s expected, "
+        f"{plan.star_s or 0.0:.1f} s as a star; behind one line: {sites}"
     )
 
 
@@ -125,31 +114,31 @@ def show_verified(answer: Mapping[str, Any]) -> None:
         )
 
 
-def _show_peer(console: Console, status: Mapping[str, Any]) -> None:
-    loss = status["loss"]
-    sync = "in sync" if status["in_sync"] else "not in sync"
-    rest = f" ({status['peer'][:8]})  {status['role']}, {sync}, {status['phase']}"
-    console.print(_headed(status["name"], rest))
-    if status["why"]:
-        console.print(f"why: {status['why']}")
+def _show_peer(console: Console, status: PeerStatus) -> None:
+    sync = "in sync" if status.in_sync else "not in sync"
     console.print(
-        f"step {status['step']}, {status['tokens']} tokens, {status['tokens_per_s']:.0f} tokens/s, "
-        f"loss {'-' if loss is None else format(loss, '.3f')}"
+        _headed(status.name, f" ({status.peer[:8]})  {status.role}, {sync}, {status.phase}")
     )
-    console.print(f"trainer: {status['trainer_state']}")
-    limits = {name: value for name, value in (status.get("limits") or {}).items() if value}
+    if status.why:
+        console.print(status.why)
+    console.print(
+        f"step {status.step}, {status.tokens} tokens, {status.tokens_per_s:.0f} tokens/s, "
+        f"loss {format_loss(status.loss)}"
+    )
+    console.print(f"trainer: {status.trainer_state}")
+    limits = {name: value for name, value in status.limits.items() if value}
     if limits:
         console.print(
-            "its owner's limits: "
+            "limits of the machine's owner: "
             + ", ".join(
                 name.replace("_", "-") + ("" if value is True else f" {value}")
                 for name, value in limits.items()
             )
         )
-    saved = status.get("checkpoints") or {}
-    if saved.get("newest"):
-        console.print(f"checkpoint: step {saved['step']}, in {saved['place']}")
-    if saved.get("error"):
-        console.print(f"! no checkpoint: {saved['error']}")
-    for line in status["told"]:
+    saved = status.checkpoints
+    if saved.newest:
+        console.print(f"checkpoint: step {saved.step}, in {saved.place}")
+    if saved.error:
+        console.print(f"! no checkpoint: {saved.error}")
+    for line in status.told:
         console.print(f"! {line}")

@@ -15,7 +15,7 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from rich.console import Console, Group, RenderableType
@@ -23,11 +23,23 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from .daemon_client import LOOK_S, NewRows, Poller, Snapshot, Status
-from .run_tables import add, format_bytes, format_event, format_round
+from ...membership.master.status.records import MemberRow
+from ..status_records import MasterStatus, PeerStatus
+from .daemon_client import LOOK_S, Json, NewRows, Poller, Snapshot, Status
+from .run_tables import add, format_bytes, format_event, format_loss, format_round, member_cells
 
 HEAD_LINES = 3
 ROUND_LINES_MAX = 5
+# Headings of run_tables.MEMBER_CELLS, with the least width of each column.
+WATCH_COLUMNS = {
+    "name": 8,
+    "role": 6,
+    "sync": 4,
+    "step": 5,
+    "loss": 6,
+    "tokens/s": None,
+    "why": None,
+}
 MEMBERS_SHARE = 0.5  # of the lines below the headline, at most, if there is more to show
 
 # ---------------------------------------------------------------- the screen
@@ -75,9 +87,11 @@ def draw(
     foot = Text("q: end watching (the run goes on)", style="dim")
     if snapshot is None:
         return Group(_away(kind, away_s), foot)
-    lines = (
-        _peer(snapshot.status, height) if kind == "peer" else _master(snapshot, width, height - 1)
-    )
+    status = snapshot.status
+    if isinstance(status, PeerStatus):
+        lines = _peer(status, height)
+    else:
+        lines = _master(status, snapshot, width, height - 1)
     if away_s:
         lines[0] = _away(kind, away_s)
     return Group(*lines[: height - 1], foot)
@@ -91,9 +105,11 @@ def _line(text: str, style: str = "") -> Text:
     return Text(text, style=style, no_wrap=True, overflow="ellipsis")
 
 
-def _master(snapshot: Snapshot, width: int, height: int) -> list[RenderableType]:
-    status, events = snapshot.status, snapshot.events
-    members, left = status["members"], max(0, height - HEAD_LINES)
+def _master(
+    status: MasterStatus, snapshot: Snapshot, width: int, height: int
+) -> list[RenderableType]:
+    members, events = status.members, snapshot.events
+    left = max(0, height - HEAD_LINES)
     rounds = snapshot.rounds[: min(ROUND_LINES_MAX, left // 4)]
     # Members first, but not so that nothing else is seen; then rounds; events fill what is left.
     rest = (len(rounds) + 1 if rounds else 0) + min(len(events), left // 4) + 1
@@ -111,60 +127,49 @@ def _master(snapshot: Snapshot, width: int, height: int) -> list[RenderableType]
     return lines
 
 
-def _headline(status: Status) -> list[RenderableType]:
-    counts, told = status["counts"], status["headline"]
-    wanted, loss = told["rounds_wanted"], told["loss"]
+def _headline(status: MasterStatus) -> list[RenderableType]:
+    counts, told = status.counts, status.headline
     head = Text(no_wrap=True, overflow="ellipsis")
-    head.append(status["name"], "bold").append(f"  {status['state']}  ")
-    head.append(f"round {told['rounds']}" + (f"/{wanted}" if wanted else ""))
-    head.append(f"  step {told['step']}  loss {'-' if loss is None else format(loss, '.3f')}")
-    head.append(f"  {told['tokens_per_s']:.0f} tokens/s")
+    head.append(status.name, "bold").append(f"  {status.state}  ")
+    head.append(f"round {told.rounds}" + (f"/{told.rounds_wanted}" if told.rounds_wanted else ""))
+    head.append(f"  step {told.step}  loss {format_loss(told.loss)}")
+    head.append(f"  {told.tokens_per_s:.0f} tokens/s")
     second = (
-        f"{counts['live']} live, {counts['participating']} participating, "
-        f"{counts['contributed']} contributed; {status['aborted']} aborted; {format_bytes(told['sent_bytes'])} sent"
+        f"{counts.live} live, {counts.participating} participating, "
+        f"{counts.contributed} contributed; {status.aborted} aborted; "
+        f"{format_bytes(told.sent_bytes)} sent"
     )
-    return [head, _line(second), _line(status["why_waiting"], "yellow")]
+    return [head, _line(second), _line(status.why_waiting, "yellow")]
 
 
-def _members(members: list[Status], more: int, width: int) -> Table:
+def _members(members: Sequence[MemberRow], more: int, width: int) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim", width=width)
-    for heading, least in (("name", 8), ("role", 6), ("sync", 4), ("step", 5), ("loss", 6)):
-        table.add_column(heading, no_wrap=True, overflow="ellipsis", min_width=least)
-    table.add_column("tok/s", no_wrap=True)
-    table.add_column("why", no_wrap=True, overflow="ellipsis", ratio=1)
+    for heading, least in WATCH_COLUMNS.items():
+        ratio = 1 if heading == "why" else None
+        table.add_column(heading, no_wrap=True, overflow="ellipsis", min_width=least, ratio=ratio)
     for member in members:
-        add(
-            table,
-            member["name"],
-            member["role"],
-            "yes" if member["in_sync"] else "no",
-            member["step"],
-            "-" if member["loss"] is None else f"{member['loss']:.3f}",
-            f"{member['tokens_per_s']:.0f}",
-            member["why"],
-        )
+        add(table, *member_cells(member, WATCH_COLUMNS))
     if more:
-        add(table, f"... and {more} more", "", "", "", "", "", "")
+        add(table, f"... and {more} more", *[""] * (len(WATCH_COLUMNS) - 1))
     return table
 
 
-def _peer(status: Status, height: int) -> list[RenderableType]:
-    loss = "-" if status["loss"] is None else f"{status['loss']:.3f}"
-    sync = "in sync" if status["in_sync"] else "not in sync"
+def _peer(status: PeerStatus, height: int) -> list[RenderableType]:
+    sync = "in sync" if status.in_sync else "not in sync"
     lines: list[RenderableType] = [
-        _line(f"{status['name']} ({status['peer'][:8]})  {status['role']}, {sync}", "bold"),
+        _line(f"{status.name} ({status.peer[:8]})  {status.role}, {sync}", "bold"),
         _line(
-            f"{status['phase']}  step {status['step']}  loss {loss}  "
-            f"{status['tokens_per_s']:.0f} tokens/s"
+            f"{status.phase}  step {status.step}  loss {format_loss(status.loss)}  "
+            f"{status.tokens_per_s:.0f} tokens/s"
         ),
-        _line(status["why"], "yellow"),
-        _line(f"trainer: {status['trainer_state']}"),
+        _line(status.why, "yellow"),
+        _line(f"trainer: {status.trainer_state}"),
         _line(
-            f"{format_bytes(status['bulk_sent_bytes'])} sent, "
-            f"{format_bytes(status['bulk_received_bytes'])} received, {len(status['links'])} links"
+            f"{format_bytes(status.bulk_sent_bytes)} sent, "
+            f"{format_bytes(status.bulk_received_bytes)} received, {len(status.links)} links"
         ),
     ]
-    lines += [_line(f"! {text}") for text in status["told"][-max(0, height - 6) :]]
+    lines += [_line(f"! {text}") for text in status.told[-max(0, height - 6) :]]
     return lines
 
 
@@ -172,18 +177,16 @@ def _peer(status: Status, height: int) -> list[RenderableType]:
 
 
 class ChangeLines:
-    """What changes, a line each: for a file, a pipe, a log."""
+    """What changes, as a line each: for a file, a pipe, a log."""
 
-    def __init__(self, kind: str) -> None:
-        self._kind = kind
+    def __init__(self) -> None:
         self._events, self._rounds = NewRows(), NewRows()
         self._state = ""
         self._seen = False
 
     def of(self, snapshot: Snapshot) -> Iterator[str]:
-        """The lines since the last look; at first what is, without what was."""
-        status = snapshot.status
-        if (state := _format_state(self._kind, status)) != self._state:
+        """Yield the lines since the last look; at first the present state alone."""
+        if (state := _format_state(snapshot.status)) != self._state:
             self._state = state
             yield f"{time.strftime('%H:%M:%S')}  {state}"
         events, rounds = self._events.of(snapshot.events), self._rounds.of(snapshot.rounds)
@@ -194,17 +197,17 @@ class ChangeLines:
         self._seen = True
 
 
-def _format_state(kind: str, status: Status) -> str:
-    if kind == "peer":
-        sync = "in sync" if status["in_sync"] else "not in sync"
-        why = f": {status['why']}" if status["why"] else ""
-        return f"{status['name']}  {status['role']}, {sync}, {status['phase']}{why}"
-    why = f": {status['why_waiting']}" if status["why_waiting"] and not status["rounds"] else ""
-    live = status["counts"]["live"]
-    return f"{status['name']}  {status['state']}, {live} member{'' if live == 1 else 's'}{why}"
+def _format_state(status: Status) -> str:
+    if isinstance(status, PeerStatus):
+        sync = "in sync" if status.in_sync else "not in sync"
+        why = f": {status.why}" if status.why else ""
+        return f"{status.name}  {status.role}, {sync}, {status.phase}{why}"
+    why = f": {status.why_waiting}" if status.why_waiting and not status.rounds else ""
+    live = status.counts.live
+    return f"{status.name}  {status.state}, {live} member{'' if live == 1 else 's'}{why}"
 
 
-def essence(status: Status) -> str:
+def essence(status: Json) -> str:
     """What of a status says that something happened: no clocks, no ages."""
     passing = {"now_s", "uptime_s", "attached_s", "silent_s", "open_s", "reduce_s", "took_s"}
 

@@ -35,6 +35,7 @@ from ...protocol.network.interface import Channel, Network
 from ...protocol.network.stream import MessageStream
 from ...protocol.trust.authority import Authority
 from ..exit_codes import ExitCode
+from ..status_records import PendingRow
 from ..web.app import Json
 from .journal_store import GrantRow, JournalStore, TokenError
 
@@ -185,21 +186,21 @@ class Admission:
             del self._pending[peer]
             self.change_count += 1
 
-    def rows(self) -> list[Json]:
-        """Those who wait, for people; who asked first is first."""
+    def rows(self) -> tuple[PendingRow, ...]:
+        """Return the newcomers that wait for approval, in the order in which they asked."""
         now_s = trio.current_time()
         self._forget_the_gone(now_s)
-        return [
-            {
-                "peer": each.peer,
-                "name": each.name,
-                "role": each.role.value,
-                "founder": each.founder,
-                "host": each.host,
-                "waits_s": now_s - each.asked_s,
-            }
+        return tuple(
+            PendingRow(
+                peer=each.peer,
+                name=each.name,
+                role=each.role.value,
+                founder=each.founder,
+                host=each.host,
+                waits_s=now_s - each.asked_s,
+            )
             for each in self._pending.values()
-        ]
+        )
 
     async def approve(self, wanted: str) -> Json:
         """Let somebody in who waits; it gets its certificate when it asks again.

@@ -14,12 +14,12 @@ def fault_proven(case: CheckProof, notary: Notary) -> str:
     """What an owner is proven to have done; empty: nothing. Heavy."""
     # A master that judges nobody need not load what adds up.
     from ...collectives.arithmetic import ChunkLayout
-    from ...collectives.evidence import UnsignedError, WrongChunkClaim, judge
+    from ...collectives.evidence import UnsignedError, WrongChunkClaim, check_proof
 
     layout = ChunkLayout.of(case.order.plan, case.size)
     claim = WrongChunkClaim(case.order, layout, case.chunk, case.owner, case.digest, case.manifest)
     try:
-        return judge(claim, notary, case.proof)
+        return check_proof(claim, notary, case.proof)
     except UnsignedError as error:
         log.info("a proof against peer %s is none: %s", case.owner[:8], error)
         return ""

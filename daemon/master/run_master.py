@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+import attrs
 import trio
 from attrs import define
 from starlette.routing import Route
@@ -39,6 +40,7 @@ from ..advertised_hosts import WILDCARDS, dialable, only_loopback
 from ..exit_codes import ExitCode
 from ..paths import make_private
 from ..spec_file import read_spec
+from ..status_records import MasterStatus
 from ..tasks import wait_for_signals
 from ..web.app import Json
 from ..web.http_server import control_side
@@ -277,25 +279,27 @@ class Master:
 
     # ------------------------------------------------------------ what people ask and do
 
-    def status(self, *, past: bool = True) -> Json:
-        """The whole run as JSON; without ``past`` only as it is now."""
+    def status(self, *, past: bool = True) -> MasterStatus:
+        """Return the status; without ``past`` only as it is now."""
         status = describe(self.coordinator, self.service.now(), past=past)
-        status["kind"] = "master"
-        status["version"] = __version__
-        status["headline"] = self.recorder.headline(status["headline"])
-        stuck = self.service.why_stuck()
-        if stuck:
-            status["why_waiting"] = stuck
-        status["journal_cut"] = None if self.store.cut is None else str(self.store.cut)
-        status["run_id"] = self.run_id
-        status["name"] = self.spec.run.name
-        status["uptime_s"] = time.time() - self.started_s
-        status["value_count"] = sum(
-            size.value_count for size in self.coordinator.context.history.sizes
+        status = attrs.evolve(
+            status,
+            headline=self.recorder.headline(status.headline),
+            why_waiting=self.service.why_stuck() or status.why_waiting,
         )
-        status["addresses"] = list(self._addresses())
-        status["pending"] = self.service.gate.rows()
-        return status
+        sizes = self.coordinator.context.history.sizes
+        return MasterStatus(
+            **attrs.asdict(status, recurse=False),
+            kind="master",
+            version=__version__,
+            journal_cut=None if self.store.cut is None else str(self.store.cut),
+            run_id=self.run_id,
+            name=self.spec.run.name,
+            uptime_s=time.time() - self.started_s,
+            value_count=sum(size.value_count for size in sizes),
+            addresses=tuple(self._addresses()),
+            pending=self.service.gate.rows(),
+        )
 
     def _stamp(self) -> object:
         """Changes when the status may have changed, but for what only grows old."""

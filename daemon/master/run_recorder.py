@@ -27,7 +27,8 @@ from attrs import Factory, define
 from ...membership.master.rounds.round import Round
 from ...membership.master.state.master_effects import Event
 from ...membership.master.status.headline import headline
-from ...membership.master.status.status import journaled_row, past_row
+from ...membership.master.status.records import Headline, RecordedRound
+from ...membership.master.status.round_rows import journaled_round, recorded_round
 from ...protocol.errors import HoldfastError
 from ..metrics_store import COLUMNS, HISTORY_FILE, ROUNDS_MAX, MetricsStore, PastEvent, Point
 from ..web.json_answers import compact
@@ -195,14 +196,10 @@ class RunRecorder:
             return
         name_of = self._context.history.name_of
         rows = [
-            {
-                **journaled_row(each.commit, name_of),
-                "opened_at": each.opened_at,
-                "ended_at": each.committed_at,
-            }
+            journaled_round(each.commit, name_of, each.opened_at, each.committed_at)
             for each in missing
         ]
-        self._lacks = not self._history.write(rounds=[(row["round"], compact(row)) for row in rows])
+        self._lacks = not self._history.write(rounds=[(row.round, compact(row)) for row in rows])
 
     # ------------------------------------------------------------ events
 
@@ -223,7 +220,7 @@ class RunRecorder:
         if len(self._new.events) > EVENTS_WAITING_MAX:
             del self._new.events[0]
         if self.live is not None:
-            self.live.publish("log", attrs.asdict(past))
+            self.live.publish("log", past)
 
     def _at(self, at_s: float) -> float:
         """The master's clock as unix seconds."""
@@ -244,40 +241,36 @@ class RunRecorder:
             if self.live is not None:
                 self.live.publish("round", row)
 
-    def _row(self, round_: Round) -> Json:
-        return {
-            **past_row(round_),
-            "opened_at": self._at(round_.opened_s),
-            "ended_at": self._at(round_.ended_s),
-        }
+    def _row(self, round_: Round) -> RecordedRound:
+        return recorded_round(round_, self._at(round_.opened_s), self._at(round_.ended_s))
 
     # ------------------------------------------------------------ the curve
 
-    def headline(self, told: Json) -> Json:
-        """A headline of this master with what earlier ones have come to."""
+    def headline(self, told: Headline) -> Headline:
+        """Return this master's headline with the bytes of earlier masters added."""
         before = self._before
         if before is None:
             return told
-        return {
-            **told,
-            "sent_bytes": told["sent_bytes"] + (before.sent_bytes or 0),
-            "saved_bytes": told["saved_bytes"] + (before.saved_bytes or 0),
-        }
+        return attrs.evolve(
+            told,
+            sent_bytes=told.sent_bytes + (before.sent_bytes or 0),
+            saved_bytes=told.saved_bytes + (before.saved_bytes or 0),
+        )
 
     def _take_point(self, now: float) -> None:
         told = self.headline(headline(self._service.coordinator))
         point = Point(
             now,
-            told["step"],
-            told["rounds"],
-            told["loss"],
-            told["loss_min"],
-            told["loss_max"],
-            told["tokens_per_s"],
-            told["utilisation"],
+            told.step,
+            told.rounds,
+            told.loss,
+            told.loss_min,
+            told.loss_max,
+            told.tokens_per_s,
+            told.utilisation,
             len(self._context.roster),
-            told["sent_bytes"],
-            told["saved_bytes"],
+            told.sent_bytes,
+            told.saved_bytes,
         )
         if self._last is not None and now - self._last.at > 2 * POINT_S:
             # It stayed as it was for so long: no line may lead there from before.

@@ -120,17 +120,17 @@ class Auditor:
     async def look(self, order: AuditOrder) -> None:
         """Have the owners of some chunks show what they added, and tell the master."""
         reduction = self._reducer.of_round(order.round)
-        if reduction is None or reduction.kept is None or reduction.attempt != order.attempt:
+        if reduction is None or reduction.audit_log is None or reduction.attempt != order.attempt:
             return  # another order is on its way
         findings, by_owner = _Findings(), dict[str, list[ChunkEvidence]]()
         for chunk in order.chunks:
-            evidence = reduction.kept.evidence(chunk)
+            evidence = reduction.audit_log.evidence(chunk)
             if evidence is not None:
                 by_owner.setdefault(evidence.owner, []).append(evidence)
         with findings.scope:
             async with trio.open_nursery() as nursery:
                 for evidence_list in by_owner.values():
-                    nursery.start_soon(self._look_at, reduction.kept, evidence_list, findings)
+                    nursery.start_soon(self._look_at, reduction.audit_log, evidence_list, findings)
         seen, where = findings.passed.union(findings.wrong), (order.round, order.attempt)
         unseen = tuple(chunk for chunk in order.chunks if chunk not in seen)
         reason = plain(findings.reason)
@@ -194,9 +194,9 @@ class Auditor:
     def prove(self, wanted: ProofWanted) -> None:
         """The master wants a piece of what proves our accusation."""
         reduction = self._reducer.of_round(wanted.round)
-        if reduction is None or reduction.kept is None or reduction.attempt != wanted.attempt:
+        if reduction is None or reduction.audit_log is None or reduction.attempt != wanted.attempt:
             return
-        proof = reduction.kept.proofs.get(wanted.chunk, b"")
+        proof = reduction.audit_log.proofs.get(wanted.chunk, b"")
         piece = proof[wanted.offset : wanted.offset + PROOF_PIECE_BYTES_MAX]
         where = (wanted.round, wanted.attempt, wanted.chunk, wanted.offset)
         self._parts.tell_master(ProofPiece(*where, len(proof), piece))
@@ -237,8 +237,8 @@ class Auditor:
     async def _pieces(
         self, reduction: Reduction | None, peer: str, chunk: int
     ) -> list[Buffer] | None:
-        if reduction is None or reduction.kept is None:
+        if reduction is None or reduction.audit_log is None:
             return None
-        if not reduction.kept.may_see(peer, self._parts.spec.reduce.audit):
+        if not reduction.audit_log.may_see(peer, self._parts.spec.reduce.audit):
             return None
-        return await self._parts.network.run_sync(partial(reduction.kept.show, chunk))
+        return await self._parts.network.run_sync(partial(reduction.audit_log.show, chunk))

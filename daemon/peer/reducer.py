@@ -12,7 +12,6 @@ every chunk; who was shut out of some forgets it, as its copy is made anew.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 import trio
 from attrs import define, evolve, field
@@ -20,7 +19,7 @@ from attrs import define, evolve, field
 from ...collectives.codecs.compression import parse_codec
 from ...collectives.codecs.error_feedback import Residual
 from ...collectives.encoded_input import EncodedInput
-from ...collectives.reduction import ReduceResult, Reduction
+from ...collectives.reduction import OnLost, ReduceResult, Reduction
 from ...diloco.outer import outer_step
 from ...membership.manifest import is_everywhere
 from ...protocol.arena import Values
@@ -55,7 +54,6 @@ class Reducer:
     def __init__(self, parts: PeerParts, state_service: StateService) -> None:
         self._parts = parts
         self._state_service = state_service
-        self.make_reduction: Callable[..., Reduction] = Reduction
         self._running: dict[int, _Running] = {}  # by round, as the three that follow
         self._inputs: dict[int, EncodedInput] = {}
         self._results: dict[int, ReduceResult] = {}
@@ -66,32 +64,14 @@ class Reducer:
     def start(self, order: Reduce, *, contribute: bool) -> None:
         """Begin a reduction; an earlier one of the round is void, though it may have ended well."""
         self._end(order.round)
-        parts, posted, fragment = self._parts, self._state_service.posted, order.fragment
-        kept = self._inputs.get(order.round) if contribute else None
+        parts = self._parts
 
         def lost(error: PeerLostError) -> None:
             if self._running.get(order.round) is running:
                 self._failed(order.round, reduction.attempt, (error.peer,), error.reason)
 
         try:
-            reduction = self.make_reduction(
-                order,
-                parts.config.me,
-                self._state_service.size(fragment),
-                parts.hub,
-                parts.network,
-                posted.values(fragment) if contribute else None,
-                posted.counters(fragment) if contribute else None,
-                encoded_input=kept,
-                residual=self.residual_of(fragment) if contribute and kept is None else None,
-                values_stay=True,  # the trainer posts nothing new before the next round opens
-                # It changes when the round is over, and not before.
-                momentum=self._state_service.state.momentum(fragment) if contribute else None,
-                # Who cannot be linked to is named before the master finds a stall without a culprit.
-                link_wait_s=parts.spec.link_deadline_s,
-                notary=parts.config.notary,
-                on_lost=lost,
-            )
+            reduction = self._make_reduction(order, contribute, lost)
         except RemoteProtocolError as error:
             self._failed(order.round, order.attempt, (), str(error))
             return
@@ -101,6 +81,28 @@ class Reducer:
             parts.hub.take_measurements()  # of before, when no round had the lines
         running = self._running[order.round] = _Running(reduction)
         parts.start(self._serve, order, running)
+
+    def _make_reduction(self, order: Reduce, contribute: bool, on_lost: OnLost) -> Reduction:
+        parts, posted, fragment = self._parts, self._state_service.posted, order.fragment
+        kept = self._inputs.get(order.round) if contribute else None
+        return Reduction(
+            order,
+            parts.config.me,
+            self._state_service.size(fragment),
+            parts.hub,
+            parts.network,
+            posted.values(fragment) if contribute else None,
+            posted.counters(fragment) if contribute else None,
+            encoded_input=kept,
+            residual=self.residual_of(fragment) if contribute and kept is None else None,
+            values_stay=True,  # the trainer posts nothing new before the next round opens
+            # It changes when the round is over, and not before.
+            momentum=self._state_service.state.momentum(fragment) if contribute else None,
+            # A peer without a link is named before the master finds a stall without a culprit.
+            link_wait_s=parts.spec.link_deadline_s,
+            notary=parts.config.notary,
+            on_lost=on_lost,
+        )
 
     async def _serve(self, order: Reduce, running: _Running) -> None:
         parts, reduction = self._parts, running.reduction

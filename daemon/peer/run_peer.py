@@ -16,7 +16,8 @@ from starlette.routing import Route
 from ... import __version__
 from ...checkpoint.checkpoint_store import CheckpointStore, FolderStore, StoreError, place_at
 from ...checkpoint.checkpoints import CheckpointError
-from ...membership.master.status.status import copy_row, format_copy
+from ...membership.master.status.status import copy_row, head_row
+from ...membership.master.status.why_waiting import format_copy
 from ...protocol.addresses import Address
 from ...protocol.enrolment import enrol
 from ...protocol.errors import EvictedError, RemoteProtocolError, UserError
@@ -31,6 +32,7 @@ from ..advertised_hosts import doubt_of_loopback
 from ..exit_codes import ExitCode
 from ..memory_check import machine_bytes
 from ..paths import CHECKPOINTS_FOLDER, OWN_STATE_FILE, make_private
+from ..status_records import CheckpointStatus, LinkRow, PeerRoundRow, PeerStatus
 from ..tasks import wait_for_signals
 from ..web.app import Json
 from ..web.http_server import control_side
@@ -383,84 +385,70 @@ class Peer:
 
     # ------------------------------------------------------------ what people ask
 
-    def status(self) -> Json:
-        """This peer as JSON."""
+    def status(self) -> PeerStatus:
+        """Return this peer's status."""
         service = self.service
         assert service is not None
         replica, progress = service.replica, service.progress()
-        return {
-            "kind": "peer",
-            "version": __version__,
-            "attached": service.session.connected,
-            "peer": service.config.me,
-            "name": service.config.name,
-            "run_id": service.config.run_id,
-            "number": service.number,
-            "role": replica.role.value,
-            "in_sync": replica.in_sync,
-            "phase": service.report.phase,
-            "why": "; ".join(map(format_copy, progress.copies))
+        return PeerStatus(
+            kind="peer",
+            version=__version__,
+            attached=service.session.connected,
+            peer=service.config.me,
+            name=service.config.name,
+            run_id=service.config.run_id,
+            number=service.number,
+            role=replica.role.value,
+            in_sync=replica.in_sync,
+            phase=service.report.phase,
+            why="; ".join(map(format_copy, progress.copies))
             or service.report.why
             or service.training.why_still(),
-            "told": list(service.report.told),
-            "step": progress.step,
-            "tokens": progress.tokens,
-            "tokens_per_s": progress.tokens_per_s,
-            "loss": progress.loss,
-            "metrics": progress.metrics,
-            "links": [
-                {
-                    "peer": peer,
-                    "lanes": len(link.lanes),
-                    "congestion": sorted({lane.facts.congestion for lane in link.lanes}),
-                    "round_trip_s": link.round_trip_s if link.round_trip_s < math.inf else None,
-                }
+            told=tuple(service.report.told),
+            step=progress.step,
+            tokens=progress.tokens,
+            tokens_per_s=progress.tokens_per_s,
+            loss=progress.loss,
+            metrics=progress.metrics,
+            links=tuple(
+                LinkRow(
+                    peer=peer,
+                    lanes=len(link.lanes),
+                    congestion=tuple(sorted({lane.facts.congestion for lane in link.lanes})),
+                    round_trip_s=link.round_trip_s if link.round_trip_s < math.inf else None,
+                )
                 for peer, link in service.hub.links.items()
-            ],
-            "bulk_sent_bytes": progress.bulk_sent_bytes,
-            "bulk_received_bytes": progress.bulk_received_bytes,
-            "state_received_bytes": progress.state_received_bytes,
-            "state_saved_bytes": progress.state_saved_bytes,
-            "copies": [copy_row(copy) for copy in progress.copies],
-            "heads": [
-                {"fragment": h.fragment, "version": h.version, "root": h.root.hex()}
-                for h in replica.heads()
-            ],
-            "rounds": [
-                {
-                    "round": r.round,
-                    "fragment": r.fragment,
-                    "phase": r.phase.value,
-                    "attempt": r.attempt,
-                }
-                for r in replica.rounds.values()
-            ],
-            "checkpoints": self._checkpoints(service.checkpointer),
-            "finished": replica.finished,
-            "trainer_pid": None if self.bridge is None else self.bridge.attached_pid,
-            "command_pid": None if self.supervisor is None else self.supervisor.pid,
-            "trainer_restarts": 0 if self.supervisor is None else self.supervisor.restarts,
-            "trainer_state": self._trainer_state(),
-            "waited_s": progress.waited_s,
-            "stepped_s": progress.stepped_s,
-            "limits": self.options.limits,
-        }
+            ),
+            bulk_sent_bytes=progress.bulk_sent_bytes,
+            bulk_received_bytes=progress.bulk_received_bytes,
+            state_received_bytes=progress.state_received_bytes,
+            state_saved_bytes=progress.state_saved_bytes,
+            copies=tuple(map(copy_row, progress.copies)),
+            heads=tuple(map(head_row, replica.heads())),
+            rounds=tuple(
+                PeerRoundRow(
+                    round=each.round,
+                    fragment=each.fragment,
+                    phase=each.phase.value,
+                    attempt=each.attempt,
+                )
+                for each in replica.rounds.values()
+            ),
+            checkpoints=_checkpoints(service.checkpointer),
+            finished=replica.finished,
+            trainer_pid=None if self.bridge is None else self.bridge.attached_pid,
+            command_pid=None if self.supervisor is None else self.supervisor.pid,
+            trainer_restarts=0 if self.supervisor is None else self.supervisor.restarts,
+            trainer_state=self._trainer_state(),
+            waited_s=progress.waited_s,
+            stepped_s=progress.stepped_s,
+            limits=self.options.limits,
+        )
 
     def why_unready(self) -> str:
         """Why this peer takes no part in its run now; empty: it does."""
         assert self.service is not None
         return "" if self.service.session.connected else "it is not attached to a master"
-
-    @staticmethod
-    def _checkpoints(checkpointer: Checkpointer) -> Json:
-        newest = checkpointer.newest
-        return {
-            "place": str(checkpointer.place),
-            "writing": checkpointer.writing,
-            "newest": None if newest is None else newest.name,
-            "step": None if newest is None else newest.step,
-            "error": checkpointer.error,
-        }
 
     def _trainer_state(self) -> str:
         assert self.service is not None
@@ -491,6 +479,17 @@ class Peer:
         assert self._nursery is not None
         self._nursery.start_soon(self._leave, "asked to leave by its owner")
         return {"leaving": True}
+
+
+def _checkpoints(checkpointer: Checkpointer) -> CheckpointStatus:
+    newest = checkpointer.newest
+    return CheckpointStatus(
+        place=str(checkpointer.place),
+        writing=checkpointer.writing,
+        newest=None if newest is None else newest.name,
+        step=None if newest is None else newest.step,
+        error=checkpointer.error,
+    )
 
 
 def _kept_credentials(folder: Path, invite: Invite) -> Credentials | None:

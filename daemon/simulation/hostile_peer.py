@@ -11,16 +11,15 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from random import Random
-from typing import Any
 
 import trio
 from attrs import define, evolve, field
 
+from ...collectives.chunk_sender import OnBad, Send
 from ...collectives.gather_tree import ChunkRole
 from ...collectives.links.send_queue import Frame
-from ...collectives.reduction import Reduction
+from ...collectives.reduction import OnLost, Reduction
 from ...protocol.messages import (
     GAUGED_BYTES,
     Applied,
@@ -40,6 +39,7 @@ from ...protocol.messages import (
     Probed,
     Progress,
     Ready,
+    Reduce,
     Reduced,
     ReduceFailed,
     Remedy,
@@ -131,7 +131,14 @@ class Hostile:
         session.tell = tell  # type: ignore[method-assign]
         session._hello = hello
         service.parts.tell_master = service.hub.tell_master = tell
-        service.reducer.make_reduction = partial(_HostileReduction, self, service)
+        make = service.reducer._make_reduction
+
+        def make_reduction(order: Reduce, contribute: bool, on_lost: OnLost) -> Reduction:
+            reduction = make(order, contribute, on_lost)
+            _HostileSending(self, service, reduction)
+            return reduction
+
+        service.reducer._make_reduction = make_reduction  # type: ignore[method-assign]
         begin = service.run
 
         async def run() -> None:
@@ -289,12 +296,16 @@ class Hostile:
             yield rng.choice(self._said)
 
 
-class _HostileReduction(Reduction):
-    """Owes others what it should give them; its own result is whole, and honestly reported or not."""
+class _HostileSending:
+    """Keeps what a reduction owes to others, or corrupts it; the liar's own result is whole.
 
-    def __init__(self, hostile: Hostile, service: PeerService, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        receivers = [peer for peer in self._order.receivers if peer != self._me]
+    Args:
+      reduction: an honest one that has not begun; its sender is wrapped.
+    """
+
+    def __init__(self, hostile: Hostile, service: PeerService, reduction: Reduction) -> None:
+        context = reduction._context
+        receivers = [peer for peer in context.order.receivers if peer != context.me]
         quarry = hostile.quarry_of(service)
         one = {quarry} if quarry in receivers else set(receivers[:1])
         self._kept_from = {True: set[str](), False: set[str]()}  # contributions; results
@@ -309,20 +320,31 @@ class _HostileReduction(Reduction):
         self._two_faced = hostile.does(Falsehood.TWO_FACED)
         self._spoilt = one if hostile.does(Falsehood.NOT_FINITE) else set()
         self._given = 0
+        self._tracker = context.tracker
+        sender = reduction._sender
+        self._plan, sender.plan = sender.plan, self._plan_less  # type: ignore[method-assign]
+        self._contribution, sender.load_contribution = (  # type: ignore[method-assign]
+            sender.load_contribution,
+            self._spoil_contribution,
+        )
+        self._result, sender.load_result = (  # type: ignore[method-assign]
+            sender.load_result,
+            self._spoil_result,
+        )
 
-    def _plan_sends(self, chunks: Iterable[tuple[int, ChunkRole]]) -> list[Any]:
-        sends = super()._plan_sends(chunks)
+    def _plan_less(self, chunks: Iterable[tuple[int, ChunkRole]], on_bad: OnBad) -> list[Send]:
+        sends = self._plan(chunks, on_bad)
         return [send for send in sends if send.peer not in self._kept_from[send.contribution]]
 
-    def _load_contribution(self, index: int, attempt: int) -> Frame | None:
-        frame = super()._load_contribution(index, attempt)
-        if frame is None or self._tracker.part(index).parent not in self._spoilt:
+    def _spoil_contribution(self, index: int, attempt: int) -> Frame | None:
+        frame = self._contribution(index, attempt)
+        if frame is None or self._tracker.role(index).parent not in self._spoilt:
             return frame
         header, payload = frame
         return header, b"\xff" * len(payload)
 
-    def _load_result(self, index: int, attempt: int) -> Frame:
-        header, payload = super()._load_result(index, attempt)
+    def _spoil_result(self, index: int, attempt: int) -> Frame:
+        header, payload = self._result(index, attempt)
         if self._two_faced:
             self._given += 1
             other = bytearray(payload)

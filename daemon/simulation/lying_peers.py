@@ -10,7 +10,8 @@ from typing import Any, Protocol
 from attrs import define, field
 
 from ...collectives.evidence import ChunkEvidence, sealed, statement_of_sum
-from ...collectives.reduction import Reduction
+from ...collectives.reduction import OnLost, Reduction
+from ...protocol.messages import Reduce
 from ...protocol.network.lane import Buffer
 from ..peer.auditor import Auditor
 from ..peer.peer_service import PeerService
@@ -50,25 +51,40 @@ class Liar:
         if self.lie is Lie.ACCUSER:
             service.auditor = _LyingAuditor(service.parts, service.reducer, self)
         else:
-            service.reducer.make_reduction = partial(_LyingReduction, self)
+            make = service.reducer._make_reduction
+
+            def make_reduction(order: Reduce, contribute: bool, on_lost: OnLost) -> Reduction:
+                reduction = make(order, contribute, on_lost)
+                _LyingSums(self, reduction)
+                return reduction
+
+            service.reducer._make_reduction = make_reduction  # type: ignore[method-assign]
 
 
-class _LyingReduction(Reduction):
-    def __init__(self, liar: Liar, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+class _LyingSums:
+    """Makes wrong results of some chunks, and shows something else when it is asked.
+
+    Args:
+      reduction: an honest one that has not begun; its adder and its audit log are wrapped.
+    """
+
+    def __init__(self, liar: Liar, reduction: Reduction) -> None:
         self._liar = liar
-        own = [at for at, cut in enumerate(self._layout.cuts) if cut.owner == self._me]
+        self._context = context = reduction._context
+        own = [at for at, cut in enumerate(context.layout.cuts) if cut.owner == context.me]
         self._lied = dict.fromkeys(own[: liar.chunks], b"")  # what was counted as everybody's
-        if self.kept is not None and liar.lie is not Lie.OWNER:
-            self.kept.show = partial(self._show, self.kept.show)  # type: ignore[method-assign]
+        self._honest_result = reduction._adder.make_result
+        reduction._adder.make_result = self._make_result  # type: ignore[method-assign]
+        if (log := reduction.audit_log) is not None and liar.lie is not Lie.OWNER:
+            log.show = partial(self._show, log.show)  # type: ignore[method-assign]
 
-    def _make_result_of(self, index: int, arrived: Mapping[str, memoryview]) -> None:
+    def _make_result(self, index: int, arrived: Mapping[str, memoryview]) -> None:
         if index in self._lied and len(arrived) > 1:
-            favourite = next(peer for peer in self._contributors if peer in arrived)
+            favourite = next(peer for peer in self._context.contributors if peer in arrived)
             self._lied[index] = bytes(arrived[favourite])
             arrived = dict.fromkeys(arrived, arrived[favourite])
-            self._liar.told.add(self._order.round)
-        super()._make_result_of(index, arrived)
+            self._liar.told.add(self._context.order.round)
+        self._honest_result(index, arrived)
 
     def _show(
         self, honestly: Callable[[int], list[Buffer] | None], index: int
@@ -79,11 +95,10 @@ class _LyingReduction(Reduction):
             return shown
         if self._liar.lie is Lie.SILENT:
             return None
-        assert self._notary is not None
-        forged: list[Buffer] = [
-            sealed(self._notary, self._order, index, lied) for _piece in shown[:-1]
-        ]
-        return [*forged, self._notary.seal(statement_of_sum(self._order, index, forged))]
+        notary, order = self._context.notary, self._context.order
+        assert notary is not None
+        forged: list[Buffer] = [sealed(notary, order, index, lied) for _piece in shown[:-1]]
+        return [*forged, notary.seal(statement_of_sum(order, index, forged))]
 
 
 class _LyingAuditor(Auditor):

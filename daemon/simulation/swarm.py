@@ -481,9 +481,9 @@ class Swarm:
         lines = [f"at {trio.current_time():.2f} s, {self.committed} committed"]
         if self.master is not None:
             status = describe(self.master.coordinator, self.master.now())
-            lines.append(f"{status['state']}: {status['why_waiting']}")
-            lines += [f"{m['name']} {m['role']}: {m['why']}" for m in status["members"]]
-            lines += [f"{e['at_s']:.2f} {e['text']}" for e in status["events"][-12:]]
+            lines.append(f"{status.state}: {status.why_waiting}")
+            lines += [f"{m.name} {m.role}: {m.why}" for m in status.members]
+            lines += [f"{e.at_s:.2f} {e.text}" for e in (status.events or ())[-12:]]
         for name, sim in sorted(self.peers.items()):
             replica = sim.service.replica
             held = [(f.version, f.fetching is not None) for f in replica.fragments]

@@ -38,7 +38,7 @@ HEADERS = {
 }
 
 Json = dict[str, object]
-Read = Callable[[], Json]
+Read = Callable[[], object]  # a record, or plain JSON
 Action = Callable[[Json], Awaitable[Json]]
 
 

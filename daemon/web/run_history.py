@@ -15,6 +15,7 @@ from ...membership.master.state.master_effects import EventKind
 from ...protocol.network.interface import Network
 from ..answer_limits import EVENTS_ANSWER_MAX, ROUNDS_ANSWER_MAX
 from ..metrics_store import MetricsStore, as_columns
+from ..status_records import MasterStatus, PeerStatus
 from .json_answers import answer
 
 POINTS_MIN, POINTS_MAX, POINTS_DEFAULT = 10, 5_000, 600
@@ -83,7 +84,7 @@ class Query:
         return words
 
 
-def status_route(status: Callable[[bool], Mapping[str, object]]) -> Route:
+def status_route(status: Callable[[bool], MasterStatus | PeerStatus]) -> Route:
     """``GET /api/status``.
 
     Args:

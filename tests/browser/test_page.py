@@ -218,7 +218,7 @@ def test_actions_work_with_the_token(page: Page, fleet: Fleet) -> None:
     page.get_by_role("button", name="Pause").click()
     give_token(page, token_of(fleet))
     expect(page.locator("#state")).to_contain_text("paused")
-    expect(page.locator("#why")).to_contain_text("paused it")
+    expect(page.locator("#why")).to_contain_text("Paused by the operator")
     assert fleet.master()["state"] == "paused"
 
     page.get_by_role("button", name="Verify copies").click()  # it asks for the token no more

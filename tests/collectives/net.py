@@ -24,7 +24,7 @@ PORT = 7_700
 
 
 def note(number: int) -> IndexRequest:
-    """Some message that a link hands on."""
+    """Return a message that a link hands on."""
     return IndexRequest(FragmentHead(0, number, b""))
 
 

@@ -1,4 +1,4 @@
-"""Nodes with links between them, virtual or real, and what a reduction among them must give."""
+"""Nodes with links between them, virtual or real, and the expected result of their reduction."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def peer_id(number: int) -> str:
 
 @define(eq=False)
 class Node:
-    """One peer: its network, its hub, what it would contribute, and how its reduction went."""
+    """One peer: its network, its hub, its input, and the result or error of its reduction."""
 
     number: int
     network: Network
@@ -133,7 +133,7 @@ class Swarm:
         self.world.crash(f"n{node.number}")
 
     async def reduce(self, order: Reduce, size: FragmentSize, nodes: Sequence[Node]) -> None:
-        """Run the order at these nodes; what came of it is in the nodes."""
+        """Run the order at these nodes, and store results and errors in the nodes."""
         async with trio.open_nursery() as nursery:
             for node in nodes:
                 nursery.start_soon(self.reduce_at, node, order, size)

@@ -1,4 +1,4 @@
-"""The reduction over virtual links: same bits everywhere, exact divisors, whoever dies when."""
+"""The reduction over virtual links: same bits everywhere and exact divisors, whenever a peer dies."""
 
 from __future__ import annotations
 
@@ -304,7 +304,7 @@ async def test_the_next_attempt_sends_the_input_that_the_first_one_encoded() -> 
 # ---------------------------------------------------------------- receivers that only listen
 
 
-async def test_a_late_receiver_gets_the_result_and_nobody_waits_for_it() -> None:
+async def test_a_late_receiver_gets_the_result_and_no_peer_waits_for_it() -> None:
     size = FragmentSize(20_000, 0, 1)
     async with a_swarm(4, MemoryWorld(random.Random(0), buffer_bytes=4_096)) as swarm:
         await swarm.settle()
@@ -320,7 +320,7 @@ async def test_a_late_receiver_gets_the_result_and_nobody_waits_for_it() -> None
         check_same_bits(order, size, swarm.nodes)
 
 
-async def test_a_receiver_that_never_registers_costs_nobody_anything() -> None:
+async def test_a_receiver_that_never_registers_delays_no_peer() -> None:
     size = FragmentSize(20_000, 0, 1)
     async with a_swarm(4, MemoryWorld(random.Random(0), buffer_bytes=4_096)) as swarm:
         await swarm.settle()
@@ -367,7 +367,7 @@ async def test_a_slow_receiver_lags_by_a_few_rounds_at_most() -> None:
             )
             await swarm.reduce(order, size, swarm.nodes[:2])
             await trio.sleep(0.1)
-            assert len(hub._trailing[peer_id(2)]) == min(round_, 4)
+            assert len(hub._trailing._by_peer[peer_id(2)]) == min(round_, 4)
 
 
 # ---------------------------------------------------------------- shorter frames
@@ -554,7 +554,7 @@ async def test_a_contribution_that_cannot_be_added_is_refused_and_named(
         ({"payload_bytes": 396}, "sent 396 bytes for a chunk of 400"),
         ({"payload_bytes": 404}, "sent 404 bytes for a chunk of 400"),
         ({"index": 99}, "which does not exist"),
-        ({"index": 0}, "that nobody asked it for"),
+        ({"index": 0}, "that it does not owe"),
         ({"transfer": 4}, "of fragment 4"),
         ({"kind": FrameKind.RESULT}, "which is not its to send"),
         ({}, "twice"),
@@ -606,7 +606,7 @@ async def test_a_result_that_is_not_finite_names_its_owner() -> None:
         assert error.peer == peer_id(0)
 
 
-async def test_junk_of_somebody_who_takes_no_part_only_costs_its_link() -> None:
+async def test_junk_from_a_peer_without_a_part_only_costs_its_link() -> None:
     size = FragmentSize(1_000, 0, 0)
     async with a_swarm(3, MemoryWorld(random.Random(0), bytes_per_s=4_000)) as swarm:
         await swarm.settle()

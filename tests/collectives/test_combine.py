@@ -1,4 +1,4 @@
-"""What owners make of contributions: by the formula, to the bit, and within what the honest say."""
+"""Combining rules: equal to the formula to the bit, and bounded by the honest values."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_how_many_are_left_out() -> None:
 
 @pytest.mark.parametrize("count", range(1, 11))
 def test_the_network_sorts_everything(count: int) -> None:
-    """What sorts all zeros and ones sorts anything."""
+    """A network that sorts all zeros and ones sorts anything."""
     for places in itertools.combinations_with_replacement(range(count), 2):
         network = exchanges(count, places)
         for bits in itertools.product((0, 1), repeat=count):
@@ -189,7 +189,7 @@ def test_what_is_not_finite_is_refused_and_named(rule: str) -> None:
 
 
 @pytest.mark.parametrize("rule", ["trimmed", "clipped"])
-def test_without_weight_nobody_is_counted(rule: str) -> None:
+def test_a_contributor_without_weight_is_refused(rule: str) -> None:
     with pytest.raises(RemoteProtocolError, match="without any weight"):
         combine([np.ones(5, np.float32)] * 3, rule, [64, 0, 64])
 
@@ -216,7 +216,7 @@ def test_a_rule_has_a_kind_and_a_number() -> None:
 
 @pytest.mark.parametrize("rule", ["trimmed", "clipped"])
 @pytest.mark.parametrize("codecs", [("fp32", "fp32"), ("int8+zstd", "nf4"), ("topk4", "bf16")])
-def test_whatever_comes_when_the_owners_bytes_are_those_of_the_formula(
+def test_the_order_of_arrival_does_not_change_the_owners_bytes(
     rule: str, codecs: tuple[str, str]
 ) -> None:
     size = FragmentSize(1_500, 0, 2)
@@ -249,7 +249,7 @@ def test_whatever_comes_when_the_owners_bytes_are_those_of_the_formula(
 
 
 @pytest.mark.parametrize(("rule", "weight"), [("median", 1), ("trimmed", 0)])
-def test_orders_that_nobody_can_combine_are_refused_before_anything_is_sent(
+def test_orders_with_a_wrong_rule_are_refused_before_anything_is_sent(
     rule: str, weight: int
 ) -> None:
     size = FragmentSize(100, 0, 0)

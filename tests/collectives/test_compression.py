@@ -1,4 +1,4 @@
-"""zstd over frames: only where it pays, and never more memory than was told."""
+"""zstd over frames: only where it pays, and never with more memory than expected."""
 
 from __future__ import annotations
 
@@ -27,42 +27,42 @@ def partly_noise(share: float) -> memoryview:
 
 @settings(deadline=None)
 @given(st.binary(max_size=3_000), st.integers(0, 3_000))
-def test_what_was_squeezed_comes_back(data: bytes, zeros: int) -> None:
+def test_what_was_compressed_comes_back(data: bytes, zeros: int) -> None:
     payload = memoryview(data + bytes(zeros))
-    squeezed = FrameCompressor(True).squeeze(payload)
-    assert squeezed is payload or len(squeezed) < len(payload)
-    if squeezed is not payload:
-        assert expand(squeezed, len(payload)) == payload
+    compressed = FrameCompressor(True).compress(payload)
+    assert compressed is payload or len(compressed) < len(payload)
+    if compressed is not payload:
+        assert expand(compressed, len(payload)) == payload
 
 
 def test_it_stops_after_a_sample_that_saves_too_little() -> None:
     for share, pays in ((1 - SAVING_MIN - 0.01, True), (1 - SAVING_MIN + 0.01, False)):
-        squeezer = FrameCompressor(True)
-        squeezer.squeeze(partly_noise(share))
-        assert squeezer.pays is pays
-        after = squeezer.squeeze(ZEROS)
+        compressor = FrameCompressor(True)
+        compressor.compress(partly_noise(share))
+        assert compressor.pays is pays
+        after = compressor.compress(ZEROS)
         assert (after is ZEROS) is not pays
 
 
 def test_a_short_chunk_is_no_sample() -> None:
-    squeezer = FrameCompressor(True)
-    assert squeezer.squeeze(NOISE[: SAMPLE_BYTES_MIN - 1]) is not None
-    assert squeezer.pays
-    squeezer.squeeze(ZEROS)  # the sample
-    squeezer.squeeze(NOISE)
-    assert squeezer.pays
+    compressor = FrameCompressor(True)
+    assert compressor.compress(NOISE[: SAMPLE_BYTES_MIN - 1]) is not None
+    assert compressor.pays
+    compressor.compress(ZEROS)  # the sample
+    compressor.compress(NOISE)
+    assert compressor.pays
 
 
 def test_a_long_chunk_that_does_not_shrink_goes_as_it_is() -> None:
-    squeezer = FrameCompressor(True)
-    squeezer.squeeze(ZEROS)
-    assert squeezer.squeeze(NOISE) is NOISE
+    compressor = FrameCompressor(True)
+    compressor.compress(ZEROS)
+    assert compressor.compress(NOISE) is NOISE
 
 
 def test_unwanted_it_does_nothing() -> None:
-    squeezer = FrameCompressor(False)
-    assert not squeezer.pays
-    assert squeezer.squeeze(ZEROS) is ZEROS
+    compressor = FrameCompressor(False)
+    assert not compressor.pays
+    assert compressor.compress(ZEROS) is ZEROS
 
 
 @settings(deadline=None)
@@ -75,7 +75,7 @@ def test_any_bytes_expand_to_that_length_or_are_refused(data: bytes, wanted_byte
 @settings(deadline=None, max_examples=200)
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 255)), min_size=1, max_size=3))
 def test_a_damaged_frame_gives_that_length_or_is_refused(changes: list[tuple[int, int]]) -> None:
-    junk = bytearray(FrameCompressor(True).squeeze(partly_noise(0.5)))
+    junk = bytearray(FrameCompressor(True).compress(partly_noise(0.5)))
     for at, value in changes:
         junk[at] = value
     try:

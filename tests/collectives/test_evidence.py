@@ -1,4 +1,4 @@
-"""What owners show of what they added, and what follows from it for whoever looks and whoever judges."""
+"""Evidence: what owners show of what they added, and what auditors and the master make of it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from holdfast.collectives.evidence import (
     ChunkEvidence,
     UnsignedError,
     WrongChunkClaim,
+    check_proof,
     examine,
-    judge,
     sealed,
     statement_of_sum,
     write_proof,
@@ -182,7 +182,7 @@ def test_what_an_owner_has_not_signed_says_nothing_about_it(forgery: str) -> Non
             scene.look(shown)
 
 
-def test_who_is_missing_in_a_chunk_is_not_looked_for() -> None:
+def test_a_contributor_missing_from_a_chunk_is_not_expected() -> None:
     scene = Scene.of()
     views = {
         p: memoryview(s)[:-SEAL_BYTES] for p, s in zip(PEERS[1:], scene.pieces[1:], strict=True)
@@ -193,11 +193,13 @@ def test_who_is_missing_in_a_chunk_is_not_looked_for() -> None:
     assert examine(evidence, scene.notaries.notary(), scene.sign(scene.pieces)) != ""
 
 
-# ---------------------------------------------------------------- a judge
+# ---------------------------------------------------------------- proofs
 
 
 @pytest.mark.parametrize("manifest", [(), (ContributorRun(b"\x07", 1), ContributorRun(b"\x06", 2))])
-def test_a_proof_convinces_who_has_seen_nothing(manifest: tuple[ContributorRun, ...]) -> None:
+def test_a_proof_convinces_a_master_that_has_no_result(
+    manifest: tuple[ContributorRun, ...],
+) -> None:
     scene = Scene.of()
     honest = scene.result
     pieces = scene.pieces[1:] if manifest else scene.pieces
@@ -210,7 +212,7 @@ def test_a_proof_convinces_who_has_seen_nothing(manifest: tuple[ContributorRun, 
         claim = WrongChunkClaim(scene.order, scene.layout, 1, B, digest, manifest)
         proof = write_proof(digests, scene.sign(pieces))
         notary = scene.notaries.notary()
-        assert bool(judge(claim, notary, proof)) == guilty
+        assert bool(check_proof(claim, notary, proof)) == guilty
         for wrong in (
             write_proof([*digests[:1], b"x" * 32, *digests[2:]], scene.sign(pieces)),
             write_proof(digests[:2], scene.sign(pieces)),
@@ -218,17 +220,17 @@ def test_a_proof_convinces_who_has_seen_nothing(manifest: tuple[ContributorRun, 
             write_proof(digests, []),
         ):
             with pytest.raises(UnsignedError):
-                judge(claim, notary, wrong)
+                check_proof(claim, notary, wrong)
         for end in range(0, len(proof) - 1, 97):
             with pytest.raises(UnsignedError):
-                judge(claim, notary, proof[:end])
+                check_proof(claim, notary, proof[:end])
 
 
 # ---------------------------------------------------------------- in reductions
 
 
 @pytest.mark.parametrize("codecs", [("fp32", "fp32"), ("int8+zstd", "fp32+zstd"), ("topk", "bf16")])
-def test_sealed_contributions_make_the_same_result_and_everybody_can_look(
+def test_sealed_contributions_make_the_same_result_and_every_peer_can_audit_it(
     codecs: tuple[str, str],
 ) -> None:
     async def scenario() -> None:
@@ -259,7 +261,7 @@ async def look_around(
     with trio.fail_after(60):
         while not all(order.attempt in serving.results for serving in round_.left()):
             await trio.sleep(0.01)
-    kept = {s.node.peer: s.reduction.kept for s in round_.left()}
+    kept = {s.node.peer: s.reduction.audit_log for s in round_.left()}
     chunks = -(-size.value_count // chunk_elements) + 1
     looked = 0
     for mine in kept.values():
@@ -283,7 +285,7 @@ def shown_by(kept: AuditLog | None, index: int) -> list[memoryview]:
     return [memoryview(piece) for piece in pieces]
 
 
-def test_who_signs_with_another_key_is_named() -> None:
+def test_a_contributor_that_signs_with_another_key_is_named() -> None:
     async def scenario() -> None:
         async with a_swarm(3) as swarm:
             size = FragmentSize(900, 0, 0)
@@ -300,7 +302,7 @@ def test_who_signs_with_another_key_is_named() -> None:
     run_virtually(scenario, seed=1)
 
 
-def test_an_heir_shows_what_it_added_and_who_only_spreads_shows_nothing() -> None:
+def test_a_successor_shows_what_it_added_and_a_spreader_shows_nothing() -> None:
     async def scenario() -> None:
         world = MemoryWorld(random.Random(0), bytes_per_s=10_000)
         async with a_swarm(4, world) as swarm:
@@ -315,7 +317,7 @@ def test_an_heir_shows_what_it_added_and_who_only_spreads_shows_nothing() -> Non
             round_.kill(dead)
             repair = round_.repair(dead)
             await round_.finish()
-            kept = {s.node.peer: s.reduction.kept for s in round_.left()}
+            kept = {s.node.peer: s.reduction.audit_log for s in round_.left()}
             for assignment in repair.assignments:
                 successor = kept[assignment.owner]
                 assert successor is not None
@@ -332,7 +334,7 @@ def test_an_heir_shows_what_it_added_and_who_only_spreads_shows_nothing() -> Non
     run_virtually(scenario, seed=1)
 
 
-def test_what_is_kept_goes_with_its_reduction() -> None:
+def test_the_audit_log_is_freed_with_its_reduction() -> None:
     """A fragment's encoding a round: it must not wait for the garbage collector."""
 
     async def scenario() -> None:
@@ -344,11 +346,11 @@ def test_what_is_kept_goes_with_its_reduction() -> None:
             reduction = Reduction(
                 order, node.peer, SMALL, node.hub, node.network, *mine, notary=node.notary
             )
-            assert reduction.kept is not None  # it has 10 of the 21 chunks
-            others = [reduction.kept.may_see("b" * 32, 0.1) for _request in range(20)]
+            assert reduction.audit_log is not None  # it has 10 of the 21 chunks
+            others = [reduction.audit_log.may_see("b" * 32, 0.1) for _request in range(20)]
             assert others == [True] * 12 + [False] * 8
-            assert reduction.kept.may_see("c" * 32, 0.1), "each peer by itself"
-            kept = weakref.ref(reduction.kept)
+            assert reduction.audit_log.may_see("c" * 32, 0.1), "each peer by itself"
+            kept = weakref.ref(reduction.audit_log)
             gc.disable()
             try:
                 del reduction

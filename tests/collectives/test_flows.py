@@ -1,4 +1,4 @@
-"""Destinations take turns, frame by frame; nobody waits for long."""
+"""Destinations take turns, frame by frame; no lane waits for long."""
 
 from __future__ import annotations
 

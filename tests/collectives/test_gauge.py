@@ -1,4 +1,4 @@
-"""What is found of contributions where they are added up: their norms, and which way they point."""
+"""Norm reports: norms of contributions and their direction, measured where they are added up."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SIZE = FragmentSize(3_000, 2_500, 1)
 async def norm_sums(
     swarm: Swarm, order: Reduce, size: FragmentSize = SIZE
 ) -> dict[str, NormsFound]:
-    """What all together find; the outer momentum is 1 everywhere."""
+    """Add up all nodes' reports; the outer momentum is 1 everywhere."""
     momentum = np.ones(size.momentum_count, np.float32)
     reports = []
 

@@ -1,4 +1,4 @@
-"""How many lanes: a pure rule, tried on paths that exist only as a curve of goodput over lanes."""
+"""The number of lanes: a pure rule, tried on paths that are only a curve of goodput over lanes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STEP_S = 0.1  # between two words of the other side
 
 
 def fills(line: float, lane: float) -> Curve:
-    """Each lane carries so much, until the line is full."""
+    """Return a curve on which each lane carries the same, until the line is full."""
     return lambda count: min(line, lane * count)
 
 

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import trio
 
+from holdfast.collectives.links.lane_pool import UsedLaneNumbers
 from holdfast.collectives.links.link import Link
-from holdfast.collectives.links.link_parts import LaneRules, UsedLaneNumbers
+from holdfast.collectives.links.link_parts import LaneRules
 from holdfast.collectives.links.rate_limiter import RateLimiter
 from holdfast.daemon.simulation.memory_network import (
     MemoryNetwork,
@@ -39,12 +40,12 @@ def stream_of(link: Link, position: int) -> MemoryStream:
 
 
 def stall(link: Link, position: int) -> None:
-    """Nothing that is sent on this lane from now on arrives, and nobody is told."""
+    """Let nothing arrive that is sent on a lane from now on, without an error."""
     hold(stream_of(link, position)._outward)
 
 
 def hold(pipe: _Pipe) -> None:
-    """What is on its way in it does not arrive any more."""
+    """Let nothing arrive any more that is in a pipe."""
 
     async def receive(_max_bytes: int) -> bytes:
         await trio.sleep_forever()
@@ -54,7 +55,7 @@ def hold(pipe: _Pipe) -> None:
 
 
 async def send_all(link: Link, count: int, rng: random.Random) -> dict[int, bytes]:
-    """Send frames over all lanes; what was sent."""
+    """Send frames over all lanes, and return their payloads."""
     payloads = {index: rng.randbytes(CHUNK) for index in range(count)}
     async with trio.open_nursery() as senders:
         for index, payload in payloads.items():
@@ -111,7 +112,7 @@ async def test_a_broken_lane_gives_its_frames_to_the_others_and_is_replaced(brea
         assert [lane.number for lane in at_a.lanes] == [lane.number for lane in at_b.lanes]
         assert len(at_b.lanes) == 2
         assert at_b.lanes[-1].number >= 5
-        assert len(at_b._lanes) == len(at_a._lanes) == 2
+        assert len(at_b.lane_pool._lanes) == len(at_a.lane_pool._lanes) == 2
 
 
 async def test_a_frame_that_broke_half_way_is_abandoned_at_the_receiver() -> None:
@@ -147,8 +148,8 @@ async def test_a_lane_that_stalls_while_others_move_is_given_up() -> None:
         assert not at_a.lost.is_set()
 
 
-async def test_what_was_sent_but_lost_on_the_way_is_sent_again() -> None:
-    # The pipes take everything at once: only the other side's word says what came.
+async def test_a_frame_that_was_sent_but_lost_on_the_way_is_sent_again() -> None:
+    # The pipes take everything at once: only the other side's acknowledgement says what came.
     async with a_net(MemoryWorld(random.Random(0))) as net:
         a, b, _, at_b = await net.pair()
         await trio.sleep(1)
@@ -198,8 +199,8 @@ async def test_a_link_without_any_working_lane_is_lost_in_the_end(
         with pytest.raises(PeerLostError):
             await send_frame(at_b, frame(0, b"x"), b"x")
         await at_a.lost.wait()
-        whoever_was_first = "no lane has worked for 5 s (the connection broke"
-        assert any(link.reason.startswith(whoever_was_first) for link in (at_a, at_b))
+        first_reason = "no lane has worked for 5 s (the connection broke"
+        assert any(link.reason.startswith(first_reason) for link in (at_a, at_b))
 
 
 async def test_lanes_retire_without_sending_anything_twice() -> None:
@@ -211,8 +212,8 @@ async def test_lanes_retire_without_sending_anything_twice() -> None:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(send_all, at_b, 20, random.Random(5))
                 await trio.sleep(1.2)
-                at_b._count.wanted = 1
-                at_b._wake()
+                at_b.lane_pool._count.wanted = 1
+                at_b.lane_pool._wake()
                 await trio.sleep(5)
                 assert len(at_a.lanes) == len(at_b.lanes) == 1
             await trio.sleep(5)
@@ -223,7 +224,7 @@ async def test_lanes_retire_without_sending_anything_twice() -> None:
 
 
 @pytest.mark.parametrize("dialer_sends", [True, False])
-async def test_an_idle_link_keeps_nothing_of_what_it_sent(dialer_sends: bool) -> None:
+async def test_an_idle_link_keeps_no_sent_frame(dialer_sends: bool) -> None:
     async with a_net() as net:
         a, b, at_a, at_b = await net.pair()
         receiver, link = (a, at_b) if dialer_sends else (b, at_a)
@@ -238,7 +239,7 @@ async def test_an_idle_link_keeps_nothing_of_what_it_sent(dialer_sends: bool) ->
             assert gone() is None
 
 
-async def test_who_acknowledges_what_was_never_sent_loses_the_link() -> None:
+async def test_a_peer_that_acknowledges_an_unsent_frame_loses_the_link() -> None:
     async with a_net() as net:
         _, _, at_a, at_b = await net.pair()
         await at_a.send(LanesReceived((LaneReceived(0, 1, 100),)))
@@ -335,7 +336,7 @@ async def test_a_cap_holds_within_five_percent_over_all_lanes_and_links(
         assert carried / 4 == pytest.approx(cap, rel=0.05)
 
 
-async def test_a_lane_that_only_its_acceptor_holds_for_open_is_given_up_by_both() -> None:
+async def test_a_lane_that_only_its_acceptor_takes_for_open_is_given_up_by_both() -> None:
     async with a_net(rules=LaneRules(2, 2)) as net:
         a, b = await net.node(0, view(0, 1)), await net.node(1, [])
         dial_lane = b.network.dial_lane
@@ -368,9 +369,9 @@ async def test_a_lane_that_was_given_up_must_not_come_late() -> None:
         _, _, at_a, at_b = await net.pair()
         await at_b.send(LanesReceived((LaneReceived(7, 0, 0, closed=True),)))
         await trio.sleep(1)
-        late = at_a.make_lane(7, at_a.lanes[0].stream, b"s" * 32, b"r" * 32)
+        late = at_a.lane_pool.make_lane(7, at_a.lanes[0].stream, b"s" * 32, b"r" * 32)
         with pytest.raises(RemoteProtocolError, match="lane 7 is not wanted"):
-            at_a.claim_lane(late)
+            at_a.lane_pool.claim_lane(late)
 
 
 def test_a_number_is_good_for_one_lane() -> None:

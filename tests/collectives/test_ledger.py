@@ -1,4 +1,4 @@
-"""The books of a reduction, frame by frame: what is accepted, and where it may land."""
+"""The chunk tracker, frame by frame: the frames that it accepts, and the memory that they get."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_last_contribution_begins_a_chunk_and_its_result_is_held() -> None:
     assert tracker.held() == b"\x05"
 
 
-def test_who_has_sent_everything_owes_nothing() -> None:
+def test_a_peer_that_has_sent_everything_owes_nothing() -> None:
     tracker = a_ledger(LISTENER)
     view = tracker.place(B, header(RESULT, 2))
     assert view is not None
@@ -81,11 +81,11 @@ def test_who_has_sent_everything_owes_nothing() -> None:
         (B, header(RESULT, 2, attempt=2), "under attempt 2, 1 was due"),
         (B, header(RESULT, 2, payload_bytes=399), "399 bytes"),
         (B, header(PARTIAL, 2), "399 bytes"),
-        (B, header(CONTRIBUTION, 4), "nobody asked"),
-        (LISTENER, header(CONTRIBUTION, 0), "nobody asked"),
+        (B, header(CONTRIBUTION, 4), "does not owe"),
+        (LISTENER, header(CONTRIBUTION, 0), "does not owe"),
     ],
 )
-def test_what_is_wrong_lands_nowhere_and_is_named(peer: str, head: FrameHeader, said: str) -> None:
+def test_a_wrong_frame_is_dropped_and_named(peer: str, head: FrameHeader, said: str) -> None:
     tracker = a_ledger(A)
     junk = tracker.place(peer, head)
     assert junk is not None
@@ -129,7 +129,7 @@ def test_chunks_stop_waiting_for_the_lost_and_keep_what_they_gave() -> None:
     assert tracker.place(B, header(RESULT, 2)) is None
 
 
-def test_what_the_lost_may_still_write_to_is_nobody_elses() -> None:
+def test_memory_that_a_lost_peer_may_write_to_is_not_used_again() -> None:
     """A lane's thread goes on writing what it began to receive before the flush."""
     tracker = a_ledger(A)
     late_result = tracker.place(B, header(RESULT, 2))
@@ -144,7 +144,7 @@ def test_what_the_lost_may_still_write_to_is_nobody_elses() -> None:
     assert tracker.held() == b"\x00"
 
 
-def test_an_heir_waits_for_those_that_are_left() -> None:
+def test_a_successor_waits_for_the_contributors_that_are_left() -> None:
     tracker = a_ledger(A)
     tracker.shut_out([B])
     assert list(tracker.take_over(Assignment(2, 2, A, True, b""), 2)) == [2, 3]
@@ -156,7 +156,7 @@ def test_an_heir_waits_for_those_that_are_left() -> None:
         give(tracker, C, header(CONTRIBUTION, 3))
 
 
-def test_what_is_spread_again_is_dropped_where_it_is_held() -> None:
+def test_a_result_spread_again_is_dropped_where_it_is_held() -> None:
     tracker = a_ledger(A)
     give(tracker, B, header(RESULT, 2))
     tracker.shut_out([B])

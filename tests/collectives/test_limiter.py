@@ -47,15 +47,6 @@ async def test_what_a_cancelled_taker_reserved_goes_to_the_others() -> None:
     assert trio.current_time() - started_s <= 0.5
 
 
-async def test_the_rate_can_change() -> None:
-    limiter = RateLimiter(1_000)
-    await limiter.take(100)
-    limiter.bytes_per_s = 100_000
-    started_s = trio.current_time()
-    await limiter.take(100_000)
-    assert trio.current_time() - started_s == pytest.approx(1, abs=0.2)
-
-
 @pytest.mark.parametrize("rate", [0, -1, float("inf"), float("nan")])
 def test_a_cap_is_a_positive_number(rate: float) -> None:
     with pytest.raises(LocalProtocolError):

@@ -1,4 +1,4 @@
-"""Links: who dials whom, what is refused, how they end and come back, how frames find their sink."""
+"""Links: dialling, refusals, ends and replacements, and the way of frames to their sinks."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def test_a_dialler_that_the_view_does_not_name_yet_waits_for_it() -> None:
         assert len(a.dialled) == 1
 
 
-async def test_who_leaves_the_view_before_it_was_dialled_is_not_dialled() -> None:
+async def test_a_peer_that_leaves_the_view_before_it_was_dialled_is_not_dialled() -> None:
     async with a_net() as net:
         b = await net.node(1, view(1))
         b.hub.set_members(view(0, 1))
@@ -93,7 +93,7 @@ async def test_who_leaves_the_view_before_it_was_dialled_is_not_dialled() -> Non
         assert not b.dialled
 
 
-async def test_a_stranger_is_refused_and_a_later_view_lets_it_in() -> None:
+async def test_an_unexpected_peer_is_refused_and_a_later_view_lets_it_in() -> None:
     async with a_net() as net:
         a = await net.node(0, view(0))
         b = await net.node(1, view(0, 1))
@@ -111,7 +111,7 @@ async def test_the_earlier_joiner_is_not_accepted_as_dialler() -> None:
         stream = MessageStream(channel.stream)
         await stream.send(LinkHello(VERSION_MIN, VERSION_MAX, bytes(16), bytes(32)))
         refused = await stream.receive_expected(Refused)
-        assert "I who dials" in refused.reason
+        assert "I dial this link" in refused.reason
 
 
 async def test_a_version_that_is_not_spoken_here_is_refused() -> None:
@@ -127,19 +127,19 @@ async def test_a_version_that_is_not_spoken_here_is_refused() -> None:
 async def test_addresses_are_tried_in_order_until_one_answers() -> None:
     async with a_net() as net:
         await net.node(0, view(0, 1))
-        await net.node(2, [member(2)])  # somebody else answers there
+        await net.node(2, [member(2)])  # another peer answers there
         addresses = ("nowhere:1", "not an address", f"n2:{PORT}", "n0:1", f"n0:{PORT}")
         b = await net.node(1, [member(0, *addresses), member(1)])
         await b.hub.link(peer_id(0), deadline_s=1)
 
 
-async def test_who_waits_for_a_link_is_told_why_it_does_not_come() -> None:
+async def test_a_caller_that_waits_for_a_link_is_told_why_it_does_not_come() -> None:
     async with a_net() as net:
         a = await net.node(0, view(0, 1))
         b = await net.node(1, [member(0, "nowhere:1"), member(1)])
         with pytest.raises(PeerLostError, match="no route to nowhere:1"):
             await b.hub.link(peer_id(0), deadline_s=3)
-        with pytest.raises(PeerLostError, match="it did not dial us"):
+        with pytest.raises(PeerLostError, match="it did not dial this node"):
             await a.hub.link(peer_id(1), deadline_s=3)
         with pytest.raises(PeerLostError, match="not in the view"):
             await a.hub.link(peer_id(5))
@@ -165,7 +165,7 @@ async def test_dials_back_off() -> None:
 # ---------------------------------------------------------------- ending and coming back
 
 
-async def test_a_cut_link_wakes_who_waits_and_is_dialled_again() -> None:
+async def test_a_cut_link_wakes_its_senders_and_is_dialled_again() -> None:
     async with a_net() as net:
         a, b, at_a, at_b = await net.pair()
         net.world.cut("n0", "n1")
@@ -181,7 +181,7 @@ async def test_a_cut_link_wakes_who_waits_and_is_dialled_again() -> None:
 
 
 async def test_a_link_that_broke_before_a_sessions_first_view_is_told_of_when_it_is_back() -> None:
-    """The master of the new session has heard that it broke, and believes nothing else by itself."""
+    """The new session's master has heard that the link broke, and must be told that it is back."""
     async with a_net() as net:
         _a, b, _at_a, at_b = await net.pair()
         told: list[Message] = []
@@ -194,7 +194,7 @@ async def test_a_link_that_broke_before_a_sessions_first_view_is_told_of_when_it
         assert told == [LinkBroken(peer_id(0)), RouteWorks(peer_id(0), 0)]
 
 
-async def test_a_new_masters_view_keeps_links_but_those_that_another_one_had_arranged() -> None:
+async def test_a_new_masters_view_ends_only_links_over_arranged_routes() -> None:
     async with a_net() as net:
         a, b, at_a, at_b = await net.pair()
         for node in (a, b):
@@ -212,7 +212,7 @@ async def test_a_new_masters_view_keeps_links_but_those_that_another_one_had_arr
         assert (await a.hub.link(peer_id(1))) is not arranged
 
 
-async def test_who_comes_back_makes_all_links_anew() -> None:
+async def test_a_peer_that_comes_back_makes_all_links_again() -> None:
     async with a_net() as net:
         a, b, at_a, at_b = await net.pair()
         b.hub.set_members(view(0, 1), back=True)
@@ -232,7 +232,7 @@ async def test_a_tampered_frame_loses_the_link() -> None:
         assert sink.frames == []
 
 
-async def test_who_leaves_the_view_is_cut_off_at_once_and_not_dialled_again() -> None:
+async def test_a_peer_that_leaves_the_view_is_cut_off_at_once_and_not_dialled_again() -> None:
     async with a_net() as net:
         a, b, at_a, at_b = await net.pair()
         waiting: list[str] = []
@@ -254,7 +254,7 @@ async def test_who_leaves_the_view_is_cut_off_at_once_and_not_dialled_again() ->
         assert len(a.dialled) == 1
 
 
-async def test_who_waits_for_a_link_learns_that_the_peer_left_the_view() -> None:
+async def test_a_caller_that_waits_for_a_link_learns_that_the_peer_left_the_view() -> None:
     async with a_net() as net:
         b = await net.node(1, [member(0, "nowhere:1"), member(1)])
 
@@ -276,14 +276,14 @@ async def test_an_evicted_node_keeps_no_links() -> None:
         await at_a.lost.wait()
 
 
-async def test_a_member_that_joined_anew_gets_a_new_link() -> None:
+async def test_a_member_that_joined_again_gets_a_new_link() -> None:
     async with a_net() as net:
         a, b, at_a, _ = await net.pair()
         for node in (a, b):
             node.hub.set_members([member(0, joined=5), member(1)])
         assert at_a.lost.is_set()
         await a.hub.link(peer_id(1))
-        assert b.dialled == [peer_id(0)]  # who is the later joiner now
+        assert b.dialled == [peer_id(0)]  # which is the later joiner now
 
 
 async def test_a_link_that_broke_unnoticed_at_one_end_is_replaced() -> None:
@@ -364,7 +364,7 @@ async def test_a_message_that_breaks_the_protocol_ends_the_link() -> None:
             raise RemoteProtocolError("no such transfer")
 
         a.hub.on_message = refuse
-        await at_b.send(BlocksRefused(0, 1, 2, "said to nobody"))
+        await at_b.send(BlocksRefused(0, 1, 2, "for no request"))
         await at_a.lost.wait()
         assert at_a.reason == "no such transfer"
         await at_b.lost.wait()
@@ -373,7 +373,7 @@ async def test_a_message_that_breaks_the_protocol_ends_the_link() -> None:
 # ---------------------------------------------------------------- lanes
 
 
-async def test_a_lane_of_no_link_or_without_the_keys_is_closed_and_harms_nobody() -> None:
+async def test_a_lane_of_no_link_or_without_the_keys_is_closed_and_harms_no_link() -> None:
     async with a_net() as net:
         await net.node(0, view(0, 1))
         other = net.world.host("n1", peer_id(1))
@@ -479,7 +479,7 @@ async def test_an_early_frame_waits_for_its_sink_and_delays_no_other_link() -> N
                 assert sorted(index for _, index, _ in sink.frames) == [0, 1, 2, 3]
 
 
-async def test_a_frame_that_nobody_wants_in_time_is_dropped_and_the_lane_goes_on() -> None:
+async def test_a_frame_without_a_sink_in_time_is_dropped_and_the_lane_goes_on() -> None:
     async with a_net() as net:
         a, _, _, at_b = await net.pair()
         for index in range(50):
@@ -495,7 +495,7 @@ async def test_a_frame_that_nobody_wants_in_time_is_dropped_and_the_lane_goes_on
         assert sink.frames == [(peer_id(1), 2, b"in time")]
 
 
-async def test_frames_of_what_is_over_are_dropped_at_once() -> None:
+async def test_frames_of_a_finished_attempt_or_transfer_are_dropped_at_once() -> None:
     async with a_net() as net:
         a, _, _, at_b = await net.pair()
         a.hub.forget_through(7, 2)

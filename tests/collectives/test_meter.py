@@ -33,7 +33,7 @@ async def test_time_in_which_transfers_overlap_counts_once() -> None:
     assert meter.take() == Reading(0, 0.0)
 
 
-async def test_a_transfer_under_way_is_split_where_somebody_asks() -> None:
+async def test_the_time_of_a_transfer_under_way_is_split_between_readings() -> None:
     meter = Meter()
     meter.begin()
     await trio.sleep(2)
@@ -129,7 +129,7 @@ async def test_a_hub_measures_what_its_lines_carry() -> None:
     # As long as the longer of the two took, not their sum.
     assert seen.sent.busy_s == pytest.approx(to_one.busy_s, rel=0.1)
     assert heard.received.carried_bytes == 10 * FRAME_BYTES
-    # What comes in the same piece as a header comes before anybody counts: a sixth of a frame here.
+    # What comes in the same piece as a header comes before the meter starts: a sixth of a frame here.
     assert heard.received.carried_bytes / heard.received.busy_s == pytest.approx(1.2e6, rel=0.1)
     assert heard.sent_to == {}
 
@@ -148,7 +148,7 @@ async def test_waiting_for_the_cap_is_not_busy_time() -> None:
     assert seen.sent.carried_bytes / seen.sent.busy_s == pytest.approx(1e6, rel=0.1)
 
 
-async def test_a_link_that_breaks_in_the_middle_of_a_frame_leaves_nobody_busy() -> None:
+async def test_a_link_that_breaks_in_the_middle_of_a_frame_leaves_no_meter_busy() -> None:
     world = MemoryWorld(random.Random(0), delay_s=0.01, bytes_per_s=1e5)
     async with trio.open_nursery() as nursery:
         sender, receiver = [await start(nursery, world, number) for number in range(2)]

@@ -1,4 +1,4 @@
-"""Outlets serve sources in turn; buffers are used again."""
+"""Send queues serve sources in turn; buffers are used again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.collectives.net import OneFrame
 
 
 class Source:
-    """So many frames of a round, of which some are ready."""
+    """A number of frames of a round, of which some are ready."""
 
     def __init__(self, round_: int, count: int, ready: int) -> None:
         self.round, self.count, self.ready, self.position = round_, count, ready, 0
@@ -49,7 +49,7 @@ async def take(send_queue: SendQueue, count: int) -> list[tuple[int, int]]:
     return order
 
 
-async def test_sources_take_turns_and_one_that_has_nothing_ready_holds_up_nobody() -> None:
+async def test_sources_take_turns_and_one_that_has_nothing_ready_holds_up_no_other() -> None:
     send_queue = SendQueue()
     a, b = Source(1, 4, 4), Source(2, 4, 1)
     drained: list[bool] = []
@@ -81,7 +81,7 @@ async def test_the_oldest_rounds_sources_go_first() -> None:
         for source, age in ((younger, 8), (older, 7), (mate, 7)):
             nursery.start_soon(partial(send_queue.drain, source, age=age))
             await trio.testing.wait_all_tasks_blocked()
-        # The third frame of the older one is not ready yet, and nobody waits for it.
+        # The third frame of the older one is not ready yet, and no lane waits for it.
         assert await take(send_queue, 5) == [(2, 0), (3, 0), (2, 1), (3, 1), (1, 0)]
         older.ready = 3
         assert await take(send_queue, 2) == [(2, 2), (1, 1)]
@@ -112,7 +112,7 @@ async def test_a_frame_that_comes_back_goes_first_and_counts_once() -> None:
     assert all(taken.feed is None for taken in again)  # which would keep the source
 
 
-async def test_a_closed_outlet_tells_everybody() -> None:
+async def test_a_closed_queue_wakes_all_callers() -> None:
     send_queue = SendQueue()
     drained: list[bool] = []
 
@@ -163,7 +163,7 @@ async def test_threads_and_the_event_loop_wake_each_other() -> None:
     assert sorted(seen) == list(range(count))
 
 
-def test_a_buffer_comes_back_when_nobody_refers_to_any_part_of_it() -> None:
+def test_a_buffer_comes_back_when_nothing_refers_to_any_part_of_it() -> None:
     pool = BufferPool(2)
     first = pool.take(1_000)
     address = np.frombuffer(first, np.uint8).ctypes.data

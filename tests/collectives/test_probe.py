@@ -28,7 +28,7 @@ def peer_id(number: int) -> str:
 
 
 def order(count: int = BYTES, seconds: float = SECONDS) -> Probe:
-    """The probe that node 0 is to make of node 1."""
+    """Return the order for node 0 to probe node 1."""
     return Probe(7, peer_id(1), count, seconds)
 
 
@@ -77,7 +77,7 @@ async def a_pair(
 
 
 @pytest.mark.parametrize("bytes_per_s", [2e5, 2e6, 2e7])
-async def test_a_line_is_found_to_be_as_fast_as_it_is(bytes_per_s: float) -> None:
+async def test_the_measured_rate_is_the_rate_of_the_line(bytes_per_s: float) -> None:
     async with a_pair(bytes_per_s) as (receiver, sender):
         began_s = trio.current_time()
         report = await receiver.prober.measure(order())
@@ -151,7 +151,7 @@ async def test_a_lost_sender_is_reported_as_nothing() -> None:
     assert reports[0].carried_bytes == 0
 
 
-async def test_frames_that_nobody_asked_for_are_dropped() -> None:
+async def test_frames_that_were_not_requested_are_dropped() -> None:
     async with a_pair(1e6) as (receiver, sender):
         link = await sender.hub.link(peer_id(0))
         header = FrameHeader(FrameKind.BLOCK, 0, 0, 0, 99, 4)

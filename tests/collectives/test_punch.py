@@ -32,7 +32,7 @@ class FakeNetwork:
         return FakeHole()
 
 
-async def test_who_asks_for_more_streams_than_a_link_has_is_not_dialled_any_more() -> None:
+async def test_a_peer_that_asks_for_more_streams_than_a_link_has_is_refused() -> None:
     network: Any = FakeNetwork()
     near, far = trio.testing.memory_stream_pair()
     ended = 0

@@ -1,4 +1,4 @@
-"""A relay: who may use it, what it lets through, and what it sees of it."""
+"""A relay: the connections that it admits, what it forwards, and what it can read."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ OFFER = RelayOffer(1e9, 1, 0, only=True)
 
 
 def note(stream: trio.SocketStream, seen: bytearray) -> None:
-    """Have a connection note what comes on it."""
+    """Record what comes on a connection."""
     receive = stream.receive_some
 
     async def receive_some(max_bytes: int | None = None) -> bytes:
@@ -49,27 +49,27 @@ def note(stream: trio.SocketStream, seen: bytearray) -> None:
 
 
 class At:
-    """A relay on a real port; all that reaches it is noted."""
+    """A relay on a real port that records all that reaches it."""
 
     def __init__(self) -> None:
-        self.desk = RelayForwarder(OFFER)
+        self.forwarder = RelayForwarder(OFFER)
         self.address = Address("127.0.0.1", 0)
         self.seen = bytearray()
         self.streams: list[trio.SocketStream] = []
 
     async def handle(self, stream: trio.SocketStream) -> None:
         note(stream, self.seen)
-        await run_handler(self.desk.handle, stream, stream, "a test")
+        await run_handler(self.forwarder.handle, stream, stream, "a test")
 
-    async def say(self, words: bytes) -> trio.SocketStream:
-        """A connection that has said so much."""
+    async def dial(self, first: bytes) -> trio.SocketStream:
+        """Open a connection and send its first bytes."""
         stream = await trio.open_tcp_stream(self.address.host, self.address.port)
         self.streams.append(stream)
-        await stream.send_all(words)
+        await stream.send_all(first)
         return stream
 
-    async def show(self, part: RelayRole, ticket: bytes = TICKET) -> trio.SocketStream:
-        return await self.say(RelayPreamble(part, ticket).pack())
+    async def show(self, role: RelayRole, ticket: bytes = TICKET) -> trio.SocketStream:
+        return await self.dial(RelayPreamble(role, ticket).pack())
 
 
 @asynccontextmanager
@@ -86,33 +86,33 @@ async def a_relay() -> AsyncIterator[At]:
 
 
 @pytest.mark.real_time
-async def test_who_shows_no_good_ticket_is_hung_up_on() -> None:
+async def test_a_connection_without_a_valid_ticket_is_closed() -> None:
     async with a_relay() as at:
-        at.desk.carry(RelayPair(TICKET, ()))
-        for said in (
+        at.forwarder.carry(RelayPair(TICKET, ()))
+        for first in (
             RelayPreamble(RelayRole.CALL, b"x" * 32).pack(),
             b"\x52\x01\x07" + TICKET,
             b"G" * 35,
         ):
-            stream = await at.say(said)
+            stream = await at.dial(first)
             assert await stream.receive_some() == b""
         parked = await at.show(RelayRole.PARK)
         call = await at.show(RelayRole.CALL)
         assert await parked.receive_some(1) == await call.receive_some(1) == PAIRED
         await call.send_all(b"there")
         assert await parked.receive_some() == b"there"
-        at.desk.uncarry(TICKET)
+        at.forwarder.uncarry(TICKET)
         assert await call.receive_some() == b""
         late = await at.show(RelayRole.CALL)
         assert await late.receive_some() == b""
 
 
 @pytest.mark.real_time
-async def test_of_those_who_park_again_and_again_the_oldest_go() -> None:
+async def test_the_oldest_of_too_many_parked_connections_are_closed() -> None:
     async with a_relay() as at:
-        at.desk.carry(RelayPair(TICKET, ()))
+        at.forwarder.carry(RelayPair(TICKET, ()))
         parked = [await at.show(RelayRole.PARK) for _ in range(PARKED_MAX + 1)]
-        async with trio.open_nursery() as nursery:  # whichever came first
+        async with trio.open_nursery() as nursery:  # until the first of them ends
             ended: list[trio.SocketStream] = []
 
             async def wait_end(stream: trio.SocketStream) -> None:
@@ -130,8 +130,8 @@ async def test_of_those_who_park_again_and_again_the_oldest_go() -> None:
 @pytest.mark.real_time
 async def test_more_pairs_than_were_offered_are_not_carried() -> None:
     async with a_relay() as at:
-        at.desk.carry(RelayPair(TICKET, ()))
-        at.desk.carry(RelayPair(b"y" * 32, ()))
+        at.forwarder.carry(RelayPair(TICKET, ()))
+        at.forwarder.carry(RelayPair(b"y" * 32, ()))
         stream = await at.show(RelayRole.PARK, b"y" * 32)
         assert await stream.receive_some() == b""
 
@@ -146,7 +146,7 @@ async def test_a_link_by_relay_carries_frames_that_the_relay_cannot_read(tmp_pat
         heard.append(message)
 
     async with a_relay() as at, trio.open_nursery() as nursery:
-        at.desk.carry(RelayPair(TICKET, ()))
+        at.forwarder.carry(RelayPair(TICKET, ()))
         hubs: list[LinkHub] = []
         for name in ("a", "b"):
             identity = Identity.generate()
@@ -164,7 +164,7 @@ async def test_a_link_by_relay_carries_frames_that_the_relay_cannot_read(tmp_pat
                 Route(other.me, 1, RouteKind.RELAYED, dials, "f" * 32, (str(at.address),), TICKET)
             )
         link = await hubs[0].link(hubs[1].me)
-        request = IndexRequest(FragmentHead(0, 1, b"lineage that nobody else may see"))
+        request = IndexRequest(FragmentHead(0, 1, b"lineage that no relay may see"))
         await link.send(request)
         sink = Sink()
         with hubs[1].register(KEY, sink):
@@ -175,5 +175,5 @@ async def test_a_link_by_relay_carries_frames_that_the_relay_cannot_read(tmp_pat
         assert len(at.seen) > len(payload)
         assert b"lineage that" not in at.seen
         assert payload[:15] not in at.seen
-        assert at.desk.carried_bytes == pytest.approx(len(at.seen), rel=0.1)
+        assert at.forwarder.carried_bytes == pytest.approx(len(at.seen), rel=0.1)
         nursery.cancel_scope.cancel()

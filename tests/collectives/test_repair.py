@@ -25,6 +25,7 @@ from holdfast.daemon.simulation.virtual_time import run_virtually
 from holdfast.membership.master.rounds.repair import plan_repair
 from holdfast.protocol.errors import BadContributionError, PeerLostError, RemoteProtocolError
 from holdfast.protocol.messages import Assignment, Contributor, FragmentSize, Reduce, Repair
+from holdfast.protocol.network.lane import FrameKind
 from tests.collectives.swarm import Node, Swarm, a_real_swarm, a_swarm, make_order
 
 SIZE = FragmentSize(2_000, 0, 1)
@@ -51,7 +52,7 @@ class Serving:
 
 
 class Round:
-    """A reduction at all nodes, and a master for it. Whoever is not a contributor only listens."""
+    """A reduction at all nodes, and a master for it. Nodes that are not contributors only listen."""
 
     def __init__(self, swarm: Swarm, order: Reduce, size: FragmentSize = SIZE) -> None:
         self.swarm = swarm
@@ -130,7 +131,7 @@ class Round:
         return results
 
     def check(self, result: ReduceResult) -> None:
-        """Every chunk is the mean of exactly those whom the manifest names."""
+        """Check that every chunk is the mean of exactly the contributors that the manifest names."""
         names = [c.peer for c in self.order.contributors]
         sets: list[list[int]] = []
         for run in result.manifest:
@@ -148,7 +149,7 @@ class Round:
 
 
 def expected(rule: str, inside: Sequence[int]) -> float:
-    """Of those who are in a chunk, each of whom gave one number everywhere, in ascending order."""
+    """Return the result of the contributors in a chunk, which each gave one number everywhere."""
     weights = {at: float(WEIGHTS[at]) for at in inside}
     if rule == "trimmed":
         cut = (len(inside) - 1) // 2 if len(inside) < 3 else 1  # a quarter of three, or of four
@@ -163,7 +164,7 @@ def begin(
     chunk_elements: int = CHUNK,
     combine: str = "mean",
 ) -> Round:
-    """Four contributors; whoever else there is listens."""
+    """Begin a round with four contributors; the other nodes listen."""
     contributors = [(node, WEIGHTS[node.number], 1.0) for node in swarm.nodes[:4]]
     order = make_order(
         size,
@@ -190,7 +191,7 @@ def histories(
             round_ = begin(swarm, codec, combine=combine)
             await trio.sleep(rng.uniform(0, 0.7 if codec == "fp32" else 0.3))
             first, second = rng.sample(round_.survivors(), 2)
-            lost = {"two": [[first, second]], "the heir too": [[first], [second]]}
+            lost = {"two": [[first, second]], "the successor too": [[first], [second]]}
             anew = spread = 0
             for peers in lost.get(harm, [[first]]):
                 if harm != "cut off":  # then it goes on as if nothing had happened
@@ -208,7 +209,7 @@ def histories(
     return outcomes
 
 
-@pytest.mark.parametrize("harm", ["one", "two", "the heir too", "cut off"])
+@pytest.mark.parametrize("harm", ["one", "two", "the successor too", "cut off"])
 def test_a_loss_at_any_instant_is_repaired_to_one_exact_result(harm: str) -> None:
     outcomes = histories(20, harm)
     assert sum(anew > 0 for anew, _ in outcomes) >= 6, outcomes
@@ -315,9 +316,9 @@ async def test_a_node_says_whose_contributions_and_results_it_lacks() -> None:
                 assert diagnosis.attempt == 1
 
 
-async def test_who_is_only_so_far_ahead_is_not_named_beside_who_owes_something() -> None:
+async def test_a_peer_that_waits_for_results_is_not_named_beside_one_that_owes_frames() -> None:
     """Others send no more than some chunks beyond the results that come back."""
-    with mock.patch("holdfast.collectives.reduction.CONTRIBUTIONS_BYTES_MAX", 0):
+    with mock.patch("holdfast.collectives.chunk_sender.CONTRIBUTIONS_BYTES_MAX", 0):
         async with a_swarm(5, MemoryWorld(random.Random(0), bytes_per_s=1e6)) as swarm:
             await swarm.settle()
             silent, owner = swarm.nodes[0].peer, swarm.nodes[1].peer
@@ -330,7 +331,7 @@ async def test_who_is_only_so_far_ahead_is_not_named_beside_who_owes_something()
                 assert set(diagnosis.contributions) <= ({silent} if peer == owner else {owner})
 
 
-async def test_all_hold_the_same_of_each_maker_and_a_repair_makes_no_difference_to_that() -> None:
+async def test_all_nodes_report_equal_digests_by_maker_before_and_after_a_repair() -> None:
     for kill in (False, True):
         async with a_swarm(5, MemoryWorld(random.Random(0), bytes_per_s=10_000)) as swarm:
             await swarm.settle()
@@ -368,7 +369,7 @@ async def test_repairs_while_threads_work_the_lanes(tmp_path: Path, codec: str) 
 
 
 def accept_after_flush(patch: pytest.MonkeyPatch) -> None:
-    """A repair gives new owners, but who is lost is not shut out."""
+    """A repair names new owners, but lost peers are not shut out."""
     original = ChunkTracker.shut_out
 
     def shut_out(self: ChunkTracker, peers: Sequence[str]) -> list[int]:
@@ -395,12 +396,12 @@ def wrong_divisor(patch: pytest.MonkeyPatch) -> None:
 
 
 def two_owners(patch: pytest.MonkeyPatch) -> None:
-    """Whoever is left believes that it is the one to add up."""
+    """Every node that is left takes itself for the successor."""
     original = Reduction.repair
 
     def repair(self: Reduction, order: Repair) -> None:
         mine = tuple(
-            Assignment(a.first_chunk, a.chunk_count, self._me, a.anew, a.lacking)
+            Assignment(a.first_chunk, a.chunk_count, self._context.me, a.anew, a.lacking)
             for a in order.assignments
         )
         original(self, Repair(order.round, order.attempt, order.lost, mine))
@@ -408,7 +409,7 @@ def two_owners(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Reduction, "repair", repair)
 
 
-def waits_for_the_lost(patch: pytest.MonkeyPatch) -> None:
+def waits_for_lost_peers(patch: pytest.MonkeyPatch) -> None:
     def shut_out(self: ChunkTracker, peers: Sequence[str]) -> list[int]:
         self._shut |= set(peers)
         return []
@@ -426,7 +427,7 @@ def manifest_lies(patch: pytest.MonkeyPatch) -> None:
         accept_after_flush,
         wrong_divisor,
         two_owners,
-        waits_for_the_lost,
+        waits_for_lost_peers,
         manifest_lies,
     ],
 )
@@ -441,7 +442,7 @@ def test_a_planted_bug_is_found(
 # ---------------------------------------------------------------- frames that come at once
 
 
-async def test_what_threads_complete_while_a_reduction_begins_is_spread(
+async def test_a_chunk_that_threads_complete_while_a_reduction_begins_is_spread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Lanes' threads bring frames as soon as the keys are registered, before any task has begun."""
@@ -460,12 +461,13 @@ async def test_what_threads_complete_while_a_reduction_begins_is_spread(
 
         def bring(_round: int) -> None:
             for index in range(21):
-                frame = at_contributor._load_contribution(index, 1)
+                frame = at_contributor._sender.load_contribution(index, 1)
                 assert frame is not None
-                place = at_owner.place(contributor.peer, frame[0])
+                sink = owner.hub.router._sinks[FrameKind.CONTRIBUTION, 1, 1]
+                place = sink.place(contributor.peer, frame[0])
                 assert place is not None
                 place[:] = frame[1]
-                at_owner.deliver(contributor.peer, frame[0], place)
+                sink.deliver(contributor.peer, frame[0], place)
 
         monkeypatch.setattr(owner.hub, "stop_trailing", bring)
         async with trio.open_nursery() as nursery:

@@ -1,4 +1,4 @@
-"""The top-k codec against a slow one: who survives, levels, bits, and junk."""
+"""The top-k codec against a slow one: survivors, levels, bits, and junk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trees of two levels: who exchanges what with whom, and that everybody ends with the same bits."""
+"""Trees of two levels: the roles of all peers fit together, and all get the same bits."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.collectives.chunk_adder import ThreadEntry
 from holdfast.collectives.gather_tree import ChunkRole, Tree
-from holdfast.collectives.reduction import Reduction
 from holdfast.protocol.errors import RemoteProtocolError
 from holdfast.protocol.messages import FragmentSize, OwnerRun, Plan, Reduce, SiteLeaders
 from holdfast.protocol.network.lane import FrameHeader, FrameKind
@@ -39,7 +39,7 @@ def a_plan(owners: Sequence[str], sites: Sequence[tuple[Sequence[str], Sequence[
 def draw_sites(
     rng: random.Random, peers: Sequence[str], owners: Sequence[str]
 ) -> list[tuple[list[str], list[str]]]:
-    """Disjoint groups of two and more; whoever owns a chunk leads its site."""
+    """Disjoint groups of two and more; the owner of a chunk leads its site."""
     left = rng.sample(list(peers), len(peers))
     sites = []
     while len(left) >= 2 and rng.random() < 0.8:
@@ -51,7 +51,7 @@ def draw_sites(
 
 @settings(max_examples=200, deadline=None)
 @given(seed=st.integers(0, 2**32), count=st.integers(2, 7), contributing=st.integers(1, 7))
-def test_everybodys_part_fits_everybody_elses(seed: int, count: int, contributing: int) -> None:
+def test_the_roles_of_all_peers_fit_together(seed: int, count: int, contributing: int) -> None:
     rng = random.Random(seed)
     peers = PEERS[:count]
     contributors = peers[: min(contributing, count)]
@@ -59,7 +59,7 @@ def test_everybodys_part_fits_everybody_elses(seed: int, count: int, contributin
     plan = a_plan(owners, draw_sites(rng, peers, owners))
     trees = {peer: Tree(plan, owners, contributors, peers, peer) for peer in peers}
     for chunk, owner in enumerate(owners):
-        parts = {peer: trees[peer].part(chunk) for peer in peers}
+        parts = {peer: trees[peer].role(chunk) for peer in peers}
         reached = [owner]
         for peer in reached:
             reached += parts[peer].takers
@@ -76,7 +76,7 @@ def test_everybodys_part_fits_everybody_elses(seed: int, count: int, contributin
 def given_below(
     peer: str, parts: Mapping[str, ChunkRole], contributors: Sequence[str]
 ) -> list[str]:
-    """Whose contributions are in what a peer adds up or sends."""
+    """Return the peers whose contributions are in what a peer adds up or sends."""
     below = [peer] if peer in contributors else []
     for giver in parts[peer].givers:
         below += given_below(giver, parts, contributors)
@@ -85,13 +85,13 @@ def given_below(
 
 @settings(max_examples=150, deadline=None)
 @given(sited())
-def test_what_the_planner_plans_is_taken_by_everybody(case: Sited) -> None:
-    """Whoever contributes, listens or is alone; the parts of all of them fit together."""
+def test_every_peer_accepts_what_the_planner_plans(case: Sited) -> None:
+    """With contributors, listeners and peers without a site, all roles fit together."""
     plan, _estimate = case.planned()
     owners = [run.peer for run in plan.owners for _chunk in range(run.chunk_count)]
     trees = {p: Tree(plan, owners, case.contributors, case.receivers, p) for p in case.receivers}
     for chunk, owner in enumerate(owners):
-        parts = {peer: tree.part(chunk) for peer, tree in trees.items()}
+        parts = {peer: tree.role(chunk) for peer, tree in trees.items()}
         reached = [owner]
         for peer in reached:
             reached += parts[peer].takers
@@ -146,7 +146,7 @@ def weighted_mean(
 
 @pytest.mark.parametrize("codec", ["fp32", "int8", "bf16+zstd"])
 @pytest.mark.parametrize("owning", [[0, 3, 5], [5], [1, 2]])
-async def test_a_tree_gives_everybody_the_same_bits(codec: str, owning: list[int]) -> None:
+async def test_a_tree_gives_every_peer_the_same_bits(codec: str, owning: list[int]) -> None:
     """Sites of contributors and a listener, of a contributor and a listener, of listeners."""
     size = FragmentSize(2_000, 0, 3)
     async with a_swarm(9) as swarm:
@@ -184,14 +184,14 @@ async def test_a_site_crosses_its_line_once(monkeypatch: pytest.MonkeyPatch) -> 
         nodes = swarm.nodes
         give_input(nodes, size, 3)
         inside = {node.peer for node in nodes[:3]}
-        deliver = Reduction.deliver
+        deliver = ThreadEntry.deliver
 
-        def noted(self: Reduction, peer: str, header: FrameHeader, payload: memoryview) -> None:
-            if (peer in inside) != (self._me in inside):
+        def noted(self: ThreadEntry, peer: str, header: FrameHeader, payload: memoryview) -> None:
+            if (peer in inside) != (self._context.me in inside):
                 crossing.append((header.kind, header.index))
             deliver(self, peer, header, payload)
 
-        monkeypatch.setattr(Reduction, "deliver", noted)
+        monkeypatch.setattr(ThreadEntry, "deliver", noted)
         order = make_order(size, [(n, 1, 1.0) for n in nodes], nodes, owners=nodes[3:])
         order = with_sites(order, [(nodes[:3], nodes[:3])])
         await swarm.reduce(order, size, nodes)

@@ -105,14 +105,14 @@ async def test_who_waits_is_listed_and_gets_in_when_approved(tmp_path: Path) -> 
         for _ in range(3):
             assert await refused(invite, identity) == APPROVAL
         (row,) = desk.gate.rows()
-        assert (row["peer"], row["name"], row["role"]) == (identity.peer_id, "alder", "spare")
-        assert row["host"] == "127.0.0.1"
+        assert (row.peer, row.name, row.role) == (identity.peer_id, "alder", "spare")
+        assert row.host == "127.0.0.1"
         assert desk.uses_left() == [2], "asking uses nothing up"
         assert sum("wants in" in text for text in desk.told()) == 1, "said once"
         assert desk.store.grant(identity.peer_id) is None
         answer = await desk.gate.approve(identity.peer_id[:6])
         assert answer == {"peer": identity.peer_id, "name": "alder", "approved": True}
-        assert (desk.uses_left(), desk.gate.rows()) == ([1], [])
+        assert (desk.uses_left(), desk.gate.rows()) == ([1], ())
         pem, _ = await enrol(invite, identity, "alder")
         assert holder_of(load_certificate(pem)).peer == identity.peer_id
         assert desk.uses_left() == [1], "it was used up when it was approved"
@@ -157,7 +157,7 @@ async def test_a_token_that_went_bad_meanwhile_lets_nobody_in(tmp_path: Path) ->
         with pytest.raises(UserError, match="withdrawn"):
             await desk.gate.approve("alder")
         assert await refused(invite, identity) == RefusalCode.TOKEN.value
-        assert desk.gate.rows() == []
+        assert desk.gate.rows() == ()
 
 
 async def test_only_so_many_wait_and_who_gives_up_makes_room(
@@ -174,7 +174,7 @@ async def test_only_so_many_wait_and_who_gives_up_makes_room(
         monkeypatch.setattr(admission, "PENDING_S", 0.05)
         await trio.sleep(0.1)
         assert await refused(invite, third, "c") == APPROVAL
-        assert [row["name"] for row in desk.gate.rows()] == ["c"]
+        assert [row.name for row in desk.gate.rows()] == ["c"]
 
 
 async def test_two_with_one_name_are_told_apart_by_their_ids(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ async def test_two_with_one_name_are_told_apart_by_their_ids(tmp_path: Path) -> 
             assert await refused(invite, Identity.generate(), "twin") == APPROVAL
         with pytest.raises(UserError, match="several who wait"):
             await desk.gate.approve("twin")
-        await desk.gate.approve(str(desk.gate.rows()[0]["peer"]))
+        await desk.gate.approve(desk.gate.rows()[0].peer)
         assert len(desk.gate.rows()) == 1
 
 
@@ -210,7 +210,7 @@ async def test_what_is_shown_is_what_is_granted(tmp_path: Path) -> None:
         assert await refused(low, identity, "alder") == APPROVAL
         assert await refused(high, identity, "the-owners-laptop") == APPROVAL
         (row,) = desk.gate.rows()
-        assert (row["name"], row["role"], row["founder"]) == ("alder", "spare", False)
+        assert (row.name, row.role, row.founder) == ("alder", "spare", False)
         await desk.gate.approve(identity.peer_id)
         granted = desk.store.grant(identity.peer_id)
         assert granted is not None
@@ -218,7 +218,7 @@ async def test_what_is_shown_is_what_is_granted(tmp_path: Path) -> None:
         # Who is to be a founder is said, too.
         second = Identity.generate()
         assert await refused(high, second, "birch") == APPROVAL
-        assert desk.gate.rows()[0]["founder"] is True
+        assert desk.gate.rows()[0].founder is True
         assert "wants in as contributor and founder" in desk.told()[-1]
 
 
@@ -228,7 +228,7 @@ async def test_an_invite_that_went_bad_gives_way_to_another(tmp_path: Path) -> N
         assert await refused(old, identity, "alder") == APPROVAL
         desk.store.withdraw(str(desk.store.invites()[0]["id"]))
         assert await refused(desk.invite(role=Role.CONTRIBUTOR), identity, "alder") == APPROVAL
-        assert [row["role"] for row in desk.gate.rows()] == ["contributor"]
+        assert [row.role for row in desk.gate.rows()] == ["contributor"]
 
 
 async def test_a_name_made_of_anothers_id_gets_nobody_in(tmp_path: Path) -> None:
@@ -240,6 +240,6 @@ async def test_a_name_made_of_anothers_id_gets_nobody_in(tmp_path: Path) -> None
         assert (await desk.gate.approve(honest.peer_id[:8]))["peer"] == honest.peer_id
         with pytest.raises(UserError, match="nobody who waits"):
             await desk.gate.approve(honest.peer_id[:8])
-        assert [row["peer"] for row in desk.gate.rows()] == [poser.peer_id]
+        assert [row.peer for row in desk.gate.rows()] == [poser.peer_id]
         # Known first is the id and where it comes from; what it says of itself comes last.
         assert desk.told()[-2].startswith(f"{poser.peer_id[:8]} at 127.0.0.1 wants in as spare")

@@ -200,7 +200,7 @@ async def test_daemons_answer_as_described(tmp_path: Path, monkeypatch: pytest.M
             check(operations("master")["GET", "/api/events"], response)
         assert "no such kind: 'joined'; there are run, join," in response.json()["error"]
         now = await master.ask("GET", "/api/status?past=0")
-        check_schema({"$ref": "#/components/schemas/MasterNow"}, now.json())
+        check_schema({"$ref": "#/components/schemas/MasterStatus"}, now.json())
         assert now.json()["members"][0]["software"] == holdfast.__version__
         check(operations("peer")["POST", "/api/retry"], await both[1].act("retry", {}))
         response = await master.act("kick", {"peer": "alder"})
@@ -222,7 +222,7 @@ async def test_the_live_stream_tells_what_is_so_and_what_happens(
             nursery.start_soon(listen, peer, "event: status\ndata: {")
             await trio.sleep(0.3)
             await master.act("pause", {})
-        kinds = {"status": "MasterNow", "log": "Event", "point": "Point"}
+        kinds = {"status": "MasterStatus", "log": "PastEvent", "point": "Point"}
         frames = [frame.split("\n") for frame in heard["master"].split("\n\n") if "data" in frame]
         said = [(frame[0].removeprefix("event: "), frame[1]) for frame in frames]
         assert said[0][0] == "status"

@@ -10,7 +10,9 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import attrs
 import httpx
+import msgspec
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
@@ -26,18 +28,31 @@ from holdfast.daemon.doctor.findings import fault
 from holdfast.daemon.master.event_log import line_of
 from holdfast.daemon.metrics_store import PastEvent
 from holdfast.daemon.paths import DaemonAddress
+from holdfast.daemon.status_records import PendingRow
 from holdfast.membership.master.state.master_effects import EventKind
-from holdfast.membership.master.status.status import describe
 from holdfast.protocol.errors import EvictedError, RemoteProtocolError, UserError
 from holdfast.protocol.text import unprintable
+from tests.daemon.test_watch import MARK, a_contribution, a_round
 from tests.membership.table import A, B, Table
+from tests.plain import master_status, peer_status
 from tests.protocol.test_text import HOSTILE
 
 MARKUP = {"a closing tag": "[/x]", "a tag": "[bold red]x", "an emoji": ":warning:"}
 TEXTS = HOSTILE | MARKUP
 # Every other one, and all together: a name between two of them stays a name.
 ALL = " ".join(TEXTS.values())
-KEPT = {"peer", "kind", "outcome", "role", "root"}  # what a command takes apart, or looks up
+KEPT = {
+    "peer",
+    "kind",
+    "outcome",
+    "role",
+    "root",
+    "state",
+    "reach",
+    "granted",
+    "phase",
+    "digest",
+}  # what a command takes apart, or looks up
 
 
 def spoilt(value: Any, text: str, key: str = "") -> Any:
@@ -52,35 +67,16 @@ def spoilt(value: Any, text: str, key: str = "") -> Any:
 
 
 def a_status(kind: str) -> dict[str, Any]:
+    if kind == "peer":
+        told: dict[str, Any] = msgspec.to_builtins(peer_status(A, "x"))
+        return {**told, "told": ["x", "x"], "limits": {"hours": "x"}}
     table = Table()
     table.start(A, B)
-    status = describe(table.master, table.now_s)
-    if kind == "peer":
-        return {
-            "kind": "peer",
-            "name": "x",
-            "peer": A,
-            "role": "spare",
-            "in_sync": True,
-            "phase": "x",
-            "why": "x",
-            "told": ["x", "x"],
-            "step": 1,
-            "tokens": 1,
-            "tokens_per_s": 1.0,
-            "loss": 1.0,
-            "trainer_state": "x",
-            "limits": {"hours": "x"},
-            "checkpoints": {"newest": "x", "step": 1, "place": "x", "error": "x"},
-            "bulk_sent_bytes": 1,
-            "bulk_received_bytes": 1,
-            "links": [],
-        }
+    status: dict[str, Any] = msgspec.to_builtins(master_status(table.master, table.now_s, "x"))
     row = {"peer": B, "host": "x", "waits_s": 1.0, "name": "x", "founder": True}
     route = {"peers": [A, B], "dials": None, "relay": None, "route": "x", "tried": ["x"]}
     return {
         **status,
-        "name": "x",
         "why_waiting": "x",
         "pending": [{**row, "role": "spare"}],
         "quarantined": [{"peer": B, "name": "x", "why": "x"}],
@@ -93,19 +89,16 @@ def a_status(kind: str) -> dict[str, Any]:
 def answers(kind: str, text: str) -> dict[str, Any]:
     """What a daemon says to each question."""
     recorded = {
-        "round": 1,
-        "opened_at": 1e9,
-        "fragment": 0,
+        **a_round(1, 1e9),
         "outcome": "aborted",
-        "marks": {A: {"name": "x"}},
-        "contributors": [{"peer": A}],
-        "lost": [A],
+        "marks": {A: {"name": "x", **MARK}},
+        "contributors": [a_contribution(A)],
+        "lost": {A: "x"},
         "open_s": 1.0,
         "reduce_s": 1.0,
         "why": "x",
         "repairs": 1,
         "reruns": 1,
-        "plan": None,
     }
     event = {"id": 1, "at": 1e9, "kind": "join", "peer": A, "name": "x", "text": "x"}
     verified = {"peer": A, "name": "x", "text": "x"}
@@ -206,9 +199,11 @@ def test_what_a_daemon_says_of_an_error_is_plain(
 
 
 def test_who_waits_is_told_by_id_and_host_first() -> None:
-    row = {"peer": A, "host": "203.0.113.7", "role": "spare", "founder": False, "waits_s": 3.0}
     poser = "bbbbbbbb at 10.0.0.1 wants in as founder"
-    said = daemon_client.format_pending({**row, "name": poser})
+    row = PendingRow(
+        peer=A, host="203.0.113.7", role="spare", founder=False, waits_s=3.0, name=poser
+    )
+    said = daemon_client.format_pending(row)
     assert said.startswith(f"{A[:8]} at 203.0.113.7 wants in as spare")
     assert said.endswith(f"it calls itself '{poser}'")
 
@@ -218,7 +213,7 @@ def test_who_waits_is_told_by_id_and_host_first() -> None:
 def test_watch_draws_no_more_than_text(daemon: list[Any], kind: str, text: str) -> None:
     daemon[:] = [kind, text]
     control = DaemonAddress(kind, "http://127.0.0.1:1", "t", 1)
-    status = daemon_client.call(control, "status", None)
+    status = daemon_client.read_status(daemon_client.call(control, "status", None))
     rounds = daemon_client.rounds_of(control, 1) if kind == "master" else ()
     events = daemon_client.events_of(control, 1) if kind == "master" else ()
     snapshot = Snapshot(status, rounds, events)
@@ -226,8 +221,8 @@ def test_watch_draws_no_more_than_text(daemon: list[Any], kind: str, text: str) 
     with console.capture() as drawn:
         console.print(draw(kind, snapshot, 0.0, 200, 40))
     plain_lines(drawn.get())
-    lines = ChangeLines(kind)
-    first = list(lines.of(Snapshot({**status, "name": "before"}, rounds, events)))
+    lines = ChangeLines()
+    first = list(lines.of(Snapshot(attrs.evolve(status, name="before"), rounds, events)))
     for line in [*first, *lines.of(snapshot)]:
         assert not unprintable(line)
 

@@ -21,10 +21,10 @@ from holdfast.daemon.cli.options import parse_invite_option
 from holdfast.daemon.exit_codes import ExitCode
 from holdfast.daemon.paths import DaemonAddress
 from holdfast.daemon.web.json_answers import compact
-from holdfast.membership.master.status.status import describe
 from holdfast.protocol.messages import CheckRequest, EnrolRequest, LinkHello
 from holdfast.protocol.network import lane
 from tests.daemon.test_hostile import a_run
+from tests.plain import describe
 
 SECRET = "s3cret-" * 4
 

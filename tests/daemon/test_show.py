@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import attrs
 import pytest
 
 from holdfast.daemon.cli.status_screen import ROUTES_SHOWN_MAX, show_status, show_verified
-from holdfast.membership.master.status.status import describe
+from holdfast.membership.master.status.records import RouteRow
 from tests.membership.test_trees import LAB, OUTSIDE, a_tree
+from tests.plain import master_status
 
 
 def test_a_round_that_is_a_tree_says_what_it_saves(
@@ -14,17 +18,17 @@ def test_a_round_that_is_a_tree_says_what_it_saves(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     table, order = a_tree()
-    show_status("master", {**describe(table.master, table.now_s), "name": "run"})
+    show_status(master_status(table.master, table.now_s, "run"))
     out = capsys.readouterr().out
     assert f"round {order.round}: a tree" in out
     assert "behind one line: a, b, c, d" in out
     table.leave(LAB[0])
-    show_status("master", {**describe(table.master, table.now_s), "name": "run"})
+    show_status(master_status(table.master, table.now_s, "run"))
     assert "a tree" not in capsys.readouterr().out
     table.master.pause(table.now_s)
     for peer in (*LAB[1:], *OUTSIDE):
         table.leave(peer)
-    show_status("master", {**describe(table.master, table.now_s), "name": "run"})
+    show_status(master_status(table.master, table.now_s, "run"))
 
 
 def test_pairs_that_cannot_simply_dial_each_other_are_named(
@@ -32,19 +36,23 @@ def test_pairs_that_cannot_simply_dial_each_other_are_named(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     table, _order = a_tree()
-    status = {**describe(table.master, table.now_s), "name": "run"}
-    relay = status["members"][0]
-    row: dict[str, object] = {"peers": [], "dials": None, "relay": None, "works": True, "tried": []}
-    status["routes"] = [
-        {**row, "names": ["a", "b"], "route": "punched"},
-        {**row, "names": ["a", "c"], "route": "relayed", "relay": relay["peer"]},
-        {**row, "names": ["b", "c"], "route": "none", "works": False, "tried": ["refused", "lost"]},
-        *({**row, "names": ["d", str(n)], "route": "punched"} for n in range(ROUTES_SHOWN_MAX)),
-    ]
-    show_status("master", status)
+    status = master_status(table.master, table.now_s, "run")
+    relay = status.members[0]
+
+    def row(one: str, other: str, route: str, **more: Any) -> RouteRow:
+        fields = {"dials": None, "relay": None, "works": True, "tried": (), **more}
+        return RouteRow(peers=(one, other), names=(one, other), route=route, **fields)
+
+    routes = (
+        row("a", "b", "punched"),
+        row("a", "c", "relayed", relay=relay.peer),
+        row("b", "c", "none", works=False, tried=("refused", "lost")),
+        *(row("d", str(n), "punched") for n in range(ROUTES_SHOWN_MAX)),
+    )
+    show_status(attrs.evolve(status, routes=routes))
     out = capsys.readouterr().out
     assert "route: a and b: punched" in out
-    assert f"route: a and c: relayed by {relay['name']}" in out
+    assert f"route: a and c: relayed by {relay.name}" in out
     assert "route: b and c: no link; tried now: none (lost)" in out
     assert "route: 3 more pairs, see --json" in out
 

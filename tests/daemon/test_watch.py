@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import attrs
+import msgspec
 import pytest
 import trio
 from rich.console import Console
@@ -20,37 +21,38 @@ from holdfast.daemon.cli.daemon_client import (
     Snapshot,
     events_of,
     rounds_of,
-    see_status,
+    see_json,
 )
 from holdfast.daemon.cli.watch import ChangeLines, draw, essence
 from holdfast.daemon.metrics_store import MetricsStore, PastEvent
 from holdfast.daemon.paths import DaemonAddress
+from holdfast.daemon.status_records import MasterStatus
 from holdfast.daemon.web.http_server import bind_http, serve_http
-from holdfast.membership.master.status.status import describe
 from holdfast.protocol.addresses import Address
 from tests.membership.table import Table
+from tests.plain import master_status
 
-Status = dict[str, Any]
+Json = dict[str, Any]
 
 
-def a_run(members: int) -> Status:
+def a_run(members: int) -> MasterStatus:
     table = Table()
     for number in range(members):
         table.join("abcdef"[number % 6] + f"{number:031x}")
-    return {**describe(table.master, table.now_s), "name": "[b]first[/b]"}
+    return master_status(table.master, table.now_s, "[b]first[/b]")
 
 
-def seen(status: Status) -> Snapshot:
+def seen(status: MasterStatus) -> Snapshot:
     """With the events as the master's history has them."""
-    names = {member["peer"]: member["name"] for member in status["members"]}
+    names = {member.peer: member.name for member in status.members}
     events = [
-        {**row, "id": number, "at": row["at_s"], "name": names.get(row["peer"], "")}
-        for number, row in enumerate(status["events"])
+        PastEvent(number, row.at_s, row.kind, row.peer, names.get(row.peer or "", ""), row.text)
+        for number, row in enumerate(status.events or ())
     ]
     return Snapshot(status, [], events)
 
 
-def screen(status: Status | None, width: int, height: int, away_s: float = 0.0) -> list[str]:
+def screen(status: MasterStatus | None, width: int, height: int, away_s: float = 0.0) -> list[str]:
     out = io.StringIO()
     console = Console(file=out, width=width, height=height, color_system=None)
     snapshot = None if status is None else seen(status)
@@ -64,11 +66,13 @@ def test_it_fits_and_shows_members_and_events(members: int, height: int) -> None
     lines = screen(a_run(members), 80, height)
     assert len(lines) <= height
     assert max(len(line) for line in lines) <= 80
-    assert lines[0].startswith("[b]first[/b]  waiting for founder  round 0"), "and no markup"
+    assert lines[0].startswith("[b]first[/b]  waiting for weights  round 0"), (
+        "and no markup"
+    )
     assert lines[-1].startswith("q: ")
     if members:
         assert lines[4].split()[0] == "a"
-        assert any("waiting for the founder" in line for line in lines[4:])
+        assert any("waiting for the" in line for line in lines[4:])
     if members == 26 and height == 24:
         assert any(line.startswith("... and ") for line in lines)
         assert sum("joined as member" in line for line in lines) >= 3, "the newest events"
@@ -84,28 +88,31 @@ def test_a_master_that_is_away_is_said_above_what_was_known() -> None:
 
 def test_lines_are_for_what_changes() -> None:
     table = Table()
-    lines = ChangeLines("master")
+    lines = ChangeLines()
 
     def told() -> list[str]:
-        status = {**describe(table.master, table.now_s), "name": "first"}
+        status = master_status(table.master, table.now_s, "first")
         return [line.partition("  ")[2] for line in lines.of(seen(status))]
 
     table.join("a" * 32)
     first = told()
     assert len(first) == 1, "what was before is not told"
-    assert first[0].startswith("first  waiting for founder, 1 member: waiting for the founder")
+    assert first[0].startswith(
+        "first  waiting for weights, 1 member: initial weights: waiting"
+    )
     assert told() == []
     table.join("b" * 32)
     state, event = told()
-    assert state.startswith("first  waiting for founder, 2 members")
+    assert state.startswith("first  waiting for weights, 2 members")
     assert event.startswith("join   b (bbbbbbbb) joined as member 2")
     assert told() == []
 
 
 def test_the_headline_is_the_masters() -> None:
     status = a_run(1)
-    status["headline"] = {**status["headline"], "loss": 1.23456, "tokens_per_s": 77.0}
-    status["headline"] |= {"rounds": 3, "rounds_wanted": 9, "step": 40, "sent_bytes": 2_000_000}
+    told = attrs.evolve(status.headline, loss=1.23456, tokens_per_s=77.0, rounds=3)
+    told = attrs.evolve(told, rounds_wanted=9, step=40, sent_bytes=2_000_000)
+    status = attrs.evolve(status, headline=told)
     first, second, *_ = screen(status, 80, 24)
     assert first.endswith("round 3/9  step 40  loss 1.235  77 tokens/s")
     assert second.endswith("2.0 MB sent")
@@ -115,12 +122,12 @@ def test_news_are_new_once_also_where_numbers_begin_anew() -> None:
     news, rows = NewRows(), list(seen(a_run(2)).events)
     assert news.of(rows) == rows
     assert news.of(rows) == []
-    later = [{**row, "at": row["at"] + 60} for row in rows]
+    later = [attrs.evolve(row, at=row.at + 60) for row in rows]
     assert news.of([*rows, *later]) == later
 
 
 def test_a_clock_that_moved_is_no_change() -> None:
-    status = a_run(2)
+    status = msgspec.to_builtins(a_run(2))
     assert essence({**status, "now_s": 7.0}) == essence(status)
     assert essence({**status, "step": 7}) != essence(status)
 
@@ -138,7 +145,7 @@ async def test_who_looks_again_keeps_its_connection() -> None:
         nursery.start_soon(serve_http, app, listener)
         control = DaemonAddress("peer", url, "", 0)
         for _ in range(5):
-            assert await trio.to_thread.run_sync(see_status, control) == {"kind": "peer"}
+            assert await trio.to_thread.run_sync(see_json, control) == {"kind": "peer"}
         nursery.cancel_scope.cancel()
     daemon_client._client().close()
     daemon_client._client.cache_clear()
@@ -155,7 +162,7 @@ def history(monkeypatch: pytest.MonkeyPatch) -> MetricsStore:
     monkeypatch.setattr(daemon_client, "EVENTS_ANSWER_MAX", 2)
     monkeypatch.setattr(daemon_client, "ROUNDS_ANSWER_MAX", 2)
 
-    def call(_control: DaemonAddress, name: str, _body: None, **more: Any) -> Status:
+    def call(_control: DaemonAddress, name: str, _body: None, **more: Any) -> Json:
         query = more["query"]
         count, before = query["limit"], query.get("before")
         if name == "rounds":
@@ -168,6 +175,36 @@ def history(monkeypatch: pytest.MonkeyPatch) -> MetricsStore:
     return history
 
 
+MARK = {"ready_s": None, "reduced_s": None, "state": "contributed"}
+
+
+def a_contribution(peer: str) -> Json:
+    return {"peer": peer, "weight": 1, "scale": 1.0, "chunk_share": 1.0, "weight_share": 0.5}
+
+
+def a_round(number: int, opened_at: float) -> Json:
+    """A committed round as the history has it."""
+    none = ("repairs", "reruns", "chunk_count", "opened_s", "open_s", "reduce_s", "plan")
+    return {
+        **dict.fromkeys(none),
+        "fragment": 0,
+        "version": number,
+        "at_step": 0,
+        "attempts": 1,
+        "round": number,
+        "outcome": "committed",
+        "why": "",
+        "digest": "",
+        "manifest": [],
+        "contributors": [],
+        "lost": {},
+        "declined": {},
+        "marks": {},
+        "opened_at": opened_at,
+        "ended_at": opened_at,
+    }
+
+
 def test_events_are_found_by_name_id_kind_and_text(history: MetricsStore) -> None:
     for number, name in enumerate("abcab", 1):
         kind = "leave" if number > 3 else "join"
@@ -175,7 +212,7 @@ def test_events_are_found_by_name_id_kind_and_text(history: MetricsStore) -> Non
         history.write(events=[PastEvent(number, 7.0 * number, kind, peer, name, text)])
 
     def found(limit: int = 40, **which: Any) -> list[int]:
-        return [row["id"] for row in events_of(MASTER, limit, **which)]
+        return [row.id for row in events_of(MASTER, limit, **which)]
 
     assert found() == [1, 2, 3, 4, 5]
     assert found(3) == [3, 4, 5]
@@ -190,29 +227,27 @@ def test_events_are_found_by_name_id_kind_and_text(history: MetricsStore) -> Non
 def test_rounds_are_told_with_the_names_of_who_took_part(history: MetricsStore) -> None:
     for number in range(1, 6):
         row = {
-            "round": number,
-            "opened_at": 9.0 * number,
-            "contributors": [{"peer": "a" * 32}, {"peer": "b" * 32}],
+            **a_round(number, 9.0 * number),
+            "contributors": [a_contribution("a" * 32), a_contribution("b" * 32)],
             "lost": {"b" * 32: "gone"},
-            "marks": {"a" * 32: {"name": "alder"}},
+            "marks": {"a" * 32: {"name": "alder", **MARK}},
         }
         history.write(rounds=[(number, json.dumps(row).encode())])
     rows = rounds_of(MASTER, 3)
-    assert [row["round"] for row in rows] == [5, 4, 3]
-    assert (rows[0]["at"], rows[0]["names"]) == (45.0, ["alder", "bbbbbbbb"])
-    assert rows[0]["lost_names"] == ["bbbbbbbb"]
-    assert [row["round"] for row in rounds_of(MASTER, 9)] == [5, 4, 3, 2, 1]
+    assert [row.round for row in rows] == [5, 4, 3]
+    assert (rows[0].at, rows[0].names) == (45.0, ("alder", "bbbbbbbb"))
+    assert rows[0].lost_names == ("bbbbbbbb",)
+    assert [row.round for row in rounds_of(MASTER, 9)] == [5, 4, 3, 2, 1]
 
 
 def test_who_goes_on_looking_asks_for_a_round_once(history: MetricsStore) -> None:
     asked_for = RunSnapshot()
-    mark: Status = {"contributors": [], "lost": {}, "marks": {}}
 
     def look(*numbers: int) -> list[int]:
         for n in numbers:
-            history.write(rounds=[(n, json.dumps({"round": n, "opened_at": n, **mark}).encode())])
+            history.write(rounds=[(n, json.dumps(a_round(n, n)).encode())])
         asked_for._see_rounds(MASTER)
-        return [row["round"] for row in asked_for._rounds]
+        return [row.round for row in asked_for._rounds]
 
     assert look() == []
     assert look(1, 2) == [2, 1]

@@ -39,7 +39,6 @@ from holdfast.membership.master.state.master_effects import (
     SendMessage,
 )
 from holdfast.membership.master.status.invariants import check_invariants
-from holdfast.membership.master.status.status import describe
 from holdfast.membership.spec.spec import RunSpec
 from holdfast.protocol.messages import (
     NO_DIGEST,
@@ -81,6 +80,7 @@ from holdfast.protocol.messages import (
 )
 from tests.membership.table import LINEAGE, RUN_ID
 from tests.membership.witness import Witness, hashed
+from tests.plain import describe
 
 DEADLINE_S = 10.0
 SIZE = FragmentSize(5 * 4_096, 0, 1)  # six chunks

@@ -15,7 +15,6 @@ from holdfast.membership.master.state.master_effects import (
     SendMessage,
 )
 from holdfast.membership.master.status.invariants import check_invariants
-from holdfast.membership.master.status.status import describe
 from holdfast.membership.spec.spec import RunSpec
 from holdfast.protocol.messages import (
     VERSION_MAX,
@@ -42,6 +41,7 @@ from holdfast.protocol.messages import (
     TensorSpec,
     WeightsSupplied,
 )
+from tests.plain import describe
 
 M = TypeVar("M", bound=Message)
 R = TypeVar("R", bound=JournalRecord)

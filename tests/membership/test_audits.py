@@ -16,7 +16,6 @@ from holdfast.membership.master.rounds.audits import (
 )
 from holdfast.membership.master.state.journal import PeerCleared, PeerQuarantined, RunHistory
 from holdfast.membership.master.state.master_effects import CheckProof
-from holdfast.membership.master.status.status import describe
 from holdfast.membership.spec.spec import RunSpec
 from holdfast.protocol.messages import (
     PROOF_BYTES_MAX,
@@ -34,6 +33,7 @@ from holdfast.protocol.messages import (
     Repair,
 )
 from tests.membership.table import CONTRIBUTOR, DIGEST, A, B, C, D, E, Table, hello_of, root_of
+from tests.plain import describe
 
 ALL = "[reduce]\naudit = 1.0\n[membership]\nmin_members = 2\n"
 PEERS = (A, B, C, D)

@@ -9,7 +9,6 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.membership.master.status.status import describe
 from holdfast.membership.planning.bandwidth import (
     BUSY_HALF_LIFE_S,
     DEFAULT_BYTES_PER_S,
@@ -22,6 +21,7 @@ from holdfast.membership.planning.bandwidth import (
 from holdfast.membership.planning.shares import Workload, best_shares, bound_s, shares_s
 from holdfast.protocol.messages import COUNT_MAX, MEMBERS_MAX, LinkLoad, Measured, Probed
 from tests.membership.table import FOUNDER, LINEAGE, SPARE, A, B, C, Table, head_of, hello_of
+from tests.plain import describe
 
 MBIT = 125_000.0
 

@@ -15,7 +15,6 @@ from holdfast.membership.master.state.journal import (
     RunFounded,
 )
 from holdfast.membership.master.state.master_effects import DropPeer, SendMessage
-from holdfast.membership.master.status.status import describe
 from holdfast.membership.master.sync.state_sync import SYNC_ATTEMPTS_MAX
 from holdfast.protocol.messages import (
     VERSION_MAX,
@@ -67,6 +66,7 @@ from tests.membership.table import (
     hello_of,
     sizes_of,
 )
+from tests.plain import describe
 
 OTHER_LAYOUT = ModelLayout((TensorSpec("w", (4, 8), "float32", "parameter"),))
 
@@ -232,13 +232,13 @@ def test_the_first_founder_with_a_trainer_is_asked() -> None:
     table = Table()
     table.join(A)  # may not found
     table.join(B, FOUNDER, hello_of(B, layout=None))  # has no trainer yet
-    assert "b (bbbbbbbb) has no trainer" in describe(table.master, 0.0)["why_waiting"]
+    assert "waiting for the trainer of b (bbbbbbbb)" in describe(table.master, 0.0)["why_waiting"]
     table.join(C, FOUNDER)
     table.hear(C, SupplyWeights)
     table.say(B, TrainerAttached(LAYOUT))
     table.hears_no(A, SupplyWeights)
     table.hears_no(B, SupplyWeights)
-    assert describe(table.master, 0.0)["state"] == "waiting for founder"
+    assert describe(table.master, 0.0)["state"] == "waiting for weights"
 
 
 def founded(fragments: int = 1, version: int = 0, layout: ModelLayout = LAYOUT) -> WeightsSupplied:

@@ -11,7 +11,6 @@ from holdfast.membership.master.rounds.round_table import BAD_MAX
 from holdfast.membership.master.state.journal import RoundCommitted, RoundNumbered
 from holdfast.membership.master.state.master_effects import RecordDurably, SendMessage
 from holdfast.membership.master.state.round_schedule import RETRY_S
-from holdfast.membership.master.status.status import describe
 from holdfast.protocol.messages import (
     Abort,
     Applied,
@@ -56,6 +55,7 @@ from tests.membership.table import (
     owners_of,
     root_of,
 )
+from tests.plain import describe
 
 
 def test_a_round_goes_from_open_to_commit() -> None:
@@ -118,7 +118,7 @@ def test_no_round_opens_below_min_members() -> None:
     table.hears_no(A, Open)
     assert describe(table.master, table.now_s)["state"] == "waiting for members"
     why = describe(table.master, table.now_s)["why_waiting"]
-    assert why.startswith("waiting for 1 more contributor: 1 of 2 are here")
+    assert why.startswith("waiting for 1 more contributor: 1 of 2 are connected")
     table.join_in_sync(B)
     table.hear(A, Open)
     table.hear(B, Open)
@@ -147,7 +147,7 @@ def test_no_grace_begins_before_the_quorum() -> None:
     table.ready(B)
     table.wait(100.0, A, B, C)
     table.hears_no(A, Reduce)
-    assert "waiting for c (cccccccc)" in describe(table.master, table.now_s)["why_waiting"]
+    assert "next: round 1 (c still training)" in describe(table.master, table.now_s)["why_waiting"]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from holdfast.membership.master.state.journal import (
     VersionAdopted,
 )
 from holdfast.membership.master.state.master_effects import StandDown
-from holdfast.membership.master.status.status import describe
 from holdfast.protocol.messages import (
     FragmentHead,
     Hello,
@@ -32,6 +31,7 @@ from holdfast.protocol.messages import (
     Welcome,
 )
 from tests.membership.table import DIGEST, LINEAGE, SPARE, A, B, C, D, E, Table, head_of, hello_of
+from tests.plain import describe
 
 NONCE = b"n" * 16
 

@@ -8,7 +8,6 @@ import pytest
 from attrs import evolve
 
 from holdfast.membership.master.state.roster import sites_of
-from holdfast.membership.master.status.status import describe
 from holdfast.protocol.messages import (
     Commit,
     Flush,
@@ -21,6 +20,7 @@ from holdfast.protocol.messages import (
     SyncFragment,
 )
 from tests.membership.table import CONTRIBUTOR, DIGEST, SPARE, A, B, C, D, E, Table, hello_of
+from tests.plain import describe
 
 F, G = "f" * 32, "9" * 32
 LAB = (A, B, C, D)

@@ -7,7 +7,6 @@ import pytest
 from holdfast.membership.master.coordinator import Grant
 from holdfast.membership.master.state.journal import RootKnown, RoundCommitted
 from holdfast.membership.master.state.voting_blocs import Election, elect
-from holdfast.membership.master.status.status import describe
 from holdfast.protocol.messages import (
     Abort,
     Applied,
@@ -31,6 +30,7 @@ from tests.membership.table import (
     head_of,
     hello_of,
 )
+from tests.plain import describe
 
 S, T = "5" * 32, "6" * 32
 OURS, THEIRS = "1111AAAA", "2222BBBB"  # invites
@@ -116,7 +116,7 @@ def test_of_those_who_came_by_one_invite_the_first_one_founds() -> None:
     table.join(A, grant, hello_of(A, layout=None))
     table.join(B, grant)
     table.hears_no(B, SupplyWeights)
-    assert "a (aaaaaaaa) has no trainer" in describe(table.master, 0.0)["why_waiting"]
+    assert "waiting for the trainer of a (aaaaaaaa)" in describe(table.master, 0.0)["why_waiting"]
     table.say(A, TrainerAttached(LAYOUT))
     table.hear(A, SupplyWeights)
     table.say(A, TrainerLost("crash"))

@@ -41,10 +41,9 @@ def typed(text: str) -> list[str]:
 ALL = [(page.name, line) for page in PAGES for block in blocks(page, "sh") for line in typed(block)]
 
 
-@pytest.mark.parametrize("name", reference.PAGES)
-def test_the_reference_is_what_the_code_says(name: str) -> None:
-    made = reference.PAGES[name]()
-    assert (reference.FOLDER / name).read_text() == made, "run `make reference`"
+@pytest.mark.parametrize("path", reference.PAGES, ids=lambda path: path.name)
+def test_the_reference_is_what_the_code_says(path: Path) -> None:
+    assert path.read_text() == reference.PAGES[path](), "run `make reference`"
 
 
 @pytest.mark.slow

@@ -15,10 +15,10 @@ import pytest
 from holdfast.daemon.cli.command_line import commands
 from holdfast.daemon.exit_codes import ExitCode
 from holdfast.membership.master.coordinator import Coordinator
-from holdfast.membership.master.status.status import describe
 from holdfast.membership.spec import spec as spec_module
 from holdfast.membership.spec.spec import RunSpec
 from holdfast.membership.spec.spec_keys import MEANINGS
+from tests.plain import describe
 
 ROOT = Path(__file__).resolve().parents[2]
 PAPERS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")

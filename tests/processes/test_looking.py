@@ -74,7 +74,7 @@ def test_members_are_listed(fleet: Fleet) -> None:
     assert "waiting for its trainer" in by_name["birch"]
     told = json.loads(said(fleet, "peers", "--json"))["peers"]
     assert {row["name"]: row["in_sync"] for row in told}["alder"] is True
-    assert said(fleet, "peers", "--gone") == "nobody has left\n"
+    assert said(fleet, "peers", "--gone") == "no member has left\n"
 
 
 def test_rounds_are_listed_the_newest_first(fleet: Fleet) -> None:
@@ -158,7 +158,7 @@ def test_a_watcher_sees_the_run_and_outlives_its_master(fleet: Fleet) -> None:
         screen.until("training")
         fleet.until(lambda s: s["counts"]["live"] == 2, "both are back")
         fleet.act("pause", {})
-        screen.until("paused it")
+        screen.until("paused by")
         assert screen.press("q") == 0
         row = json.loads(next(line for line in followed.stdout if "paused" in line))
         assert (row["kind"], row["text"]) == ("run", "paused")

@@ -12,8 +12,8 @@ import trio
 from holdfast.checkpoint import blocks
 from holdfast.daemon.simulation.drifting_trainer import small_layout
 from holdfast.daemon.simulation.swarm import Swarm
-from holdfast.membership.master.status.status import describe
 from holdfast.protocol.errors import PeerLostError
+from tests.plain import describe
 from tests.swarm.test_swarm import a_swarm, settled, spec
 
 VALUES = 40_000

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from holdfast.daemon.simulation.drifting_trainer import Delta, small_layout
 from holdfast.daemon.simulation.swarm import Swarm
-from holdfast.membership.master.status.status import describe
 from holdfast.membership.peer.peer_effects import PeerEffect
 from holdfast.membership.peer.replica import Replica
 from holdfast.protocol.messages import Posted
+from tests.plain import describe
 
 SPEC = """
 [diloco]

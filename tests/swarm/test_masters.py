@@ -27,11 +27,11 @@ from holdfast.membership.master.state.journal import (
     TermStarted,
     VersionAdopted,
 )
-from holdfast.membership.master.status.status import describe
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.errors import UserError
 from holdfast.protocol.messages import Role
 from holdfast.protocol.trust.authority import Party
+from tests.plain import describe
 
 STANDBY = Address("standby", 29700)
 SPEC = """

@@ -8,8 +8,8 @@ import trio
 from holdfast.daemon.simulation.drifting_trainer import small_layout
 from holdfast.daemon.simulation.swarm import Swarm
 from holdfast.membership.master.rounds.attempt import Attempt
-from holdfast.membership.master.status.status import describe
 from holdfast.membership.planning.plan import PlanEstimate
+from tests.plain import describe
 
 SPEC = """
 [run]

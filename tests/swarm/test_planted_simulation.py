@@ -82,13 +82,13 @@ def _(patch: Patch) -> None:
 
     def repair(self: Reduction, order: Repair) -> None:
         for assignment in order.assignments:
-            if assignment.anew or assignment.owner != self._me:
+            if assignment.anew or assignment.owner != self._context.me:
                 continue
             first = assignment.first_chunk
             for index in range(first, first + assignment.chunk_count):
-                other = bytearray(self._result.room(index))
+                other = bytearray(self._context.result.room(index))
                 other[0] ^= 1
-                self._result._rooms[index] = memoryview(other)
+                self._context.result._rooms[index] = memoryview(other)
         original(self, order)
 
     patch.setattr(Reduction, "repair", repair)

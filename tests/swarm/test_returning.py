@@ -7,7 +7,7 @@ from pathlib import Path
 import trio
 
 from holdfast.daemon.simulation.swarm import Swarm
-from holdfast.membership.master.status.status import describe
+from tests.plain import describe
 from tests.swarm.test_swarm import a_swarm, settled
 
 

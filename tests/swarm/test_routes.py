@@ -11,9 +11,9 @@ import trio
 
 from holdfast.daemon.master import reachability
 from holdfast.daemon.simulation.swarm import Swarm
-from holdfast.membership.master.status.status import describe
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.network.resumption import KEPT_MAX
+from tests.plain import describe
 from tests.swarm.test_swarm import a_swarm, settled, spec
 
 

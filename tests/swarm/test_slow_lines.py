@@ -11,7 +11,7 @@ import trio
 from holdfast.checkpoint import blocks
 from holdfast.daemon.simulation.drifting_trainer import small_layout
 from holdfast.daemon.simulation.swarm import Swarm
-from holdfast.membership.master.status.status import describe
+from tests.plain import describe
 from tests.swarm.test_swarm import a_swarm, spec
 
 LAYOUT = small_layout((300_000,))

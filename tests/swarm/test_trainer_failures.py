@@ -9,8 +9,8 @@ import trio
 
 from holdfast.daemon.peer import trainer_service
 from holdfast.daemon.simulation.swarm import Swarm
-from holdfast.membership.master.status.status import describe
 from holdfast.protocol.messages import FailureKind, Remedy, Role, TrainerFailed
+from tests.plain import describe
 from tests.swarm.test_swarm import a_swarm, settled, spec
 
 RESTARTING = TrainerFailed(FailureKind.MEMORY, "OutOfMemoryError: no", Remedy.RESTART, 2, 4.0)

@@ -12,7 +12,7 @@ import trio
 from holdfast.daemon.simulation.drifting_trainer import small_layout
 from holdfast.daemon.simulation.swarm import Swarm
 from holdfast.membership.master.rounds.round import RoundPhase
-from holdfast.membership.master.status.status import describe
+from tests.plain import describe
 
 SPEC = """
 [run]

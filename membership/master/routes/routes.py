@@ -30,7 +30,6 @@ import hmac
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any
 
 from attrs import Factory, define, frozen
 
@@ -310,25 +309,13 @@ class Routes:
         """Those that have no link to another one of these."""
         return set(self._missing(peers))
 
-    def rows(self) -> list[dict[str, Any]]:
-        """For people: pairs whose route was arranged, or is wanted."""
-        context = self._context
-        found = []
-        for (one, other), pair in self._pairs.items():
-            if pair.route is None and pair.works:
-                continue
-            found.append(
-                {
-                    "peers": [one, other],
-                    "names": [context.name(one), context.name(other)],
-                    "route": "none" if pair.route is None else self._word(pair.route),
-                    "dials": None if pair.route is None else pair.route.dials,
-                    "relay": pair.route.relay or None if pair.route is not None else None,
-                    "works": pair.works,
-                    "tried": list(pair.tried),
-                }
-            )
-        return found
+    def arranged(self) -> list[tuple[Ends, RoutedPair]]:
+        """Return the pairs whose route was arranged, or is wanted."""
+        return [
+            (ends, pair)
+            for ends, pair in self._pairs.items()
+            if pair.route is not None or not pair.works
+        ]
 
     # ------------------------------------------------------------ arranging
 
@@ -421,7 +408,8 @@ class Routes:
         caller = first if later.reachable and not first.reachable else later
         return CandidateRoute(RouteKind.DIRECT, caller.peer)
 
-    def _word(self, route: CandidateRoute) -> str:
+    def word(self, route: CandidateRoute) -> str:
+        """Return the route's kind, for people."""
         if route.kind is RouteKind.DIRECT:
             return f"direct, {self._context.name(route.dials)} dials"
         return str(route.kind.value)

@@ -1,11 +1,12 @@
-"""A run in ten figures: how well it learns, how fast it goes, what it costs."""
+"""A run in a few figures: loss, speed, traffic."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..rounds.round import RoundPhase
+from .records import Headline
 
 if TYPE_CHECKING:
     from ..coordinator import Coordinator
@@ -13,8 +14,8 @@ if TYPE_CHECKING:
 ETA_COMMITS = 10  # of the last ones the mean time between two tells when the run will be over
 
 
-def headline(coordinator: Coordinator) -> dict[str, Any]:
-    """Figures of the whole run; None where nobody can tell yet. Bytes: since this master started."""
+def headline(coordinator: Coordinator) -> Headline:
+    """Return the figures of the whole run; bytes are counted since this master started."""
     context, scheduler = coordinator.context, coordinator.scheduler
     history, totals = context.history, context.totals
     contributors = scheduler.contributors()
@@ -23,30 +24,31 @@ def headline(coordinator: Coordinator) -> dict[str, Any]:
         for member in contributors
         if member.progress and member.progress.loss is not None
     ]
-    return {
-        **_loss([(loss, rate) for loss, rate in losses if math.isfinite(loss)]),
-        "tokens": history.token_count // max(1, history.fragment_count),
-        "tokens_per_s": sum(m.progress.tokens_per_s for m in contributors if m.progress),
-        "utilisation": totals.utilisation(contributors),
-        "step": history.step,
-        "rounds": history.commit_count,
-        "rounds_wanted": context.spec.run.rounds or None,
-        "eta_s": _eta_s(coordinator),
-        "sent_bytes": totals.sent_bytes,
-        "saved_bytes": totals.parallel_bytes - totals.sent_bytes,
-    }
+    finite = [(loss, rate) for loss, rate in losses if math.isfinite(loss)]
+    return Headline(
+        loss=_mean_loss(finite),
+        loss_min=min((loss for loss, _rate in finite), default=None),
+        loss_max=max((loss for loss, _rate in finite), default=None),
+        tokens=history.token_count // max(1, history.fragment_count),
+        tokens_per_s=sum(m.progress.tokens_per_s for m in contributors if m.progress),
+        utilisation=totals.utilisation(contributors),
+        step=history.step,
+        rounds=history.commit_count,
+        rounds_wanted=context.spec.run.rounds or None,
+        eta_s=_eta_s(coordinator),
+        sent_bytes=totals.sent_bytes,
+        saved_bytes=totals.parallel_bytes - totals.sent_bytes,
+    )
 
 
-def _loss(losses: list[tuple[float, float]]) -> dict[str, float | None]:
-    """By tokens per second; the plain mean while nobody has any."""
+def _mean_loss(losses: list[tuple[float, float]]) -> float | None:
+    """Return the mean weighted by tokens per second, or the plain mean while all rates are 0."""
     if not losses:
-        return {"loss": None, "loss_min": None, "loss_max": None}
+        return None
     weights = [rate for _, rate in losses]
     if not sum(weights):
         weights = [1.0] * len(losses)
-    mean = sum(loss * w for (loss, _), w in zip(losses, weights, strict=True)) / sum(weights)
-    values = [loss for loss, _ in losses]
-    return {"loss": mean, "loss_min": min(values), "loss_max": max(values)}
+    return sum(loss * w for (loss, _), w in zip(losses, weights, strict=True)) / sum(weights)
 
 
 def _eta_s(coordinator: Coordinator) -> float | None:

@@ -1,0 +1,247 @@
+"""The frames that come in during a reduction: contributions are added up, results are decoded.
+
+``deliver`` does a frame's arithmetic at once, while its bytes are in the cache: the contribution that
+completes a chunk has it added up, a result is checked and decoded, and either is hashed. Nothing here
+waits for a frame, so a reduction cannot hold up a lane, nor two reductions each other.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+
+import numpy as np
+
+from ..protocol.errors import BadContributionError, RemoteProtocolError
+from ..protocol.network.lane import FrameHeader, FrameKind
+from ..protocol.trust.notary import SEAL_BYTES
+from .arithmetic import SumTerm, Values, reduce_counters, reduce_values
+from .chunk_sender import ChunkSender
+from .chunk_tracker import FrameDuty, UnwantedFrameError
+from .combine import combine_chunk
+from .evidence import is_sealed
+from .links.buffer_pool import BufferPool
+from .links.event_loop import Loop
+from .norm_report import NOTHING, NormSums
+from .reduction_context import ReductionContext
+
+ONE = np.float32(1)
+
+
+class ChunkAdder:
+    """The arithmetic of a reduction. All methods are called by any thread, several at once.
+
+    Lanes' threads call ``deliver``, worker threads ``add_up``. Two threads never work on one chunk.
+
+    Args:
+      sender: is given what this node has to send on.
+      buffers: memory for a site's sums.
+      momentum: outer momentum before the round, of the first values of the fragment; contributions
+        are compared with it. None if they are not to be.
+    """
+
+    def __init__(
+        self,
+        context: ReductionContext,
+        sender: ChunkSender,
+        buffers: BufferPool,
+        momentum: Values | None = None,
+    ) -> None:
+        self._context = context
+        self._sender = sender
+        self._buffers = buffers
+        self._momentum = NOTHING if momentum is None else momentum
+        self._lock = threading.Lock()  # guards the next one; nothing else is done under it
+        self._norms = NormSums()
+
+    def deliver(self, peer: str, header: FrameHeader, payload: memoryview) -> tuple[bool, bool]:
+        """Take in a frame, which is authentic now, so that its sender can be named.
+
+        Returns:
+          Whether all chunks are done now (at one call only), and whether the sender owes no more
+          frames.
+
+        Raises:
+          BadContributionError: the reduction cannot go on, because of the peer that is named.
+          RemoteProtocolError: the sender should not have sent this; its link is to be closed.
+        """
+        context = self._context
+        if header.kind is FrameKind.CONTRIBUTION and not self._is_sealed(peer, header, payload):
+            raise BadContributionError(peer, "a contribution without its seal")
+        try:
+            duty, paid = context.tracker.deliver(peer, header, payload)
+        except UnwantedFrameError as error:
+            if error.owing:
+                raise BadContributionError(peer, str(error)) from None
+            raise RemoteProtocolError(f"peer {peer[:8]} {error}") from None
+        complete = False
+        if duty is FrameDuty.DECODE:
+            complete = self._decode(peer, header, payload)
+        elif duty is FrameDuty.ADD_UP:
+            complete = self.add_up(header.index)
+        return complete, paid
+
+    def _is_sealed(self, peer: str, header: FrameHeader, payload: memoryview) -> bool:
+        notary, order = self._context.notary, self._context.order
+        return notary is None or is_sealed(notary, order, header.index, peer, payload)
+
+    def _decode(self, source: str, header: FrameHeader, payload: memoryview) -> bool:
+        index = header.index
+        self._context.result.decode(header.kind, index, payload, source)
+        self._sender.result_came(index, source)
+        return self._finish(index)
+
+    def _finish(self, index: int) -> bool:
+        self._sender.result_ready(index)
+        return self._context.result.done(index)
+
+    # ------------------------------------------------------------ sums
+
+    def add_up(self, index: int) -> bool:
+        """Add up a chunk that this node gathers and that lacks nothing.
+
+        Returns:
+          Whether all chunks are done now (at one call only).
+
+        Raises:
+          BadContributionError: a contribution that must not be added.
+        """
+        context, tracker = self._context, self._context.tracker
+        arrived = tracker.contributions(index)
+        if context.notary is not None:
+            arrived = {peer: piece[:-SEAL_BYTES] for peer, piece in arrived.items()}
+        if context.encoded_input is not None:
+            arrived[context.me] = context.own_chunk(index)
+        if tracker.role(index).parent is None:
+            self.make_result(index, arrived)
+            del arrived  # its memory is used again from here on
+            tracker.added_up(index)
+            return self._finish(index)
+        encoded = self._make_sum(index, arrived)
+        del arrived
+        tracker.added_up(index)
+        self._sender.sum_ready(index, encoded)
+        return False
+
+    def make_result(self, index: int, arrived: Mapping[str, memoryview]) -> None:
+        """Make the result of a chunk that this node owns.
+
+        Args:
+          arrived: encoded contributions, and sums of sites, by peer.
+        """
+        context, result = self._context, self._context.result
+        room = result.room(index)
+        length, present = len(room), [True] * len(context.contributors)
+        if not context.tree.sites:
+            present = [peer in arrived for peer in context.contributors]
+        if context.layout.cuts[index].is_counters:
+            reduce_counters(list(arrived.values()), result.counters)
+            np.frombuffer(room, "<i8")[:] = result.counters
+        elif context.tree.sites:
+            values, terms = result.values_of(index), self._terms(arrived)
+            codec, divisor = context.layout.codec_down, context.factors.divisor
+            with self._observed(index) as norms:
+                length = reduce_values(terms, divisor, codec, values, room, norms)
+        else:
+            values, contributors = result.values_of(index), context.order.contributors
+            layout, rule = context.layout, context.rule
+            with self._observed(index) as norms:
+                length = combine_chunk(contributors, arrived, layout, rule, values, room, norms)
+        result.made(index, length, present)
+
+    def _make_sum(self, index: int, arrived: Mapping[str, memoryview]) -> memoryview:
+        """Return our site's sum of a chunk that another site's peer owns, encoded."""
+        layout = self._context.layout
+        cut = layout.cuts[index]
+        room = self._buffers.take(cut.up_bytes)
+        if cut.is_counters:
+            reduce_counters(list(arrived.values()), np.frombuffer(room, "<i8"))
+            return room
+        values, terms = np.empty(cut.count, np.float32), self._terms(arrived)
+        with self._observed(index) as norms:
+            length = reduce_values(terms, ONE, layout.codec_up, values, room, norms)
+        return room[:length]
+
+    def _terms(self, arrived: Mapping[str, memoryview]) -> list[SumTerm]:
+        """Return the terms of a chunk's sum: contributors in their order, then sites by leader."""
+        context = self._context
+        terms = []
+        factors = dict(zip(context.contributors, context.factors.factors, strict=True))
+        for peer in (*factors, *(p for p in context.order.receivers if p not in factors)):
+            if peer not in arrived:
+                continue
+            near = context.tree.is_near(peer)
+            layout = context.inner if near else context.layout
+            is_sum = not near and not context.tree.is_alone(peer)
+            factor = ONE if is_sum else factors[peer]
+            up, zstd = layout.codec_up, layout.zstd_up
+            terms.append(SumTerm(peer, arrived[peer], factor, up, zstd, is_sum))
+        return terms
+
+    # ------------------------------------------------------------ norms
+
+    @contextmanager
+    def _observed(self, index: int) -> Iterator[NormSums]:
+        """Observe one chunk's contributions while they are added up."""
+        owned = self._context.tracker.role(index).parent is None
+        norms = NormSums(self._momentum[self._context.layout.cuts[index].values], owned=owned)
+        yield norms
+        with self._lock:
+            self._norms.add(norms)
+
+    def norm_sums(self) -> tuple[bytes, float]:
+        """Return the fields ``norm_sums`` and ``momentum_square`` of ``Reduced``."""
+        return self._norms.norm_sums(self._context.contributors), self._norms.momentum_square
+
+
+class ThreadEntry:
+    """The entry of other threads to a reduction: the sink of its frames, and the work of its workers.
+
+    Arithmetic is done in the thread that calls; what follows for the reduction, on the event loop.
+    """
+
+    def __init__(
+        self,
+        context: ReductionContext,
+        adder: ChunkAdder,
+        on_bad: Callable[[BadContributionError], None],
+        on_complete: Callable[[], None],
+        on_paid: Callable[[str], None],
+    ) -> None:
+        self._context = context
+        self._adder = adder
+        self._on_bad = on_bad
+        self._on_complete = on_complete
+        self._on_paid = on_paid
+        self._loop = Loop()
+
+    def place(self, peer: str, header: FrameHeader) -> memoryview | None:
+        """See ``frame_routing.Sink``."""
+        return self._context.tracker.place(peer, header)
+
+    def abandon(self, peer: str, header: FrameHeader, view: memoryview) -> None:
+        """See ``frame_routing.Sink``."""
+        self._context.tracker.abandon(peer, header, view)
+
+    def deliver(self, peer: str, header: FrameHeader, payload: memoryview) -> None:
+        """See ``frame_routing.Sink``."""
+        try:
+            complete, paid = self._adder.deliver(peer, header, payload)
+        except BadContributionError as error:
+            self.fail(error)
+            return
+        if complete:
+            self._loop.soon(self._on_complete)
+        if paid:
+            self._loop.soon(partial(self._on_paid, peer))
+
+    def add_up(self, index: int) -> None:
+        """See ``ChunkAdder.add_up``."""
+        if self._adder.add_up(index):
+            self._loop.soon(self._on_complete)
+
+    def fail(self, error: BadContributionError) -> None:
+        """End the reduction."""
+        self._loop.soon(partial(self._on_bad, error))

@@ -1,0 +1,348 @@
+"""The frames that a node sends in a reduction, and the tasks that have links send them.
+
+    ChunkSender    what can be sent: batches of chunks, and their frames       lanes' threads
+    SendTasks      one task per peer and direction, until its batch is sent    event loop
+
+Nothing is pushed. A link asks a *source* (``_Contributions``, ``_Results``) for the next frame when
+one of its lanes is idle. A source offers the chunks of its batch as they become ready.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import trio
+from attrs import define, field, frozen
+
+from ..protocol.errors import BadContributionError, PeerLostError
+from ..protocol.network.lane import Buffer, FrameHeader, FrameKind
+from .codecs.compression import FrameCompressor
+from .evidence import sealed
+from .gather_tree import ChunkRole
+from .links.hub import LinkHub
+from .links.link import Link
+from .links.send_priority import SendRank
+from .links.send_queue import Frame, FrameSource, Load
+from .reduction_context import ReductionContext
+
+# What an owner buffers of others' contributions while they are out of step. A contributor sends only
+# this far ahead of the results that come back, so that fast ones do not fill the owner's memory while
+# it waits for slow ones. With 8 contributors it is 9 MiB each: 1 Gbit/s over 75 ms.
+CONTRIBUTIONS_BYTES_MAX = 64 * 2**20
+AHEAD_MIN = 4  # chunks that a contributor may be ahead at least: enough to keep its lanes busy
+
+OnBad = Callable[[BadContributionError], object]
+
+
+@define(eq=False)
+class _Batch:
+    """The chunks of one kind for one peer.
+
+    Attributes:
+      count: of all of them.
+      ready: those that can be sent, in the order of sending; any thread appends to it.
+    """
+
+    count: int = 0
+    ready: list[int] = field(factory=list)
+
+
+@frozen
+class Send:
+    """A source of frames for one peer: contributions, or else results."""
+
+    peer: str
+    source: FrameSource
+    contribution: bool
+
+
+class ChunkSender:
+    """The chunks that this node can send, and their frames.
+
+    ``plan``, ``spread`` and ``use_link`` are called on the event loop; everything else by any thread,
+    several at once. No method waits.
+    """
+
+    def __init__(self, context: ReductionContext) -> None:
+        self._context = context
+        self._compressor = FrameCompressor(context.layout.zstd_up)
+        self._ahead_max = _most_chunks_ahead(context)
+        self._lock = threading.Lock()  # guards the next two; nothing else is done under it
+        self._sent_bytes = 0
+        self._ahead: Counter[str] = Counter()  # contributions less results that came, by owner
+        # Entries of the next two are added on the event loop. The thread that completes a chunk
+        # removes it from the first one.
+        self._takers: dict[int, list[_Batch]] = {}  # batches that wait for a chunk's result
+        self._gathered: dict[int, _Batch] = {}  # the batch that waits for our site's sum
+        self._sums: dict[int, memoryview] = {}  # our site's sums, encoded
+        self._links: dict[str, Link] = {}  # replaced as a whole, since threads iterate over it
+
+    @property
+    def sent_bytes(self) -> int:
+        """Payload bytes of all frames made until now."""
+        return self._sent_bytes
+
+    # ------------------------------------------------------------ on the event loop
+
+    def plan(self, chunks: Iterable[tuple[int, ChunkRole]], on_bad: OnBad) -> list[Send]:
+        """Plan what to send of these chunks: contributions, our own or our site's, and results.
+
+        Args:
+          on_bad: called, in any thread, if our own values cannot be encoded.
+        """
+        context = self._context
+        up: dict[str, _Batch] = {}
+        down: dict[str, _Batch] = {}
+        for index, role in chunks:
+            if role.parent is not None and (role.gathers or context.encoded_input is not None):
+                batch = up.setdefault(role.parent, _Batch())
+                batch.count += 1
+                if role.gathers:
+                    self._gathered[index] = batch
+                else:
+                    batch.ready.append(index)
+            self._takers[index] = [down.setdefault(peer, _Batch()) for peer in role.takers]
+            for batch in self._takers[index]:
+                batch.count += 1
+        sends = [
+            Send(peer, _Contributions(self, peer, up[peer], on_bad), contribution=True)
+            for peer in context.rotated(up)
+        ]
+        return sends + [self._send_results(peer, down[peer]) for peer in context.rotated(down)]
+
+    def spread(self, lacking: dict[str, list[int]]) -> list[Send]:
+        """Plan to send results that are here to the peers that lack them."""
+        return [
+            self._send_results(peer, _Batch(len(lacking[peer]), lacking[peer]))
+            for peer in self._context.rotated(lacking)
+        ]
+
+    def use_link(self, peer: str, link: Link) -> None:
+        """Wake this link from now on when there is more to send."""
+        self._links = {**self._links, peer: link}
+
+    def acknowledge_now(self) -> None:
+        """Have the links confirm at once what has arrived."""
+        for link in self._links.values():
+            link.acknowledge_now()
+
+    def _send_results(self, peer: str, batch: _Batch) -> Send:
+        return Send(peer, _Results(self, batch), contribution=False)
+
+    # ------------------------------------------------------------ in any thread
+
+    def result_ready(self, index: int) -> None:
+        """Send a chunk's result, which is here now, to the peers that take it from us."""
+        takers = self._takers.pop(index, [])
+        for batch in takers:
+            batch.ready.append(index)
+        if takers:
+            self._wake_links()
+
+    def sum_ready(self, index: int, encoded: memoryview) -> None:
+        """Send our site's sum of a chunk to the chunk's owner."""
+        self._sums[index] = encoded
+        self._gathered[index].ready.append(index)
+        self._wake_links()
+
+    def result_came(self, index: int, source: str) -> None:
+        """Allow one more contribution to the peer that sent this chunk's result."""
+        self._sums.pop(index, None)
+        with self._lock:
+            self._ahead[source] -= 1
+        if (link := self._links.get(source)) is not None:
+            link.wake()
+
+    def may_contribute(self, peer: str) -> bool:
+        """Count one more contribution to a peer; returns False if it is too far ahead."""
+        with self._lock:
+            if self._ahead[peer] >= self._ahead_max:
+                return False
+            self._ahead[peer] += 1
+            return True
+
+    def attempt_of(self, index: int) -> int:
+        """Return the attempt under which a chunk's frames are sent."""
+        return self._context.tracker.attempt_of(index)
+
+    def load_contribution(self, index: int, attempt: int) -> Frame | None:
+        """Make the frame of our contribution, or of our site's, to a chunk.
+
+        Returns:
+          None if the chunk's result came meanwhile: the owner has had the contribution.
+
+        Raises:
+          BadContributionError: our own values cannot be encoded.
+        """
+        context = self._context
+        own = index not in self._gathered
+        payload: Buffer | None = context.own_chunk(index) if own else self._sums.get(index)
+        if payload is None:
+            return None
+        near = own and not context.tree.is_alone(context.me)
+        if self._compressor.pays and not near and not context.layout.cuts[index].is_counters:
+            payload = self._compressor.compress(memoryview(payload))
+        if context.notary is not None:
+            payload = sealed(context.notary, context.order, index, payload)
+        return self._frame(FrameKind.CONTRIBUTION, index, attempt, payload)
+
+    def load_result(self, index: int, attempt: int) -> Frame:
+        """Make the frame of a chunk's result."""
+        kind, payload = self._context.result.payload(index)
+        return self._frame(kind, index, attempt, payload)
+
+    def _frame(self, kind: FrameKind, index: int, attempt: int, payload: Buffer) -> Frame:
+        order = self._context.order
+        with self._lock:
+            self._sent_bytes += len(payload)
+        header = FrameHeader(kind, order.round, attempt, index, order.fragment, len(payload))
+        return header, payload
+
+    def _wake_links(self) -> None:
+        for link in self._links.values():
+            link.wake()
+
+
+class _Contributions:
+    """The contributions of a batch, no further ahead of results than allowed; a ``FrameSource``."""
+
+    def __init__(self, sender: ChunkSender, peer: str, batch: _Batch, on_bad: OnBad) -> None:
+        self._sender = sender
+        self._peer = peer
+        self._batch = batch
+        self._on_bad = on_bad
+        self._position = 0
+
+    def next_frame(self) -> Load | None:
+        if self._position == len(self._batch.ready):
+            return None
+        if not self._sender.may_contribute(self._peer):
+            return None
+        index = self._batch.ready[self._position]
+        self._position += 1
+        return partial(self._load, index, self._sender.attempt_of(index))
+
+    def exhausted(self) -> bool:
+        return self._position == self._batch.count
+
+    def _load(self, index: int, attempt: int) -> Frame | None:
+        try:
+            return self._sender.load_contribution(index, attempt)
+        except BadContributionError as error:
+            self._on_bad(error)
+            return None
+
+
+class _Results:
+    """The results of a batch, as they become ready; a ``FrameSource``."""
+
+    def __init__(self, sender: ChunkSender, batch: _Batch) -> None:
+        self._sender = sender
+        self._batch = batch
+        self._position = 0
+
+    def next_frame(self) -> Load | None:
+        if self._position == len(self._batch.ready):
+            return None
+        index = self._batch.ready[self._position]
+        self._position += 1
+        return partial(self._sender.load_result, index, self._sender.attempt_of(index))
+
+    def exhausted(self) -> bool:
+        return self._position == self._batch.count
+
+
+def _most_chunks_ahead(context: ReductionContext) -> int:
+    """Return how many chunks to send an owner beyond those whose result came back."""
+    chunk_bytes = max((cut.up_bytes for cut in context.layout.cuts), default=1)
+    senders = max(1, len(context.contributors) - 1)
+    return max(AHEAD_MIN, CONTRIBUTIONS_BYTES_MAX // (senders * max(1, chunk_bytes)))
+
+
+class SendTasks:
+    """One task for each ``Send``. All methods are called on the event loop.
+
+    Tasks for peers that the round depends on run in the reduction's nursery and are counted. Those
+    for other receivers run in the hub's: they may outlive the reduction, and nothing waits for them.
+
+    Args:
+      link_wait_s: how long to wait for a link that is not up.
+      on_lost: called if the receiver of a contribution has no link. A lost receiver of results is
+        skipped: if this node needs anything from it, its loss is noticed there.
+      on_ended: called when a counted task ends.
+
+    Attributes:
+      unsent_count: counted tasks that have not ended.
+    """
+
+    def __init__(
+        self,
+        context: ReductionContext,
+        sender: ChunkSender,
+        hub: LinkHub,
+        nursery: trio.Nursery,
+        link_wait_s: float,
+        on_lost: Callable[[PeerLostError], None],
+        on_ended: Callable[[], None],
+    ) -> None:
+        self.unsent_count = 0
+        self._context = context
+        self._sender = sender
+        self._hub = hub
+        self._nursery = nursery
+        self._link_wait_s = link_wait_s
+        self._on_lost = on_lost
+        self._on_ended = on_ended
+        self._scopes: dict[str, list[trio.CancelScope]] = {}  # by peer
+        self._trailing: list[trio.CancelScope] = []  # those in the hub's nursery
+
+    def start(self, send: Send) -> None:
+        """Begin to send, unless the peer is shut out."""
+        peer = send.peer
+        if self._context.tracker.is_shut_out(peer):
+            return
+        if peer in self._context.needed:
+            scope = trio.CancelScope()
+            self.unsent_count += 1
+            self._nursery.start_soon(self._send_counted, scope, send)
+        else:
+            task = partial(self._send, send)
+            scope = self._hub.start_trailing(peer, self._context.order.round, task)
+            self._trailing.append(scope)
+        self._scopes.setdefault(peer, []).append(scope)
+
+    def cancel(self, peer: str) -> None:
+        """Send nothing more to a peer."""
+        for scope in self._scopes.pop(peer, []):
+            scope.cancel()
+
+    def cancel_trailing(self) -> None:
+        """Send nothing more to receivers that the round does not depend on."""
+        for scope in self._trailing:
+            scope.cancel()
+
+    async def _send_counted(self, scope: trio.CancelScope, send: Send) -> None:
+        try:
+            with scope:
+                await self._send(send)
+        finally:
+            self.unsent_count -= 1
+            self._on_ended()
+
+    async def _send(self, send: Send) -> None:
+        try:
+            link = await self._hub.link(send.peer, self._link_wait_s)
+            self._sender.use_link(send.peer, link)
+            order = self._context.order
+            await link.send_from(send.source, self._rank(send.peer), age=order.round)
+        except PeerLostError as error:
+            if send.contribution:
+                self._on_lost(error)
+
+    def _rank(self, peer: str) -> SendRank:
+        """Return a low rank for a peer whose state is still being copied: it can wait."""
+        needed = peer in self._context.needed or self._hub.is_in_sync(peer)
+        return SendRank.ROUND if needed else SendRank.LISTENER

@@ -1,0 +1,336 @@
+"""The lanes of one link: opened, counted, watched, and replaced when they break.
+
+A lane in the pool:
+
+    make_lane -> claim_lane -> start_lane: it carries frames -> closed here, then there: removed
+                     └── forget_lane: it could not be opened
+
+    start
+     ├── keep_count   opens and retires lanes; only at the side that dialled the link
+     └── carry        one per lane: ``LinkLane.run``, then other lanes send what did not arrive
+
+The number of lanes follows what they carry (``lane_count``). Each side decides for what it sends; the
+side that accepted the link tells the dialer how many it wants.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import trio
+from attrs import define
+
+from ...protocol.errors import RemoteProtocolError
+from ...protocol.messages import LANES_OPEN_MAX, LaneReceived, LanesReceived, Message
+from .lane_count import LaneCount, Sample
+from .link_lane import LinkLane
+from .link_parts import LaneRules, SharedByLanes
+
+# The share of a link's stall time after which a lane on which nothing moves is given up, even if
+# other lanes work ...
+LANE_STALL_SHARE = 0.75
+# ... and the rest, in which a link without any lane may find another one.
+LANELESS_SHARE = 0.25
+LANE_OPEN_S = 10.0  # to dial a lane and prove the keys; then another one is tried
+BACK_OFF_FIRST_S = 0.1  # before a lane is dialled again; doubled each time
+BACK_OFF_LAST_S = 5.0
+BACK_OFF_DOUBLINGS = 6
+FIRST_LANE = 0  # the number of the lane with which a link comes up; the link's dialer dials it
+
+# This congestion control does not slow down for single losses: two of its lanes fill a line, and more
+# only crowd each other out of its queue.
+STEADY = "bbr"
+
+DialLane = Callable[["LanePool", int], Awaitable[LinkLane]]
+Task = Callable[[], Awaitable[None]]
+
+
+@define(eq=False)
+class _RemovedLanes:
+    """Bytes that lanes carried before they were removed from the pool."""
+
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    arrived_bytes: int = 0
+
+
+class UsedLaneNumbers:
+    """Numbers of lanes. Each is good for one lane, for a lane's keys must never encrypt twice.
+
+    Remembers the last ``LANES_OPEN_MAX`` numbers; older ones count as used.
+    """
+
+    def __init__(self) -> None:
+        self._newest = -1
+        self._used: set[int] = set()
+
+    def use(self, number: int) -> bool:
+        """Mark a number as used. Returns whether it was free until now."""
+        if number in self._used or number <= self._newest - LANES_OPEN_MAX:
+            return False
+        self._newest = max(self._newest, number)
+        self._used.add(number)
+        self._used = {used for used in self._used if used > self._newest - LANES_OPEN_MAX}
+        return True
+
+
+class LanePool:
+    """See the top of this file. Made and owned by ``Link``.
+
+    Attributes:
+      rules: the number and the kind of lanes.
+
+    Args:
+      stall_s: the link is lost when nothing moves for this long, though something should.
+      send: sends a message on the link's control stream.
+    """
+
+    def __init__(
+        self,
+        shared: SharedByLanes,
+        rules: LaneRules,
+        stall_s: float,
+        send: Callable[[Message], Awaitable[None]],
+    ) -> None:
+        self.rules = rules
+        self._shared = shared
+        self._stall_s = stall_s
+        self._send = send
+        self._lanes: dict[int, LinkLane] = {}  # from their claim until both sides have closed them
+        self._working: dict[int, LinkLane] = {}  # those that carry frames
+        self._numbers = UsedLaneNumbers()
+        self._removed = _RemovedLanes()
+        self._changed = trio.Event()  # replaced each time that ``_keep_count`` has to look again
+        self._closed = False
+        self._trouble = ""  # why the last lane ended, or could not be opened
+        self._laneless_s = 0.0
+        # How many lanes there should be.
+        self._count = LaneCount(rules.first, rules.count_max, shared.node.trials)
+        self._arrived_bytes = 0  # on all lanes, as far as the other side has acknowledged
+        self._wanted_there = 1
+        self._wanted_told = rules.first
+        # Opening them.
+        self._start_task: Callable[[Task], None] | None = None  # while the link runs
+        self._dials = False
+        self._opening_count = 0
+        self._failures = 0  # of dialled lanes, in a row
+        self._next_number = FIRST_LANE + 1
+
+    @property
+    def working(self) -> tuple[LinkLane, ...]:
+        """The lanes that carry frames, in order of their numbers."""
+        return tuple(self._working[number] for number in sorted(self._working))
+
+    @property
+    def sent_bytes(self) -> int:
+        return self._removed.sent_bytes + sum(lane.sent_bytes for lane in self._lanes.values())
+
+    @property
+    def received_bytes(self) -> int:
+        lanes = self._lanes.values()
+        return self._removed.received_bytes + sum(lane.received_bytes for lane in lanes)
+
+    @property
+    def receiving(self) -> bool:
+        """Return whether a frame has begun to come on any lane and is not whole yet."""
+        return any(lane.frames.receiving for lane in self._working.values())
+
+    @property
+    def round_trip_s(self) -> float:
+        """The shortest round trip that any lane saw when it was opened; infinite if unknown."""
+        return min((lane.facts.round_trip_s for lane in self._working.values()), default=math.inf)
+
+    # ------------------------------------------------------------ opening a lane
+
+    def make_lane(
+        self, number: int, stream: trio.abc.Stream, send_key: bytes, receive_key: bytes
+    ) -> LinkLane:
+        return LinkLane(number, stream, send_key, receive_key, self._shared)
+
+    def claim_lane(self, lane: LinkLane) -> None:
+        """Add ``lane`` to the pool, before its first record is sent.
+
+        Raises:
+          RemoteProtocolError: its number was used before, there are too many, or the link is lost.
+        """
+        full = len(self._lanes) >= LANES_OPEN_MAX
+        if self._closed or full or not self._numbers.use(lane.number):
+            raise RemoteProtocolError(f"lane {lane.number} is not wanted")
+        self._lanes[lane.number] = lane
+
+    def forget_lane(self, lane: LinkLane) -> None:
+        """Remove a claimed lane that could not be opened."""
+        self._lanes.pop(lane.number, None)
+
+    def start_lane(self, lane: LinkLane) -> None:
+        """Let a claimed lane, now open both ways, carry frames as soon as the link runs."""
+        self._working[lane.number] = lane
+        self._wake()
+        if self._start_task is not None:
+            self._start_task(partial(self._carry, lane))
+
+    async def wait_lane(self) -> None:
+        """Wait for the first lane."""
+        while not self._working:
+            await self._changed.wait()
+
+    # ------------------------------------------------------------ running
+
+    def start(self, start_task: Callable[[Task], None], dial: DialLane | None) -> None:
+        """Carry frames on the lanes that are open, and keep their number right.
+
+        Args:
+          start_task: runs a task until the link is lost.
+          dial: see ``Link.run``.
+        """
+        self._start_task, self._dials = start_task, dial is not None
+        for lane in self.working:
+            start_task(partial(self._carry, lane))
+        if dial is not None:
+            start_task(partial(self._keep_count, dial, start_task))
+
+    def close(self) -> None:
+        """Take no more lanes: the link is lost."""
+        self._closed, self._start_task = True, None
+        self._count.stop()
+
+    async def aclose(self) -> None:
+        """Close all streams at once, after the link's tasks have ended."""
+        for lane in self._lanes.values():
+            if not lane.finished.is_set():
+                await trio.aclose_forcefully(lane.stream)
+                lane.finished.set()
+
+    async def _carry(self, lane: LinkLane) -> None:
+        """Run a lane to its end, and give what did not arrive to other lanes."""
+        try:
+            await lane.run()
+        finally:
+            self._working.pop(lane.number, None)
+            self._trouble = lane.reason or self._trouble
+            self._wake()
+        if (received := lane.take_received()) is not None:
+            await self._send(LanesReceived((received,)))
+        await lane.closed_there.wait()
+        lane.frames.give_back()
+        del self._lanes[lane.number]
+        self._removed.sent_bytes += lane.sent_bytes
+        self._removed.received_bytes += lane.received_bytes
+        self._removed.arrived_bytes += lane.arrived_bytes
+
+    async def _keep_count(self, dial: DialLane, start_task: Callable[[Task], None]) -> None:
+        while True:
+            wanted = min(max(self._count.wanted, self._wanted_there), self.rules.count_max)
+            active = [lane for lane in self.working if not lane.frames.retiring]
+            for _missing in range(wanted - len(active) - self._opening_count):
+                self._opening_count += 1
+                start_task(partial(self._open_lane, dial))
+            for lane in active[max(wanted, 1) :]:
+                lane.frames.retire()
+            self._wanted_told = self._count.wanted
+            await self._changed.wait()
+
+    async def _open_lane(self, dial: DialLane) -> None:
+        number = self._next_number
+        self._next_number += 1
+        lane: LinkLane | None = None
+        try:
+            with trio.move_on_after(LANE_OPEN_S):
+                lane = await dial(self, number)
+        except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            self._trouble = str(error)
+        except trio.EndOfChannel:
+            self._trouble = "the other side hung up on a lane"
+        if lane is not None:
+            self._failures = 0
+            self._opening_count -= 1
+            self.start_lane(lane)
+            return
+        # The other side may take it for open, and may even have sent something.
+        await self._send(LanesReceived((LaneReceived(number, 0, 0, closed=True),)))
+        await trio.sleep(min(BACK_OFF_FIRST_S * 2**self._failures, BACK_OFF_LAST_S))
+        self._failures = min(self._failures + 1, BACK_OFF_DOUBLINGS)
+        self._opening_count -= 1
+        self._wake()
+
+    # ------------------------------------------------------------ what has arrived
+
+    def take_received(self) -> LanesReceived | None:
+        """Return what is to be acknowledged; None if all of it was."""
+        received = [lane.take_received() for lane in self.working]
+        untold = tuple(each for each in received if each is not None)
+        return LanesReceived(untold) if untold else None
+
+    def take_acknowledged(self, message: LanesReceived) -> None:
+        """Take note of what came at the other side.
+
+        Raises:
+          RemoteProtocolError: it acknowledges what was not sent.
+        """
+        for received in message.lanes:
+            lane = self._lanes.get(received.lane)
+            if lane is not None:
+                lane.acknowledge(received)
+            elif received.closed:
+                # The other side has given up dialling this lane: it must not come late.
+                self._numbers.use(received.lane)
+        before_bytes = self._arrived_bytes
+        self._arrived_bytes = self._removed.arrived_bytes + sum(
+            lane.arrived_bytes for lane in self._lanes.values()
+        )
+        trials = self._shared.node.trials
+        trials.arrived_bytes += self._arrived_bytes - before_bytes
+        sample = Sample(
+            now_s=trio.current_time(),
+            carried_bytes=self._arrived_bytes,
+            lane_count=len(self._working),
+            busy=all(lane.frames.writing for lane in self._working.values()),
+            others_bytes=trials.arrived_bytes - self._arrived_bytes,
+        )
+        if (
+            self._slows_on_loss
+            and self._count.sample(sample, self.round_trip_s) != self._wanted_told
+        ):
+            self._wake()
+
+    @property
+    def _slows_on_loss(self) -> bool:
+        """Return whether losses slow lanes down, so that more of them may carry more."""
+        return any(lane.facts.congestion != STEADY for lane in self._working.values())
+
+    @property
+    def has_new_count(self) -> bool:
+        """Return whether the other side is to be told how many lanes this side wants."""
+        return not self._dials and self._count.wanted != self._wanted_told
+
+    def take_wanted(self) -> int:
+        self._wanted_told = self._count.wanted
+        return self._wanted_told
+
+    def set_wanted_there(self, count: int) -> None:
+        self._wanted_there = count
+        self._wake()
+
+    # ------------------------------------------------------------ watching
+
+    def watch(self, elapsed_s: float) -> None:
+        """Give up lanes on which nothing moves, and in the end the link."""
+        stall_s = LANE_STALL_SHARE * self._stall_s
+        lose_link = self._shared.lose_link
+        for lane in list(self._lanes.values()):
+            lane.watch(elapsed_s)
+            if lane.still_s < stall_s:
+                continue
+            if lane.finished.is_set():
+                lose_link(f"the other side does not acknowledge what came on lane {lane.number}")
+            lane.close(f"nothing moved for {stall_s:g} s")
+        laneless_s = LANELESS_SHARE * self._stall_s
+        self._laneless_s = 0.0 if self._working else self._laneless_s + elapsed_s
+        if self._laneless_s >= laneless_s:
+            lose_link(f"no lane has worked for {laneless_s:g} s ({self._trouble})")
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()

@@ -1,0 +1,168 @@
+"""The order of a reduction, checked and laid out, with the state that its parts share."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+import numpy as np
+from attrs import evolve
+
+from ..protocol.errors import BadContributionError, LocalProtocolError, RemoteProtocolError
+from ..protocol.messages import FragmentSize, Plan, Reduce
+from ..protocol.trust.notary import SEAL_BYTES, Notary
+from .arithmetic import ChunkLayout, Counters, MeanFactors, Values
+from .chunk_tracker import ChunkTracker
+from .codecs.error_feedback import Residual
+from .combine import Rule
+from .encoded_input import EncodedInput
+from .gather_tree import INNER_CODEC, Tree
+from .links.buffer_pool import BufferPool
+from .links.hub import LinkHub
+from .result import RoundResult
+
+
+class ReductionContext:
+    """The constants of one reduction, and the objects that its parts share.
+
+    The attributes never change; any thread may read them. ``tracker``, ``result`` and
+    ``encoded_input`` may be used by any thread.
+
+    Args:
+      order, me, size, hub, values, counters, encoded_input, residual, values_stay, notary: see
+        ``Reduction``.
+
+    Attributes:
+      contributors: peer ids, in the order's order.
+      needed: the peers that the round depends on: contributors, chunk owners and site leaders.
+      layout: of what crosses sites, and of results.
+      inner: of contributions within a site, which travel unencoded.
+      factors: of all contributors.
+      notary: signs and checks contributions; None if the plan wants no seals.
+      encoded_input: this node's contribution; None if it does not contribute.
+
+    Raises:
+      RemoteProtocolError, LocalProtocolError: see ``Reduction``.
+    """
+
+    def __init__(
+        self,
+        order: Reduce,
+        me: str,
+        size: FragmentSize,
+        hub: LinkHub,
+        values: Values | None,
+        counters: Counters | None,
+        *,
+        encoded_input: EncodedInput | None = None,
+        residual: Residual | None = None,
+        values_stay: bool = False,
+        notary: Notary | None = None,
+    ) -> None:
+        self.order = order
+        self.me = me
+        self.notary = _notary_for(order.plan, notary)
+        self.layout = ChunkLayout.of(order.plan, size)
+        self.rule = Rule.of(order.plan, order.contributors)
+        self.contributors = [contributor.peer for contributor in order.contributors]
+        self.factors = MeanFactors.of(order.contributors)
+        owners = [cut.owner for cut in self.layout.cuts]
+        _check_order(order, me, self.contributors, owners)
+        self.tree = Tree(order.plan, owners, self.contributors, order.receivers, me)
+        self.needed = {*self.contributors, *owners, *self.tree.leaders}
+        near = evolve(order.plan, codec_up=INNER_CODEC)
+        self.inner = ChunkLayout.of(near, size) if self.tree.sites else self.layout
+        self.encoded_input: EncodedInput | None = None
+        if me in self.contributors:
+            alone = self.tree.is_alone(me)
+            plan = order.plan if alone else near
+            if encoded_input is None or not encoded_input.fits(plan, size):
+                feedback = residual if alone and self.layout.codec_up.lossy else None
+                encoded_input = _make_input(
+                    plan, size, values, counters, feedback, values_stay, hub.buffers
+                )
+            self.encoded_input = encoded_input
+        self.result = RoundResult(self.layout, len(self.contributors), hub.buffers)
+        self.tracker = ChunkTracker(
+            self.layout,
+            self.inner,
+            self.tree,
+            me,
+            self.encoded_input is not None,
+            order.attempt,
+            order.fragment,
+            self.result,
+            hub.chunk_buffers,
+            SEAL_BYTES if self.notary is not None else 0,
+        )
+
+    def own_chunk(self, index: int) -> memoryview:
+        """Return this node's contribution to a chunk, encoded now if it was not before.
+
+        Raises:
+          BadContributionError: the values cannot be encoded.
+        """
+        assert self.encoded_input is not None
+        try:
+            self.encoded_input.encode(index)
+        except ValueError as error:
+            raise BadContributionError(self.me, str(error)) from error
+        return self.encoded_input.chunk(index)
+
+    def rotated(self, peers: Iterable[str]) -> list[str]:
+        """Sort ``peers`` by the order's receivers, beginning after this node; it is left out.
+
+        Every node so begins to send to another peer.
+        """
+        receivers = self.order.receivers
+        after = receivers.index(self.me)
+        wanted = set(peers)
+        return [p for p in (*receivers[after + 1 :], *receivers[:after]) if p in wanted]
+
+
+def _make_input(
+    plan: Plan,
+    size: FragmentSize,
+    values: Values | None,
+    counters: Counters | None,
+    residual: Residual | None,
+    values_stay: bool,
+    pool: BufferPool,
+) -> EncodedInput:
+    if counters is None and size.counter_count == 0:
+        counters = np.empty(0, np.int64)
+    if values is None or counters is None:
+        raise LocalProtocolError("this node contributes, but has nothing to contribute")
+    correction = None if residual is None else residual.begin()
+    return EncodedInput(
+        plan, size, values, counters, correction, values_stay=values_stay, pool=pool
+    )
+
+
+def _check_order(
+    order: Reduce, me: str, contributors: Collection[str], owners: Collection[str]
+) -> None:
+    receivers = set(order.receivers)
+    if len(set(contributors)) != len(contributors):
+        raise RemoteProtocolError("the order names a contributor twice")
+    if len(receivers) != len(order.receivers):
+        raise RemoteProtocolError("the order names a receiver twice")
+    missing = {*contributors, *owners} - receivers
+    if missing:
+        raise RemoteProtocolError(f"peer {min(missing)[:8]} takes part but does not receive")
+    if me not in receivers:
+        raise RemoteProtocolError("the order does not name this node")
+
+
+def _notary_for(plan: Plan, notary: Notary | None) -> Notary | None:
+    """Return the notary if the plan wants seals.
+
+    Raises:
+      RemoteProtocolError: the plan wants seals that this node or the plan's tree cannot have.
+    """
+    if not plan.sealed:
+        return None
+    if plan.sites:
+        raise RemoteProtocolError("the plan wants seals in a tree, whose sums have none")
+    if notary is None:
+        raise RemoteProtocolError("the plan wants seals, and this node makes none")
+    return notary

@@ -1,0 +1,148 @@
+"""The status of a master and of a peer, and the rows of the HTTP API, as frozen records.
+
+See ``membership.master.status.records``: the same conventions, and the records that the master's rules fill.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from attrs import frozen
+
+from ..membership.master.status.records import (
+    CopyRow,
+    HeadRow,
+    PeerId,
+    RecordedRound,
+    RoleName,
+    RunStatus,
+    about,
+)
+from ..protocol.errors import UserError
+from .exit_codes import ExitCode
+
+R = TypeVar("R")
+
+
+@frozen(kw_only=True)
+class PendingRow:
+    """A newcomer that waits for the operator's approval."""
+
+    peer: PeerId
+    name: str
+    role: RoleName
+    founder: Annotated[bool, about("Its invite lets it supply a new run's initial weights.")]
+    host: Annotated[str, about("The address from which it connects to the master.")]
+    waits_s: float
+
+
+@frozen(kw_only=True)
+class MasterStatus(RunStatus):
+    """A run as its master sees it."""
+
+    kind: Literal["master"]
+    version: Annotated[str, about("Of holdfast.")]
+    journal_cut: str | None
+    run_id: str
+    name: str
+    uptime_s: float
+    value_count: int
+    addresses: tuple[str, ...]
+    pending: tuple[PendingRow, ...]
+
+
+@frozen(kw_only=True)
+class LinkRow:
+    """A peer's link to another peer."""
+
+    peer: PeerId
+    lanes: int
+    congestion: tuple[str, ...]
+    round_trip_s: float | None
+
+
+@frozen(kw_only=True)
+class PeerRoundRow:
+    """A round as a peer knows it."""
+
+    round: int
+    fragment: int
+    phase: str
+    attempt: int
+
+
+@frozen(kw_only=True)
+class CheckpointStatus:
+    """A peer's checkpoints."""
+
+    place: str
+    writing: bool
+    newest: str | None
+    step: int | None
+    error: str
+
+
+@frozen(kw_only=True)
+class PeerStatus:
+    """A peer as it sees itself."""
+
+    kind: Literal["peer"]
+    version: str
+    attached: Annotated[bool, about("It has a session with the master.")]
+    peer: PeerId
+    name: str
+    run_id: str
+    number: int | None
+    role: RoleName | Literal["away"]
+    in_sync: bool
+    phase: str
+    why: str
+    told: Annotated[tuple[str, ...], about("Notices of the master.")]
+    step: int
+    tokens: int
+    tokens_per_s: float
+    loss: float | None
+    metrics: dict[str, float]
+    links: tuple[LinkRow, ...]
+    bulk_sent_bytes: int
+    bulk_received_bytes: int
+    state_received_bytes: int
+    state_saved_bytes: int
+    copies: tuple[CopyRow, ...]
+    heads: tuple[HeadRow, ...]
+    rounds: tuple[PeerRoundRow, ...]
+    checkpoints: CheckpointStatus
+    finished: bool
+    trainer_pid: int | None
+    command_pid: int | None
+    trainer_restarts: int
+    trainer_state: str
+    waited_s: float
+    stepped_s: float
+    limits: Annotated[dict[str, Any], about("Limits that the machine's owner has set.")]
+
+
+@frozen(kw_only=True)
+class ShownRound(RecordedRound):
+    """A round that is over, with names beside the ids."""
+
+    at: float
+    names: tuple[str, ...]
+    lost_names: tuple[str, ...]
+
+
+def read(answer: object, kind: type[R]) -> R:
+    """Return a daemon's answer as a record.
+
+    Raises:
+      UserError: it is not of that form.
+    """
+    try:
+        return msgspec.convert(answer, kind)
+    except msgspec.ValidationError as error:
+        raise UserError(
+            f"the daemon's answer is not understood: {error}",
+            exit_code=ExitCode.FAILED,
+            hint="if it is of another version of holdfast, start it again with this one",
+        ) from error
