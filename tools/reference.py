@@ -5,6 +5,7 @@ The pages are committed so that they can be read without a build; a test fails i
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Iterator
@@ -24,7 +25,9 @@ from holdfast.membership.spec.spec_keys import MEANINGS
 from holdfast.protocol import messages
 from holdfast.protocol.wire import MESSAGES
 
-FOLDER = Path(__file__).resolve().parents[1] / "docs" / "reference"
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "docs" / "reference"
+ROOMS = ("protocol", "diloco", "membership", "collectives", "checkpoint", "client", "daemon")
 RECORDS = [MasterStatus, PeerStatus, RecordedRound, PastEvent]
 # Schemas that no record stands behind.
 BY_HAND = (
@@ -127,6 +130,86 @@ def _flat(text: str) -> str:
     return re.sub(r"``([^`]*)``", r"`\1`", " ".join(text.split())).replace("|", "\\|")
 
 
+# ---------------------------------------------------------------- limits
+
+
+def limits() -> str:
+    """Return a table of the package's named numbers, with the comments that stand beside them."""
+    lines = [
+        "# Limits",
+        "",
+        "Every number that bounds something has a name, and a comment that says what it is for. Those of seconds,",
+        "bytes and shares are listed with the rest. Made by `make reference`.",
+    ]
+    for path in sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py")):
+        if found := list(_constants(path)):
+            name = path.relative_to(ROOT).as_posix()
+            lines += ["", f"## {name}", "", "| limit | value | meaning |", "| --- | --- | --- |"]
+            lines += [f"| `{name}` | `{value}` | {_flat(text)} |" for name, value, text in found]
+    return "\n".join(lines) + "\n"
+
+
+def _constants(path: Path) -> Iterator[tuple[str, str, str]]:
+    """Yield name, value and comment of each number that a module names at its top."""
+    source = path.read_text()
+    lines = source.splitlines()
+    for node in ast.parse(source).body:
+        if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
+            continue
+        name, value = node.targets[0].id, ast.unparse(node.value)
+        if not re.fullmatch(r"[A-Z][A-Z0-9_]*", name) or not re.fullmatch(
+            r"[\d._*/+\-() einf]+", value
+        ):
+            continue
+        if comment := _comment(lines, node.lineno - 1, node.end_lineno or node.lineno):
+            yield name, value, comment
+
+
+def _comment(lines: list[str], first: int, end: int) -> str:
+    """Return the comment beside a statement, or the lines of comment above it."""
+    beside = [line.partition("  # ")[2] for line in lines[first:end] if "  # " in line]
+    above: list[str] = []
+    while first and lines[first - 1].startswith("# "):
+        first -= 1
+        above.insert(0, lines[first].removeprefix("# "))
+    return " ".join([*above, *beside] if not beside or not above else beside)
+
+
+# ---------------------------------------------------------------- faults
+
+
+def faults() -> str:
+    """Return a table of the faults that tests are marked with: what detects each, and its effect."""
+    marks: dict[str, tuple[str, str]] = {}
+    shown: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                for fault, *more in _faults_of(node):
+                    place = f"`{path.relative_to(ROOT).as_posix()}::{node.name}`"
+                    shown.setdefault(fault, []).append(place)
+                    if more:
+                        marks[fault] = more[0], more[1]
+    lines = [
+        "# Faults",
+        "",
+        "What is done about each fault, and the tests that show it. Made by `make reference` from the tests'",
+        "`fault` marks.",
+        "",
+        "| fault | detected by | effect | shown by |",
+        "| --- | --- | --- | --- |",
+    ]
+    for fault, (detected, effect) in sorted(marks.items()):
+        lines.append(f"| {fault} | {detected} | {effect} | {', '.join(shown[fault])} |")
+    return "\n".join(lines) + "\n"
+
+
+def _faults_of(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[list[str]]:
+    for mark in node.decorator_list:
+        if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.fault":
+            yield [str(ast.literal_eval(argument)) for argument in mark.args]
+
+
 # ---------------------------------------------------------------- the API's description
 
 
@@ -153,6 +236,8 @@ PAGES = {
     FOLDER / "run-toml.md": run_toml,
     FOLDER / "commands.md": command_pages,
     FOLDER / "messages.md": message_page,
+    FOLDER / "limits.md": limits,
+    FOLDER / "faults.md": faults,
     DESCRIPTION: openapi,
 }
 
