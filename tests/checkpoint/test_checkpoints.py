@@ -188,6 +188,11 @@ def test_what_is_there_already_is_not_written_again(place: FolderStore) -> None:
 # ---------------------------------------------------------------- deaths and damage
 
 
+@pytest.mark.fault(
+    "a process or its disk dies at any byte of a checkpoint",
+    "the name is given last",
+    "the one before is whole",
+)
 def test_a_kill_at_any_instant_leaves_the_last_one_whole(tmp_path: Path) -> None:
     root, seen = tmp_path / "place", list[tuple[FragmentHead, ...]]()
     state = founded(SMALL, SMALL)
@@ -210,6 +215,7 @@ def test_a_kill_at_any_instant_leaves_the_last_one_whole(tmp_path: Path) -> None
     assert len(seen) > 100
 
 
+@pytest.mark.fault("a process or its disk dies at any byte of a checkpoint")
 def test_a_disk_that_fails_at_any_instant_leaves_the_last_one_whole(tmp_path: Path) -> None:
     place = LookedAtPlace(tmp_path)
     place.stride = 100
@@ -240,6 +246,11 @@ def test_a_disk_that_fails_at_any_instant_leaves_the_last_one_whole(tmp_path: Pa
     assert back(place, SMALL).heads() == state.heads()
 
 
+@pytest.mark.fault(
+    "a checkpoint is damaged",
+    "its digests",
+    "said, passed over for the one before, healed from others",
+)
 def test_a_byte_changed_anywhere_is_refused_or_changes_nothing(place: FolderStore) -> None:
     state = founded(SMALL)
     path = place.root / save(place, state).name

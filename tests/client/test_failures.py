@@ -242,6 +242,7 @@ def test_a_script_that_ends_by_an_exception_says_so_and_keeps_its_traceback(
     assert reason in heard[0].reason
 
 
+@pytest.mark.fault("its loss is not finite", "the hook", "reloaded, in the end restarted")
 def test_losses_that_are_not_finite_are_answered_by_the_shared_weights() -> None:
     model = line(1.0)
     optimizer = torch.optim.AdamW(model.parameters())

@@ -53,6 +53,11 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "trainer.safetensors"
 
 
+@pytest.mark.fault(
+    "a trainer starts again",
+    "its own file",
+    "with `checkpoint.trainer`, moments and random numbers as at the last checkpoint; what does not fit is not used",
+)
 @pytest.mark.parametrize("kind", list(MAKERS))
 def test_it_goes_on_as_if_it_had_never_stopped(path: Path, kind: str) -> None:
     torch.manual_seed(1)
@@ -102,6 +107,7 @@ def test_without_one_nothing_is_restored(path: Path) -> None:
     assert not LocalCheckpoint(path, make()[1]).restore(10)
 
 
+@pytest.mark.fault("a trainer starts again")
 @pytest.mark.parametrize("damage", ["junk", "cut", "other", "later", "format"])
 def test_what_does_not_fit_is_left_alone_and_said(path: Path, damage: str) -> None:
     model, optimizer = make()

@@ -165,12 +165,14 @@ FORGERIES: dict[str, Callable[[Scene], list[bytes]]] = {
 }
 
 
+@pytest.mark.fault("an owner shows forgeries", "contributors' seals", "the same")
 @pytest.mark.parametrize("forgery", FORGERIES)
 def test_what_an_owner_signs_and_nobody_gave_convicts_it(forgery: str) -> None:
     scene = Scene.of()
     assert scene.look(scene.sign(FORGERIES[forgery](scene)))
 
 
+@pytest.mark.fault("a member accuses an honest owner")
 @pytest.mark.parametrize("forgery", FORGERIES)
 def test_what_an_owner_has_not_signed_says_nothing_about_it(forgery: str) -> None:
     """Whoever looks may have made all that up: its own contribution it can even seal."""

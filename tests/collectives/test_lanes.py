@@ -80,6 +80,9 @@ async def test_a_link_starts_with_one_lane_and_soon_has_those_it_should() -> Non
         assert len(at_a.lanes) == len(at_b.lanes) == 5
 
 
+@pytest.mark.fault(
+    "a lane breaks", "its stream's end", "its frames go over others, a new one is dialled"
+)
 @pytest.mark.parametrize("breaker", ["sender", "receiver", "network"])
 async def test_a_broken_lane_gives_its_frames_to_the_others_and_is_replaced(breaker: str) -> None:
     async with a_net(slow_world(), LaneRules(2, 2)) as net:
@@ -127,6 +130,7 @@ async def test_a_frame_that_broke_half_way_is_abandoned_at_the_receiver() -> Non
         assert b.hub.links[a.hub.me] is at_b
 
 
+@pytest.mark.fault("a lane stalls, others move", "nothing of it is acknowledged", "the same")
 async def test_a_lane_that_stalls_while_others_move_is_given_up() -> None:
     async with a_net(slow_world()) as net:
         a, b, at_a, at_b = await net.pair()
@@ -174,6 +178,7 @@ async def test_slow_lanes_are_not_stalled_lanes() -> None:
         assert [lane.number for lane in at_b.lanes] == numbers
 
 
+@pytest.mark.fault("no lane can be had", "none works for a while", "the link is lost")
 async def test_a_link_without_any_working_lane_is_lost_in_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

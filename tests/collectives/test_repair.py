@@ -216,6 +216,7 @@ def test_a_loss_at_any_instant_is_repaired_to_one_exact_result(harm: str) -> Non
     assert sum(spread > 0 for _, spread in outcomes) >= 3, outcomes
 
 
+@pytest.mark.fault("some contributors post lies of a usual length")
 def test_after_a_loss_a_robust_rule_is_about_those_who_are_in_a_chunk() -> None:
     outcomes = histories(20, "one", combine="trimmed")
     assert sum(anew > 0 for anew, _ in outcomes) >= 6, outcomes

@@ -122,6 +122,11 @@ async def test_who_waits_is_listed_and_gets_in_when_approved(tmp_path: Path) -> 
         assert await refused(invite, other) == APPROVAL, "the next one waits again"
 
 
+@pytest.mark.fault(
+    "an invite came into other hands",
+    "the run's owner, where newcomers are approved by hand",
+    "refused, for good",
+)
 async def test_who_is_refused_comes_in_with_no_invite(tmp_path: Path) -> None:
     async with a_desk(tmp_path) as desk:
         identity = Identity.generate()
@@ -135,6 +140,11 @@ async def test_who_is_refused_comes_in_with_no_invite(tmp_path: Path) -> None:
         await enrol(plain, Identity.generate(), "birch")
 
 
+@pytest.mark.fault(
+    "a key that was removed comes with another invite",
+    "the journal",
+    "no certificate, no use of the invite",
+)
 async def test_who_was_kicked_gets_no_certificate_any_more(tmp_path: Path) -> None:
     async with a_desk(tmp_path) as desk:
         plain, identity = desk.invite(approve=False, uses=5), Identity.generate()

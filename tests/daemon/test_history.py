@@ -205,6 +205,11 @@ def test_rounds_of_many_members_are_bounded_by_their_bytes(
 # ---------------------------------------------------------------- what goes wrong
 
 
+@pytest.mark.fault(
+    "the history is damaged",
+    "SQLite's check at the start, its errors later",
+    "set aside; a new one begins, an event says so",
+)
 def test_a_file_that_is_none_is_set_aside(tmp_path: Path) -> None:
     (tmp_path / HISTORY_FILE).write_bytes(b"no database at all, " * 500)
     kept = Kept(tmp_path)
@@ -215,6 +220,7 @@ def test_a_file_that_is_none_is_set_aside(tmp_path: Path) -> None:
     assert (tmp_path / f"{HISTORY_FILE}.damaged-1").read_bytes().startswith(b"no database")
 
 
+@pytest.mark.fault("the history is damaged")
 def test_pages_that_rot_while_it_is_open_cost_the_past_only(kept: Kept) -> None:
     kept.history.write(
         [point(1e9 + i, 1.0) for i in range(3_000)], [(i, b"{}") for i in range(500)]
@@ -265,6 +271,11 @@ def test_without_a_writable_file_the_history_is_in_memory(tmp_path: Path) -> Non
     assert "no history is stored" in warning
 
 
+@pytest.mark.fault(
+    "history and log cannot be written",
+    "their errors",
+    "said once; the run goes on, what waits is written later, and what waited for too long comes from the journal",
+)
 def test_a_full_disk_leaves_a_hole_and_is_said_once(kept: Kept) -> None:
     kept.history.write([point(1e9, 1.0)], [(1, b"{}")])
     pages = kept.history._db.execute("pragma page_count").fetchone()[0]

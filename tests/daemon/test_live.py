@@ -162,6 +162,11 @@ async def test_a_slow_listener_gets_the_newest_status_and_delays_no_other() -> N
         assert [each["number"] for each in slow.heard("log")] == list(range(1, 11))
 
 
+@pytest.mark.fault(
+    "a page stops reading",
+    "its queue, the time a frame takes",
+    "it is hung up on; nobody waits for it",
+)
 async def test_who_leaves_too_much_lying_is_hung_up_on() -> None:
     async with a_stream() as (source, nursery):
         slow, other = Browser(source.live, nursery), Browser(source.live, nursery)
@@ -177,6 +182,7 @@ async def test_who_leaves_too_much_lying_is_hung_up_on() -> None:
         assert len(other.heard("log")) == module.WAITING_MAX + 2
 
 
+@pytest.mark.fault("a page stops reading")
 async def test_who_takes_nothing_at_all_is_given_up() -> None:
     async with a_stream() as (source, nursery):
         gone = Browser(source.live, nursery)

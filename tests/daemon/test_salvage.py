@@ -58,6 +58,11 @@ def write(folder: Path, *, log: bool = True) -> Path:
     return state / "journal.sqlite"
 
 
+@pytest.mark.fault(
+    "the journal's end is damaged or lost",
+    "checksums, the number of the last record",
+    "cut at the last whole record, loudly; what a majority holds is adopted",
+)
 @pytest.mark.parametrize("where", ["", "-wal"])
 @pytest.mark.parametrize("how", ["flip", "truncate", "page"])
 def test_whatever_is_damaged_the_beginning_is_left_and_it_is_said(
@@ -156,6 +161,7 @@ def fill(store: JournalStore) -> None:
         store.append(RoundNumbered(1_000 + number))
 
 
+@pytest.mark.fault("the journal's disk is full")
 def test_a_full_disk_leaves_the_journal_as_it_was(tmp_path: Path) -> None:
     path = write(tmp_path)
     store = JournalStore(path)

@@ -150,6 +150,11 @@ def test_a_command_that_cannot_start_is_not_installed(
 # ---------------------------------------------------------------- signals
 
 
+@pytest.mark.fault(
+    "a service is stopped",
+    "SIGTERM",
+    "it drains, and ends with status 0; a second one ends it at once",
+)
 def test_term_drains_and_a_second_one_stops_at_once(tmp_path: Path) -> None:
     """systemd sends SIGTERM once; an impatient operator sends it again."""
     fleet = Fleet(tmp_path)

@@ -143,6 +143,11 @@ async def test_messages_for_a_connection_do_not_reach_the_next_one() -> None:
         assert isinstance(await other.receive(), Welcome)
 
 
+@pytest.mark.fault(
+    "a peer connects again and again while the disk is busy",
+    "each decision is for one connection",
+    "it hears only what was meant for its last one",
+)
 async def test_each_of_many_connections_hears_what_was_meant_for_it() -> None:
     """Three processes of one peer connect while the disk is busy; none gets another's messages."""
     async with a_table() as table:
@@ -236,6 +241,9 @@ async def test_a_peer_that_sends_garbage_is_told_and_dropped_at_once() -> None:
         assert not len(table.master.coordinator.context.roster)
 
 
+@pytest.mark.fault(
+    "a member floods a control stream", "its quota of items", "it is heard more slowly, it is named"
+)
 async def test_a_peer_that_floods_its_master_is_heard_slowly_and_named_and_stays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -293,6 +301,11 @@ async def test_a_new_connection_brings_no_new_quota(monkeypatch: pytest.MonkeyPa
         assert 4.9 < trio.current_time() - now_s < HELLO_S
 
 
+@pytest.mark.fault(
+    "a key connects again and again, and says nothing",
+    "connections of it without a session",
+    "the fifth is closed unheard",
+)
 async def test_a_key_that_connects_again_and_again_and_says_nothing_has_few_places() -> None:
     async with a_table() as table:
         network = table.admit("a", 1)

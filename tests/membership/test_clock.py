@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from holdfast.membership.master.rounds.round_clock import LEAD_MARGIN
 from holdfast.membership.master.trainers import LATE_MAX, REST_DEADLINES
 from holdfast.protocol.messages import Open, Reduce
@@ -98,6 +100,11 @@ def test_who_is_late_gives_what_it_has_when_the_first_has_come() -> None:
     assert [(c.peer, c.weight) for c in order.contributors][1] == (B, 7)
 
 
+@pytest.mark.fault(
+    "a contributor is slower, or comes back while the others go on",
+    "it is not ready when the first is, or was not in the last rounds",
+    "it contributes what it has",
+)
 def test_a_slow_peer_is_nudged_so_early_that_nobody_waits_for_it() -> None:
     table = table_of()
     table.start(A, B)
@@ -177,6 +184,11 @@ def late_rounds(table: Table, count: int, late: str, *others: str) -> None:
         table.applied(order, late, *others)
 
 
+@pytest.mark.fault(
+    "a contributor is always late",
+    "it is not ready within the grace, three times in a row",
+    "a spare takes its place; it is tried again later",
+)
 def test_who_is_always_late_becomes_a_spare_and_is_tried_again() -> None:
     table = table_of("contributors = 3\ndeadline_s = 10\n")
     table.start(A, B, C, spares=(D,))

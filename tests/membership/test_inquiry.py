@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from holdfast.membership.master.rounds.inquiry import differing, waiting
 from holdfast.membership.master.state.journal import RoundCommitted
 from holdfast.membership.master.state.master_effects import EventKind
@@ -104,6 +106,11 @@ def test_who_holds_something_else_of_most_makers_says_it_of_itself() -> None:
 # ---------------------------------------------------------------- conversations
 
 
+@pytest.mark.fault(
+    "somebody alive keeps what it owes another one",
+    "no byte for `deadline_s`, or the others have finished; then everybody is asked",
+    "the round goes on without one of the two, plans do without the pair; who fails several is left out",
+)
 def test_a_result_that_is_kept_from_one_costs_that_one_the_round_and_the_pair() -> None:
     table, order = five()
     table.reduced(order, A, B, C, E)
@@ -121,6 +128,7 @@ def test_a_result_that_is_kept_from_one_costs_that_one_the_round_and_the_pair() 
     assert table.master.routes.connected(C, E)
 
 
+@pytest.mark.fault("somebody alive keeps what it owes another one")
 def test_a_contribution_that_is_kept_from_all_owners_costs_its_keeper_the_round() -> None:
     table, order = five()
     table.wait(DEADLINE_S, *FIVE)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from holdfast.membership.master.rounds.repair import plan_repair
 from holdfast.membership.master.state.journal import RoundCommitted
 from holdfast.protocol.messages import (
@@ -22,6 +24,11 @@ from tests.membership.table import DIGEST, A, B, C, D, E, Table, owners_of
 from tests.plain import describe
 
 
+@pytest.mark.fault(
+    "somebody is lost at any instant of a reduction: owner, heir, two at once, cut off, stalled",
+    "the same",
+    "its chunks go to others, nothing else is done again",
+)
 def test_a_chunk_that_a_survivor_holds_is_spread_and_the_others_are_made_anew() -> None:
     table = Table()
     table.start(A, B, C, spares=[D])
@@ -281,6 +288,7 @@ def test_a_repair_is_told_to_people() -> None:
     assert past["why"] == "committed with 3 contributors, repaired once"
 
 
+@pytest.mark.fault("it dies at any instant of a reduction")
 def test_the_record_of_a_repaired_round_names_what_went_in() -> None:
     """B is in no chunk, C in some: neither counts for more than that anywhere."""
     table = Table()

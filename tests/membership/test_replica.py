@@ -201,6 +201,11 @@ def test_a_round_opens_for_the_trainer_at_its_base_version(applied: bool) -> Non
     assert [type(message) for message in opened] == ([RoundOpened] if applied else [])
 
 
+@pytest.mark.fault(
+    "frames are lost with a link after their sender was done",
+    "later rounds overtake it",
+    "the fragment is fetched",
+)
 def test_a_committed_result_that_later_ones_overtake_is_given_up() -> None:
     """The frames were lost with a link after their sender was done: no peer sends them again."""
     replica = a_contributor()

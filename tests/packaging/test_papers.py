@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -104,7 +103,7 @@ def test_the_example_specs_are_valid() -> None:
 # ---------------------------------------------------------------- ARCHITECTURE
 
 
-@pytest.mark.parametrize("paper", ["ARCHITECTURE.md", "SECURITY.md"])
+@pytest.mark.parametrize("paper", ["docs/reference/faults.md", "SECURITY.md"])
 def test_quoted_tests_exist(paper: str) -> None:
     quoted = set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / paper).read_text()))
     assert len(quoted) > 20
@@ -113,19 +112,6 @@ def test_quoted_tests_exist(paper: str) -> None:
         functions = (ast.FunctionDef, ast.AsyncFunctionDef)
         defined = {node.name for node in ast.walk(tree) if isinstance(node, functions)}
         assert name in defined, f"{path} has no {name}"
-
-
-def test_limits_are_what_they_are_said_to_be() -> None:
-    found = 0
-    for row in rows(ARCHITECTURE):
-        place = re.fullmatch(r"\[[^]]*\]\(([\w/]+)\.py\)", row[1]) if len(row) == 4 else None
-        if place is None:
-            continue
-        module = importlib.import_module(f"holdfast.{place.group(1).replace('/', '.')}")
-        name, value = row[0].strip("`"), row[2].strip("`")
-        assert eval(value, {"__builtins__": {}}) == getattr(module, name), name
-        found += 1
-    assert found > 20
 
 
 def test_the_rooms_are_listed() -> None:

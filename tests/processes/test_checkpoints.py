@@ -40,6 +40,7 @@ def loss_of(weights: Path | None, rank: int, step: int) -> float:
     return nn.functional.mse_loss(model(inputs), targets).item()
 
 
+@pytest.mark.fault("everybody is killed, in training or while checkpoints are written")
 def test_after_a_kill_of_everything_the_run_goes_on_from_the_newest_checkpoint(
     fleet: Fleet,
 ) -> None:

@@ -169,6 +169,9 @@ def changed(invite: str, **changes: Any) -> str:
 # ---------------------------------------------------------------- nothing is wrong
 
 
+@pytest.mark.fault(
+    "a machine cannot take part: its port, its clock, a firewall, no memory, disk or descriptors, another version, a bad invite"
+)
 def test_a_machine_that_is_fine_is_told_so_and_uses_nothing_up(
     fleet: Fleet, invite: str, tmp_path: Path
 ) -> None:
@@ -227,6 +230,9 @@ def test_a_version_that_is_not_the_masters() -> None:
     assert "an unknown version" in check_version("").text
 
 
+@pytest.mark.fault(
+    "a machine cannot take part: its port, its clock, a firewall, no memory, disk or descriptors, another version, a bad invite"
+)
 def test_a_clock_that_is_not_the_masters(fleet: Fleet, tmp_path: Path) -> None:
     with other_master(fleet, "skewed", SKEWED.format(by=SKEW_S)) as invite:
         found = doctor(invite, state=tmp_path).only("clock")
@@ -240,6 +246,9 @@ def test_a_clock_that_is_not_the_masters(fleet: Fleet, tmp_path: Path) -> None:
     assert contribution_checks == [*2 * [Verdict.OK], *2 * [Verdict.WARNING], *2 * [Verdict.FAULT]]
 
 
+@pytest.mark.fault(
+    "a machine cannot take part: its port, its clock, a firewall, no memory, disk or descriptors, another version, a bad invite"
+)
 @as_root
 def test_a_disk_that_is_full(invite: str, tmp_path: Path) -> None:
     with tmpfs(tmp_path / "small", "-o", "size=1m") as small:
@@ -361,6 +370,11 @@ def test_a_key_that_others_can_read(invite: str, tmp_path: Path) -> None:
     assert f"`chmod 700 {tmp_path}`" in {f["fix"] for f in report["state folder"]}
 
 
+@pytest.mark.fault(
+    "a machine cannot take part: its port, its clock, a firewall, no memory, disk or descriptors, another version, a bad invite",
+    "`holdfast doctor`, before it joins",
+    "named, with the fix; nothing is copied, no invite is used up",
+)
 @as_root
 def test_a_firewall_before_this_machine(fleet: Fleet, tmp_path: Path) -> None:
     """Two hosts; the master's packets to the peer's port are dropped, as by a router or firewall."""

@@ -182,6 +182,9 @@ async def test_another_runs_master_never_sees_the_token(desk: Desk, tmp_path: Pa
     assert other.tokens_seen == []
 
 
+@pytest.mark.fault(
+    "somebody poses as the master", "authority, certificate, party", "never sees the token"
+)
 @pytest.mark.real_time
 async def test_a_member_that_poses_as_the_master_never_sees_the_token(desk: Desk) -> None:
     async with trio.open_nursery() as nursery:

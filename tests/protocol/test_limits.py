@@ -80,6 +80,11 @@ def test_what_matches_a_pattern_is_short() -> None:
     assert max(accepted.values()) <= PATTERN_CHARS_MAX
 
 
+@pytest.mark.fault(
+    "a frame is made to waste time or memory",
+    "its type, the lengths that it claims, its items",
+    "refused before anything is built of it",
+)
 def test_what_a_type_is_is_known_before_anything_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_args: Any, **_options: Any) -> Any:
         raise AssertionError("something was built")
@@ -111,6 +116,7 @@ def test_a_frame_made_to_waste_memory_wastes_little(name: str) -> None:
         tracemalloc.stop()
 
 
+@pytest.mark.fault("a frame is made to waste time or memory")
 def test_items_are_counted_while_they_are_built() -> None:
     """16 MiB of empty maps would take a gigabyte."""
     rows = TENSORS_MAX // 4 * b"\x80"

@@ -162,6 +162,7 @@ def test_plain_records_round_trip(message: Message) -> None:
     assert wire.from_plain(type(message), msgpack.unpackb(msgpack.packb(plain))) == message
 
 
+@pytest.mark.fault("a member sends junk", "strict decoding", "that member's connection ends")
 @given(any_message, st.data())
 @settings(max_examples=200)
 def test_mutated_frames_are_refused_or_are_messages(message: Message, data: st.DataObject) -> None:

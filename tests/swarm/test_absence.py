@@ -23,6 +23,7 @@ def waited_s(swarm: Swarm) -> float:
     return sum(sim.trainer.waited_s for sim in swarm.peers.values())
 
 
+@pytest.mark.fault("the master is away", "the session's end", "trainers go on, within bounds")
 async def test_trainers_go_on_without_a_master() -> None:
     async with a_swarm("abc") as swarm:
         swarm.crash_master()
@@ -76,6 +77,7 @@ async def test_no_round_of_almost_nothing_follows_a_masters_restart(fragments: i
         await settled(swarm, "abc")
 
 
+@pytest.mark.fault("the master is away")
 async def test_they_do_not_go_on_for_ever() -> None:
     async with a_swarm("abc") as swarm:
         swarm.crash_master()
@@ -91,6 +93,7 @@ async def test_they_do_not_go_on_for_ever() -> None:
         await settled(swarm, "abc", more=20)
 
 
+@pytest.mark.fault("the master is away")
 @pytest.mark.parametrize("at_s", [0.0, 0.01, 0.03, 0.05])
 async def test_a_round_in_flight_when_the_master_goes_is_counted_once(at_s: float) -> None:
     async with a_swarm("abc", apply_s=0.02) as swarm:
@@ -111,6 +114,11 @@ async def test_a_round_in_flight_when_the_master_goes_is_counted_once(at_s: floa
         await settled(swarm, "abc", more=10)
 
 
+@pytest.mark.fault(
+    "the master dies during a reduction",
+    "the journal has its order",
+    "it goes on and is committed by the next master",
+)
 async def test_a_reduction_outlives_the_master_and_is_committed_by_the_next_one() -> None:
     """The lines need six seconds for the reduction; the master is away for three of them."""
     async with a_swarm("abc", layout=small_layout((300_000,)), bytes_per_s=2.5e5) as swarm:

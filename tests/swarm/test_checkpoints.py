@@ -56,6 +56,11 @@ def versions(swarm: Swarm) -> list[int]:
     return list(swarm.master.coordinator.context.history.versions)
 
 
+@pytest.mark.fault(
+    "everybody is killed, in training or while checkpoints are written",
+    "the same",
+    "the run goes back to the newest whole checkpoint",
+)
 @pytest.mark.parametrize(("fragments", "seed"), [(1, 0), (2, 1), (3, 2)])
 async def test_when_all_die_the_run_goes_on_from_the_newest_checkpoint(
     tmp_path: Path, fragments: int, seed: int
@@ -128,6 +133,11 @@ def branch_off(found: Checkpoint) -> None:
         pass
 
 
+@pytest.mark.fault(
+    "the newest checkpoint is of no history that the journal knows",
+    "its roots",
+    "the run goes back to an older one, read from the disk",
+)
 @pytest.mark.parametrize("fragments", [1, 2])
 async def test_a_newest_checkpoint_that_the_journal_does_not_know_gives_way_to_an_older_one(
     tmp_path: Path, fragments: int
@@ -151,6 +161,7 @@ async def test_a_newest_checkpoint_that_the_journal_does_not_know_gives_way_to_a
         assert [swarm.peers[n].service.state_service.kept for n in "abc"] == [[], [], []]
 
 
+@pytest.mark.fault("everybody is killed, in training or while checkpoints are written")
 @pytest.mark.parametrize("turns", [0, 1, 2, 4, 5])
 async def test_when_all_die_in_the_middle_of_writing(tmp_path: Path, turns: int) -> None:
     """Each of them a bit further than the one before; what one has whole is the run's."""
@@ -246,6 +257,11 @@ async def test_by_the_clock(tmp_path: Path) -> None:
         assert all(10.0 <= later - before < 12.0 for before, later in itertools.pairwise(times))
 
 
+@pytest.mark.fault(
+    "the place of checkpoints cannot be written",
+    "the file system's error",
+    "told; rounds go on, tried again when the next is due",
+)
 async def test_a_disk_that_is_full_costs_checkpoints_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("not a folder")
     async with a_swarm("bc", "", toml("every_rounds = 2"), disks=tmp_path) as swarm:
@@ -258,6 +274,11 @@ async def test_a_disk_that_is_full_costs_checkpoints_and_nothing_else(tmp_path: 
         assert saved(swarm, "b")
 
 
+@pytest.mark.fault(
+    "its disk has no room that it gives",
+    "sizes, before a checkpoint is written",
+    "fewer are kept, or none, and that is said; rounds go on",
+)
 async def test_who_gives_little_of_its_disk_keeps_few_or_none_and_says_so(tmp_path: Path) -> None:
     """Two at a time, while the next one is written; with room for less, none."""
     text = toml("every_rounds = 1\nkeep_count = 5")
@@ -336,6 +357,11 @@ async def test_one_is_written_of_a_run_that_stands_still(tmp_path: Path) -> None
         assert {saved(swarm, name)[0].rounds for name in "abc"} == {swarm.committed}
 
 
+@pytest.mark.fault(
+    "nobody can write the checkpoint that is wanted now, or its disk fails",
+    "each peer's own answer",
+    "the command fails and says why of each; an event names who failed",
+)
 async def test_who_cannot_write_one_says_why(tmp_path: Path) -> None:
     async with a_swarm("ab", "", toml("every_s = 0")) as swarm:  # without disks
         await swarm.until(lambda: swarm.committed >= 3)

@@ -17,6 +17,11 @@ from holdfast.membership.master.rounds.audits import FALSE_MAX, Auditing
 AUDIT = 0.5  # so that it does not take long
 
 
+@pytest.mark.fault(
+    "an owner adds up something else than it was given",
+    "an audit, its own seal",
+    "convicted, quarantined, the round is run again without it",
+)
 @pytest.mark.parametrize("lie", [Lie.OWNER, Lie.FORGER])
 def test_a_lying_owner_is_found_out(lie: Lie) -> None:
     seeds = range(2)
@@ -29,11 +34,21 @@ def test_who_lies_everywhere_is_found_out_at_once() -> None:
     assert live_with_a_liar(0, Lie.OWNER, 1.0, 2).rounds == 1
 
 
+@pytest.mark.fault(
+    "an owner shows nothing, or leaves before it is looked at",
+    "silence; its connection",
+    "the round is run again; who does it again and again owns nothing",
+)
 def test_who_never_shows_anything_owns_nothing_in_the_end() -> None:
     found = live_with_a_liar(1, Lie.SILENT, 1.0)
     assert found.rounds == expected_rounds(Lie.SILENT, 1.0)
 
 
+@pytest.mark.fault(
+    "a member accuses an honest owner",
+    "the master judges the proof",
+    "nothing happens to the owner; the accuser is quarantined at the third time",
+)
 def test_who_accuses_falsely_is_found_out_and_nobody_else() -> None:
     assert live_with_a_liar(1, Lie.ACCUSER, AUDIT).rounds <= FALSE_MAX
 

@@ -63,6 +63,7 @@ def members(swarm: Swarm) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.fault("an update is larger than its sender said")
 async def test_a_daemon_that_understates_its_updates_is_refused_and_in_the_end_removed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

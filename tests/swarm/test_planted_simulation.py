@@ -196,6 +196,9 @@ def shows(seed: int) -> str:
     return broken_by(Scenario.of(seed))
 
 
+@pytest.mark.fault(
+    "somebody is lost at any instant of a reduction: owner, heir, two at once, cut off, stalled"
+)
 @pytest.mark.planted
 @pytest.mark.timeout(600)  # a search, on busy cores
 @pytest.mark.parametrize("name", BUGS)

@@ -202,6 +202,11 @@ def compare(row: dict[str, Any], commit: Commit) -> str:
     return "somebody in none" if len(peers) < len(order) else "somebody in some"
 
 
+@pytest.mark.fault(
+    "the master is killed before the history has its last rounds",
+    "the journal has rounds that the history lacks",
+    "they come from the journal at the next start, without what only the history knew",
+)
 async def test_rounds_committed_before_a_kill_come_back_from_the_journal(tmp_path: Path) -> None:
     async with a_stage(tmp_path) as stage:
         await stage.commit(2)
@@ -231,6 +236,7 @@ async def test_rounds_committed_before_a_kill_come_back_from_the_journal(tmp_pat
         show_rounds([shown_round(row) for row in rows])
 
 
+@pytest.mark.fault("history and log cannot be written")
 async def test_rounds_of_a_full_disk_are_kept_when_it_has_room_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -333,6 +339,7 @@ async def test_a_restarted_master_continues_the_history(tmp_path: Path) -> None:
         assert ids == list(range(1, len(ids) + 1))
 
 
+@pytest.mark.fault("the history is damaged")
 async def test_a_damaged_history_is_an_event_and_no_more(tmp_path: Path) -> None:
     (tmp_path / HISTORY_FILE).write_bytes(b"no database at all, " * 500)
     async with a_stage(tmp_path) as stage:
@@ -342,6 +349,7 @@ async def test_a_damaged_history_is_an_event_and_no_more(tmp_path: Path) -> None
         assert "damaged-1" in told.text
 
 
+@pytest.mark.fault("history and log cannot be written")
 async def test_files_that_cannot_be_written_cost_the_run_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "not there"
     async with a_stage(folder) as stage:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import trio
 
 from holdfast.daemon.simulation.swarm import Swarm
@@ -27,6 +28,11 @@ async def all_leave(swarm: Swarm, names: str, tmp_path: Path) -> dict[str, Path]
     return disks
 
 
+@pytest.mark.fault(
+    "everybody leaves and comes back",
+    "heads and lineage in the `Hello`",
+    "on from the newest state that was kept",
+)
 async def test_the_run_goes_on_with_what_was_kept_and_nothing_travels(tmp_path: Path) -> None:
     async with a_swarm("abc", "d") as swarm:
         disks = await all_leave(swarm, "abcd", tmp_path)
@@ -42,6 +48,7 @@ async def test_the_run_goes_on_with_what_was_kept_and_nothing_travels(tmp_path: 
         assert [sim.service.state_service.received_bytes for sim in swarm.peers.values()] == [0] * 4
 
 
+@pytest.mark.fault("everybody leaves and comes back")
 async def test_who_comes_first_with_an_old_state_does_not_make_it_the_runs(tmp_path: Path) -> None:
     async with a_swarm("abc") as swarm:
         old = tmp_path / "old"
@@ -75,6 +82,11 @@ async def test_an_old_state_heals_by_what_differs(tmp_path: Path) -> None:
         await settled(swarm, "abc")
 
 
+@pytest.mark.fault(
+    "a checkpoint is of another run, or its spec cuts in another way",
+    "run id; lineage, layout and sizes",
+    "refused, with the difference",
+)
 async def test_the_state_of_another_lineage_is_not_used(tmp_path: Path) -> None:
     async with a_swarm("abc") as swarm:
         swarm.keep("a", tmp_path)

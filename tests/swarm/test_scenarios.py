@@ -67,6 +67,7 @@ def test_faults_that_are_planned_happen() -> None:
 # ---------------------------------------------------------------- kinds that are easily harmless
 
 
+@pytest.mark.fault("a process stands still, a machine sleeps")
 @pytest.mark.parametrize(
     "fault",
     [
@@ -109,6 +110,11 @@ def test_a_member_that_is_silent_for_too_long_must_be_noticed(
 # ---------------------------------------------------------------- hosts that stand still
 
 
+@pytest.mark.fault(
+    "a process stands still, a machine sleeps",
+    "silence; its own timers are late",
+    "as a death; it is synced again and blames nobody",
+)
 async def test_a_host_that_stands_still_wakes_with_all_its_timers_late() -> None:
     standstill = FrozenHosts()
     woke: dict[str, float] = {}

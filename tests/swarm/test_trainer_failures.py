@@ -47,6 +47,9 @@ async def contributes(swarm: Swarm, name: str) -> None:
     )
 
 
+@pytest.mark.fault(
+    "and a spare is warm", "`settle_s` without a trainer", "the spare takes the place"
+)
 async def test_a_warm_spare_takes_the_place_of_one_whose_trainer_restarts() -> None:
     async with a_swarm("abc", "d") as swarm:
         moved = swarm.peers["d"].service.state_service.received_bytes
@@ -100,6 +103,7 @@ async def test_a_trainer_that_is_given_up_costs_the_place_and_nothing_else() -> 
         await settled(swarm, "abe")
 
 
+@pytest.mark.fault("a trainer takes no step")
 async def test_one_that_takes_no_step_is_ended_after_the_deadline() -> None:
     toml = spec() + "[trainer]\nstep_deadline_s = 20\n"
     async with a_swarm("abc", toml=toml) as swarm:
@@ -111,6 +115,11 @@ async def test_one_that_takes_no_step_is_ended_after_the_deadline() -> None:
         await settled(swarm, "abc")
 
 
+@pytest.mark.fault(
+    "a trainer takes no step",
+    "its steps in the arena",
+    "named after `STILL_SAID_S`; ended, restarted",
+)
 @pytest.mark.parametrize("deadline_s", [0, 600])
 async def test_one_that_takes_no_step_is_named_long_before_it_is_ended(
     deadline_s: int, monkeypatch: pytest.MonkeyPatch
@@ -144,6 +153,7 @@ async def test_waiting_for_the_run_is_no_hanging(monkeypatch: pytest.MonkeyPatch
         assert not [text for text in events(swarm) if "hang" in text]
 
 
+@pytest.mark.fault("its loss is not finite")
 async def test_a_loss_that_is_not_finite_costs_a_reload_and_in_the_end_a_restart() -> None:
     async with a_swarm("abc") as swarm:
         trainer = swarm.peers["b"].trainer

@@ -47,6 +47,11 @@ async def test_equal_memories_are_equal_while_rounds_go_on() -> None:
         await settled(swarm, "abc")
 
 
+@pytest.mark.fault(
+    "a bit of a peer's memory falls over",
+    "`holdfast verify`; the next round's root",
+    "named with its blocks; healed by the round",
+)
 async def test_a_memory_that_differs_is_named_with_its_blocks() -> None:
     async with a_swarm("abc", layout=LAYOUT) as swarm:
         await swarm.come_to_rest("abc")
