@@ -136,7 +136,7 @@ def _seconds(seconds: float | None) -> str:
 
 
 def format_round_reason(row: ShownRound) -> str:
-    """What did not go by the book; empty: all did."""
+    """Return what was unusual about a round; empty if nothing was."""
     unusual = row.outcome != "committed" or row.open_s is None
     parts = [row.why] if unusual and row.why else []
     if row.lost_names:

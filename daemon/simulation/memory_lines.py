@@ -34,7 +34,7 @@ class Sent:
 
 
 @define(eq=False)
-class Link:
+class MemoryLink:
     """One direction between two hosts; shared by all their streams."""
 
     delay_s: float
@@ -45,7 +45,7 @@ class Link:
 
 
 @define(eq=False)
-class SharedLine:
+class MemoryHostLine:
     """One direction between a group of hosts and all others; shared by all streams that cross it."""
 
     hosts: frozenset[str]
@@ -77,8 +77,10 @@ class MemoryLines:
     buffer_bytes: int = field(default=BUFFER_BYTES, kw_only=True)
     filter: Filter | None = field(default=None, init=False)
     sent_bytes: Counter[tuple[str, str]] = field(factory=Counter, init=False)
-    _links: dict[tuple[str, str], Link] = field(factory=dict, init=False)
-    _shared: list[tuple[SharedLine, SharedLine]] = field(factory=list, init=False)  # out, in
+    _links: dict[tuple[str, str], MemoryLink] = field(factory=dict, init=False)
+    _shared: list[tuple[MemoryHostLine, MemoryHostLine]] = field(
+        factory=list, init=False
+    )  # out, in
     _partitions: set[tuple[str, str]] = field(factory=set, init=False)  # (source, target)
     _frozen: set[str] = field(factory=set, init=False)
     _corruptions: Counter[tuple[str, str]] = field(factory=Counter, init=False)
@@ -114,9 +116,9 @@ class MemoryLines:
     def share_line(self, hosts: Iterable[str], *, up: float, down: float) -> None:
         """Put hosts behind one line to all others, with rates in bytes per second."""
         behind = frozenset(hosts)
-        self._shared.append((SharedLine(behind, up), SharedLine(behind, down)))
+        self._shared.append((MemoryHostLine(behind, up), MemoryHostLine(behind, down)))
 
-    def lines_between(self, source: str, target: str) -> list[SharedLine]:
+    def lines_between(self, source: str, target: str) -> list[MemoryHostLine]:
         """Return the shared lines that a segment crosses."""
         crossed = []
         for out, into in self._shared:
@@ -124,14 +126,14 @@ class MemoryLines:
                 crossed.append(out if source in out.hosts else into)
         return crossed
 
-    def direction(self, source: str, target: str) -> Link:
+    def direction(self, source: str, target: str) -> MemoryLink:
         """Return the link from one host to another, which is made at its first use."""
         link = self._links.get((source, target))
         if link is None:
             delay_s, bytes_per_s, jitter_s = self.delay_s, self.bytes_per_s, self.jitter_s
             if source == target:
                 delay_s, bytes_per_s, jitter_s = 0.0, math.inf, 0.0
-            link = self._links[source, target] = Link(delay_s, bytes_per_s, jitter_s)
+            link = self._links[source, target] = MemoryLink(delay_s, bytes_per_s, jitter_s)
         return link
 
     def held(self, source: str, target: str) -> bool:

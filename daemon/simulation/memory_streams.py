@@ -14,7 +14,7 @@ import trio
 from attrs import define, field
 
 from ...protocol.trust.authority import Party
-from .memory_lines import Link, MemoryLines, Sent, SharedLine
+from .memory_lines import MemoryHostLine, MemoryLines, MemoryLink, Sent
 from .virtual_time import Alarm
 
 SEGMENT_BYTES = 65_536  # bytes that a stream puts on a link in one turn
@@ -23,7 +23,7 @@ AHEAD_S = 0.001  # the sender of a control stream may continue this long before 
 FIRST_FREE_PORT = 40_000
 
 
-def _leaves_s(way: Link | SharedLine, ready_s: float, count_bytes: int) -> float:
+def _leaves_s(way: MemoryLink | MemoryHostLine, ready_s: float, count_bytes: int) -> float:
     """Queue bytes on a line and return the time at which they have left."""
     if way.bytes_per_s == math.inf:
         return ready_s
@@ -86,7 +86,7 @@ class Pipe:
         return waited
 
     @property
-    def link(self) -> Link:
+    def link(self) -> MemoryLink:
         return self._lines.direction(self.source.name, self.target.name)
 
     async def transmit(self, data: bytes) -> bool:
@@ -96,7 +96,7 @@ class Pipe:
         ahead_s = 0.0 if self.lane else AHEAD_S
         waited = False
         lines = self._lines.lines_between(self.source.name, self.target.name)
-        ways: list[Link | SharedLine] = [link, *lines]
+        ways: list[MemoryLink | MemoryHostLine] = [link, *lines]
         for way in ways:
             leaves_s = _leaves_s(way, leaves_s, len(data))
             if leaves_s > now_s + ahead_s:

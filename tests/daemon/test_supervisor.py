@@ -294,7 +294,7 @@ trio.run(TrainerSupervisor(["sh", "-c", sys.argv[1]], Path(sys.argv[2]), member=
 
 @pytest.mark.fault(
     "a daemon is killed",
-    "the end of a pipe, at a small process beside the training command ([daemon/peer/trainer_watcher.py](daemon/peer/trainer_watcher.py))",
+    "the end of a pipe, at a small process beside the training command (`daemon/peer/trainer_watcher.py`)",
     "the command ends, and all that it has started, whatever sessions these have",
 )
 async def test_all_that_a_command_started_ends_with_a_daemon_that_is_killed(tmp_path: Path) -> None:

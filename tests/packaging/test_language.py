@@ -14,7 +14,7 @@ FILES = sorted(path for room in ROOMS for path in room.rglob("*.py"))
 # A first line of these words needs the function's name to make sense.
 BEGINNINGS = re.compile(r"(Of|Who|Whom|Whose|It|They|Such|Those)\b")
 # What comes back stands in a sentence, or below ``Returns:``.
-ENDINGS = re.compile(r"; (True|False|None|empty)\b")
+ENDINGS = re.compile(r"; (True|False|None|empty):")
 
 
 def trees() -> Iterator[tuple[str, ast.Module]]:

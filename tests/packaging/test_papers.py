@@ -115,7 +115,9 @@ def test_quoted_tests_exist(paper: str) -> None:
 
 
 def test_the_rooms_are_listed() -> None:
-    told = {name for row in rows(ARCHITECTURE) for name in re.findall(r"^\[(\w+)/\]", row[0])}
+    told = {
+        name for row in rows(ARCHITECTURE) for name in re.findall(r"^\[(\w+)/\]\(\1\)$", row[0])
+    }
     assert told == {init.parent.name for init in ROOT.glob("[a-z]*/__init__.py")}
 
 

@@ -1,4 +1,4 @@
-"""What must hold after every call of the master, whatever happened. For tests."""
+"""Invariants that must hold after every call of the master. For tests."""
 
 from __future__ import annotations
 
