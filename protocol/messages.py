@@ -269,7 +269,7 @@ _manifest: Any = max_len(OWNER_RUNS_MAX)  # the first run begins at chunk 0
 class Assignment:
     """Consecutive chunks of a lost owner, and their new owner.
 
-    ``anew`` False: ``owner`` holds the results and sends them to the receivers whose bit in ``lacking``
+    ``from_scratch`` False: ``owner`` holds the results and sends them to the receivers whose bit in ``lacking``
     is set (in the order of the receivers). True: no remaining peer holds the results; contributors send
     these chunks again, ``owner`` adds them up, and a receiver drops any result that it has.
     """
@@ -277,7 +277,7 @@ class Assignment:
     first_chunk: int = field(validator=_count)
     chunk_count: int = field(validator=_count)
     owner: str = field(validator=_peer)
-    anew: bool
+    from_scratch: bool
     lacking: bytes = field(validator=max_len(MEMBERS_MAX // 8))
 
 

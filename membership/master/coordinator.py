@@ -304,7 +304,7 @@ class Coordinator:
         self.context.record(PeerRevoked(peer, quoted(reason)))
         if self.succession.kicked(peer):
             self.departures.expect_return(again=True)
-        why = f"removed by the run's owner: {quoted(reason)}"
+        why = f"removed by the run's operator: {quoted(reason)}"
         self.removal.evict(peer, RefusalCode.KICKED, why)
         self.state_sync.missing.discard(peer)
         self.state_sync.votes.unheard.discard(peer)
@@ -319,7 +319,7 @@ class Coordinator:
         if peer in self.context.history.quarantined:
             name = self.context.name(peer)
             self.context.record(PeerCleared(peer))
-            self.context.announce(EventKind.JOIN, peer, f"{name} was cleared by the run's owner")
+            self.context.announce(EventKind.JOIN, peer, f"{name} was cleared by the run's operator")
         return True
 
     def pause(self, now_s: float) -> list[Effect]:

@@ -124,7 +124,7 @@ async def test_who_waits_is_listed_and_gets_in_when_approved(tmp_path: Path) -> 
 
 @pytest.mark.fault(
     "an invite came into other hands",
-    "the run's owner, where newcomers are approved by hand",
+    "the run's operator, where newcomers are approved by hand",
     "refused, for good",
 )
 async def test_who_is_refused_comes_in_with_no_invite(tmp_path: Path) -> None:

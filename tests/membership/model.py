@@ -326,13 +326,13 @@ class ModelPeer:
         running.attempt, running.lost = message.attempt, False
         for a in message.assignments:
             for chunk in range(a.first_chunk, a.first_chunk + a.chunk_count):
-                if a.anew and chunk in running.chunks:
+                if a.from_scratch and chunk in running.chunks:
                     adding = [contributor.peer for contributor in running.order.contributors]
                     assert self.peer not in adding, "told to make anew what a survivor holds"
                     self.give_up(number, (), "it holds another result")
                     return
                 running.owners[chunk], running.since[chunk] = a.owner, message.attempt
-                if a.anew:
+                if a.from_scratch:
                     running.makers[chunk] = a.owner
                     running.spread_to.pop(chunk, None)
                 else:

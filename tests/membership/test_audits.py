@@ -383,7 +383,7 @@ def test_a_result_that_an_owner_left_behind_when_it_died_is_made_again() -> None
     flush = table.hear(left[0], Flush)
     table.hold(flush, *left, results=b"\x01")
     repair = table.hear(left[0], Repair)
-    assert not repair.assignments[0].anew
+    assert not repair.assignments[0].from_scratch
     for peer in left:
         table.say(peer, Reduced(order.round, repair.attempt, DIGEST))
     table.hears_no(left[0], Commit)

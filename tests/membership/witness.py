@@ -368,15 +368,21 @@ class Witness:
             held = {peer: bits for peer, bits in held.items() if peer not in message.lost}
         given: set[int] = set()
         for a in message.assignments:
-            assert a.owner in (stayed if a.anew else {*stayed, *(held or ())}), "no such heir"
+            assert a.owner in (stayed if a.from_scratch else {*stayed, *(held or ())}), (
+                "no such heir"
+            )
             for chunk in range(a.first_chunk, a.first_chunk + a.chunk_count):
                 assert chunk not in given, "two owners for a chunk"
                 assert owners[chunk] in message.lost, "a chunk was taken from a survivor"
                 given.add(chunk)
                 if held is not None:
                     having = {p for p in held if held[p][chunk // 8] >> chunk % 8 & 1}
-                    assert a.anew == (not having), "not what is held decides who makes a chunk"
-                    assert a.anew or a.owner in having, "it is to spread what it does not hold"
+                    assert a.from_scratch == (not having), (
+                        "not what is held decides who makes a chunk"
+                    )
+                    assert a.from_scratch or a.owner in having, (
+                        "it is to spread what it does not hold"
+                    )
                 owners[chunk] = a.owner
         assert not set(owners) & set(message.lost), "a chunk without a living owner"
         order = attrs.evolve(self.orders[before], attempt=message.attempt)

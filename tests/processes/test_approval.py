@@ -36,6 +36,6 @@ def test_machines_wait_until_they_are_approved_or_refused(fleet: Fleet) -> None:
     assert birch.wait() == ExitCode.EVICTED
     fleet.until(lambda s: s["committed"] >= 1, "a round of the one that was let in")
     assert "has to approve this machine: `holdfast approve " in birch.log
-    assert "removed by the run's owner: no" in birch.log
+    assert "removed by the run's operator: no" in birch.log
     assert fleet.master()["pending"] == []
     assert typed(fleet, "approve") == "no machine waits for approval\n"

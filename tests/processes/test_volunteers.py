@@ -98,7 +98,7 @@ def test_on_battery_it_leaves_and_comes_back_by_itself(fleet: Fleet, tmp_path: P
     plug.write_text("Discharging")
     until_away(fleet, "alder", "on battery")
     status = fleet.until(lambda s: not s["members"], "it has left")
-    assert status["departed"][-1]["why"] == "it left: on battery", "the run's owner reads why"
+    assert status["departed"][-1]["why"] == "it left: on battery", "the run's operator reads why"
     with pytest.raises(ProcessLookupError):
         os.kill(trainer, 0)
     # Much later: its certificate is of no use any more, and its invite was for one machine, once.

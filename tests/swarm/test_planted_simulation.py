@@ -82,7 +82,7 @@ def _(patch: Patch) -> None:
 
     def repair(self: Reduction, order: Repair) -> None:
         for assignment in order.assignments:
-            if assignment.anew or assignment.owner != self._context.me:
+            if assignment.from_scratch or assignment.owner != self._context.me:
                 continue
             first = assignment.first_chunk
             for index in range(first, first + assignment.chunk_count):

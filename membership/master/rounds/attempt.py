@@ -262,7 +262,7 @@ class Attempt:
             start = assignment.first_chunk
             end = start + assignment.chunk_count
             self.owners[start:end] = [assignment.owner] * assignment.chunk_count
-            if assignment.anew:
+            if assignment.from_scratch:
                 self.makers[start:end] = [assignment.owner] * assignment.chunk_count
         self.number, self.flush_s, self.moved_s = self.flush_number, math.inf, now_s
         self.outcomes.clear()

@@ -51,9 +51,9 @@ def plan_repair(
         chosen.append((chunk, (successor, not holders, bytes(lacking))))
     runs = itertools.groupby(enumerate(chosen), key=lambda e: (e[1][0] - e[0], e[1][1]))
     assignments = []
-    for (_offset, (successor, anew, lacks)), run in runs:
+    for (_offset, (successor, from_scratch, lacks)), run in runs:
         chunks = [chunk for _at, (chunk, _what) in run]
-        assignments.append(Assignment(chunks[0], len(chunks), successor, anew, lacks))
+        assignments.append(Assignment(chunks[0], len(chunks), successor, from_scratch, lacks))
     return tuple(assignments)
 
 

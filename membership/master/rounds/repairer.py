@@ -134,7 +134,7 @@ class Repairer:
         counts: Counter[str] = Counter()
         for assignment in assignments:
             counts[assignment.owner] += assignment.chunk_count
-        again_count = sum(a.chunk_count for a in assignments if a.anew)
+        again_count = sum(a.chunk_count for a in assignments if a.from_scratch)
         successors = [
             f"{self.context.name(p)} ({n})" for p, n in counts.most_common(SUCCESSORS_NAMED_MAX)
         ]
