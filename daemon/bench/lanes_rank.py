@@ -106,7 +106,7 @@ class LanesBench:
         """Measure a new link with a number of lanes; return the same row at both ranks."""
         options, hub = self.options, self.node.hub
         first, most = (COUNT_FIRST, COUNT_MAX) if lanes == ADAPTIVE else (int(lanes), int(lanes))
-        hub.rules = LaneRules(first, most, congestion)
+        hub.configure(rules=LaneRules(first, most, congestion))
         self.round += 1
         await self.rendezvous.exchange({})
         hub.set_members(self.node.members)

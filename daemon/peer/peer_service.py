@@ -361,10 +361,12 @@ class PeerService:
         self.number = message.number
         self._progress_sent = None
         spec = self._spec.value
-        self.hub.silence_s = spec.link_silence_s
         reduce = spec.reduce
-        self.hub.rules = LaneRules(reduce.lanes, reduce.lanes_max, reduce.congestion)
-        self.hub.send_priority.share = spec.sync.donor_share
+        self.hub.configure(
+            rules=LaneRules(reduce.lanes, reduce.lanes_max, reduce.congestion),
+            silence_s=spec.link_silence_s,
+            donor_share=spec.sync.donor_share,
+        )
         self.report.phase = "in the run"
         self.report.why = "" if message.lineage else "waiting for the run's initial weights"
         self.state_service.check_restored(message.layout, message.lineage)
