@@ -69,7 +69,7 @@ class Founding:
         )
         self.state_sync.founded(member)
         self.context.announce(
-            EventKind.RUN, member.peer, f"{format_member(member)} gave the run its first weights"
+            EventKind.RUN, member.peer, f"{format_member(member)} supplied the initial weights"
         )
         for other in self.context.roster.by_number():
             refused = layout_refusal(self.context, other.layout)

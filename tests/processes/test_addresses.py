@@ -130,7 +130,7 @@ def test_an_invite_to_loopback_is_warned_of_at_both_ends(tmp_path: Path) -> None
             command, capture_output=True, text=True, env=environment(), check=True
         )
         assert Invite.decode(done.stdout.strip()).addresses == invite.addresses
-        assert "leads only to the machine that the master runs on" in done.stderr
+        assert "works only on the master's own machine" in done.stderr
     with two_hosts() as (_home, away):
         command = ["join", invite.encode(), "--state", str(tmp_path / "peer"), "--patience", "600"]
         with (tmp_path / "peer.log").open("wb") as out:

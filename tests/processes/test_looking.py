@@ -150,7 +150,7 @@ def test_a_watcher_sees_the_run_and_outlives_its_master(fleet: Fleet) -> None:
         screen.until("committed by alder")
         wait_for_line(Path(log.name), "committed by alder")
         assert followed.stdout is not None
-        assert any("gave the run its first weights" in line for line in followed.stdout)
+        assert any("supplied the initial weights" in line for line in followed.stdout)
         fleet.nodes["master"].process.kill()
         fleet.nodes["master"].wait()
         screen.until("the master has not answered")

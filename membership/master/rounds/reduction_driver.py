@@ -17,8 +17,8 @@ taken back, and little can be redistributed: after a loss the round is run again
 a star.
 
 Messages only add facts. ``advance`` looks at the facts and acts, so the order in which a death, an
-accusation and a late result arrive does not matter. No member waits for the dead: a closed connection
-counts at once; an accused member that still looks alive has ``settle_s``; a member that does not answer
+accusation and a late result arrive does not matter. No member waits for the dead: a death that the
+service reports counts at once; an accused member that still looks alive has ``settle_s``; a member that does not answer
 a flush, and an attempt in which nothing moves, have ``deadline_s``; a member that finishes long after
 the quorum is left behind.
 
