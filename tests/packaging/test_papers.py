@@ -1,9 +1,8 @@
-"""The papers say what the code says: keys and defaults, commands, exit statuses, limits, tests, links."""
+"""The papers say what the code says: keys and defaults, commands, exit statuses, tests, links."""
 
 from __future__ import annotations
 
 import ast
-import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -104,10 +103,10 @@ def test_the_example_specs_are_valid() -> None:
 # ---------------------------------------------------------------- ARCHITECTURE
 
 
-@pytest.mark.parametrize("paper", ["ARCHITECTURE.md", "SECURITY.md"])
-def test_quoted_tests_exist(paper: str) -> None:
+@pytest.mark.parametrize(("paper", "least"), [("ARCHITECTURE.md", 0), ("docs/security.md", 60)])
+def test_quoted_tests_exist(paper: str, least: int) -> None:
     quoted = set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / paper).read_text()))
-    assert len(quoted) > 20
+    assert len(quoted) >= least
     for path, name in quoted:
         tree = ast.parse((ROOT / path).read_text())
         functions = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -115,21 +114,9 @@ def test_quoted_tests_exist(paper: str) -> None:
         assert name in defined, f"{path} has no {name}"
 
 
-def test_limits_are_what_they_are_said_to_be() -> None:
-    found = 0
-    for row in rows(ARCHITECTURE):
-        place = re.fullmatch(r"\[[^]]*\]\(([\w/]+)\.py\)", row[1]) if len(row) == 4 else None
-        if place is None:
-            continue
-        module = importlib.import_module(f"holdfast.{place.group(1).replace('/', '.')}")
-        name, value = row[0].strip("`"), row[2].strip("`")
-        assert eval(value, {"__builtins__": {}}) == getattr(module, name), name
-        found += 1
-    assert found > 20
-
-
 def test_the_rooms_are_listed() -> None:
-    told = {name for row in rows(ARCHITECTURE) for name in re.findall(r"^\[(\w+)/\]", row[0])}
+    table = ARCHITECTURE.split("\n## Rooms\n")[1].split("\nInside ")[0]
+    told = {name for row in rows(table) for name in re.findall(r"^\[(\w+)/\]", row[0])}
     assert told == {init.parent.name for init in ROOT.glob("[a-z]*/__init__.py")}
 
 
